@@ -1,4 +1,5 @@
-//! The cost of the ordered queue compared with a channel: ns per item, in one thread and between two.
+//! Measures the cost of the ordered queue compared with a channel, in nanoseconds per item, within one thread and
+//! between two threads.
 #![allow(missing_docs)] // criterion's macros create public items
 
 use std::hint::black_box;

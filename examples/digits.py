@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
-#: The number of digits for training; the remaining digits are for testing.
+#: The number of digits for training. The other digits are for testing.
 TRAINED_ON = 1437
 
 
@@ -20,7 +20,7 @@ def normalised(sample: tuple[Any, Any]) -> tuple[Any, Any]:
 
 
 def training_digits(batch_size: int) -> IterDataPipe[Any]:
-    """Returns batches of shuffled training digits. Workers, if any, share the items at `sharding_filter`."""
+    """Returns batches of shuffled training digits. With workers, `sharding_filter` divides the items among them."""
     digits = load_digits()
     samples = list(zip(digits.images[:TRAINED_ON], digits.target[:TRAINED_ON], strict=True))
     pipe = IterableWrapper(samples, deepcopy=False).shuffle(buffer_size=TRAINED_ON).sharding_filter()
@@ -36,14 +36,14 @@ def test_digits() -> tuple[Any, Any]:
 
 
 def torch_model() -> Any:
-    """A small network in PyTorch."""
+    """Returns a small network in PyTorch."""
     from torch import nn
 
     return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
 def torch_accuracy(model: Any) -> float:
-    """Returns the share of the test digits that the model classifies correctly."""
+    """Returns the fraction of the test digits that the model classifies correctly."""
     import torch
 
     images, labels = test_digits()

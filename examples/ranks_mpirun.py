@@ -21,12 +21,12 @@ def gradient(weights: np.ndarray, images: np.ndarray, labels: np.ndarray) -> np.
 
 
 class MpiRanks:
-    """All ranks of an MPI job, for the loader's messages."""
+    """Sends the loader's messages to all ranks of an MPI job."""
 
     def __init__(self) -> None:
-        from mpi4py import MPI  # not at the top, because workers import this file too, but are not MPI ranks
+        from mpi4py import MPI  # not imported at the top, because workers import this file, too, but are not MPI ranks
 
-        self.communicator = MPI.COMM_WORLD.Dup()  # so that its messages never mix with those of the training
+        self.communicator = MPI.COMM_WORLD.Dup()  # separates the loader's messages from those of the training
         self.rank, self.world_size, self.least = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, MPI.MIN
 
     def broadcast(self, value: int) -> int:
@@ -41,7 +41,7 @@ def main() -> None:
 
     ranks = MPI.COMM_WORLD
     weights = np.zeros((64, 10))
-    # Workers are spawned rather than forked, because many MPI implementations do not support fork.
+    # The workers are spawned instead of forked, because many MPI implementations do not support fork.
     service = SequentialReadingService(
         DistributedReadingService(process_group=MpiRanks()),
         MultiProcessingReadingService(num_workers=1, multiprocessing_context="spawn"),

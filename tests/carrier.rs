@@ -1,5 +1,5 @@
-//! Carriers between two copies of a link: units of any size arrive unchanged, in order and with their stream, and words
-//! do not wait for units.
+//! Carriers between two copies of a link. Units of any size arrive unchanged, in order and with their stream, and
+//! control words do not wait for units.
 
 #![cfg(not(loom))]
 #![allow(missing_docs)]
@@ -19,7 +19,7 @@ use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::process::board::BellBoard;
 use torchdata_core::protocol::Stream;
 
-/// A link with a copy on another machine and two carriers between them, and a reverse link that only carries words.
+/// A link, its copy on another machine, two carriers between them, and a reverse link that only carries control words.
 struct Way {
     producer: Producer,
     consumer: Consumer,
@@ -53,7 +53,7 @@ fn bytes_of(buffer: &Buffer) -> Vec<u8> {
 /// Kind, payload, buffers and digest of a unit.
 type Taken = (u16, Vec<u8>, Vec<Vec<u8>>, u64);
 
-/// Carries one frame. If the link is full, the consumer takes units.
+/// Transfers one frame. If the link is full, the consumer takes units to make space.
 fn carry(way: &mut Way, most: usize, taken: &mut Vec<Taken>) -> Option<Words> {
     let mut frame = Frame::default();
     let words = way.here.take(&mut frame, most).unwrap();
@@ -82,7 +82,7 @@ fn push(producer: &mut Producer, kind: u16, buffers: &[Vec<u8>], payload: &[u8])
     let mut parts = Vec::new();
     for buffer in buffers {
         let Some(block) = producer.allocate(buffer.len()).unwrap() else { return false };
-        // SAFETY: the block was just allocated, and has room for the buffer.
+        // SAFETY: the block was just allocated, and is large enough for the buffer.
         unsafe { std::ptr::copy_nonoverlapping(buffer.as_ptr(), block.as_mut_ptr(), buffer.len()) };
         parts.push(Part::Block(Arc::new(block)));
     }

@@ -1,5 +1,5 @@
-//! Damage that another process does to shared memory is detected, at every place where it can be. The driver `scribbles`
-//! in `tests/python/support` writes at random.
+//! Damage that another process does to shared memory is detected, in every part of the memory. The driver `scribbles`
+//! in `tests/python/support` writes at random positions.
 #![cfg(not(loom))]
 #![allow(missing_docs)]
 

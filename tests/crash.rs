@@ -1,7 +1,8 @@
-//! A process that is killed: its published units remain available, unpublished units do not, the exit is detected, and
+//! Kills a process. The process's published units remain available, unpublished units do not, the exit is detected, and
 //! no resources leak.
 //!
-//! A child kills itself with SIGKILL at a named point, which is as abrupt as a kill from outside, but reproducible.
+//! A child sends SIGKILL to itself at a named point. Such a kill is as abrupt as a kill by another process, but
+//! reproducible.
 #![cfg(not(loom))]
 #![allow(missing_docs)]
 
@@ -21,7 +22,7 @@ use torchdata_core::link::producer::{Part, Push};
 use torchdata_core::process::liveness::{Watch, exit_with};
 use torchdata_core::protocol::Stream;
 
-/// The tests count links and watches of this process, so they must not run at the same time.
+/// Locks the tests that count links and watches of this process, so that they do not run at the same time.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -33,7 +34,7 @@ fn everything_holds_on_the_portable_backing_as_well() {
     run_again_portably("everything_holds_on_the_portable_backing_as_well");
 }
 
-/// Enough room for all items of the children, so that they never wait.
+/// A link with enough space for all items of the children, so that the children never wait.
 const ROOMY: LinkConfig = LinkConfig { arena_capacity: 1 << 20, ..SMALL };
 
 /// The number of items that every child sends before it is killed.
@@ -50,7 +51,7 @@ fn die() -> ! {
     unreachable!("SIGKILL cannot be survived")
 }
 
-/// Sends some whole items, and is killed while it sends the next item, at the point named by the role.
+/// Sends some complete items. The role names the point at which the process is killed while it sends the next item.
 fn die_at(point: &str) -> ! {
     let (link, bells) = inherited();
     let mut sender = Sender::new(&link, &bells);
@@ -90,7 +91,7 @@ fn die_at(point: &str) -> ! {
 fn drain_until_death(receiver: &mut Receiver, watch: &Watch) -> Vec<Arrived> {
     let mut arrived = Vec::new();
     loop {
-        // Checked before taking, so that everything published before the exit is taken.
+        // The exit is checked before taking units, so that all units published before the exit are taken.
         let dead = watch.exited();
         while let Some((_, unit)) = receiver.poll().expect("a death does not corrupt") {
             arrived.push(unit);
@@ -129,7 +130,7 @@ fn a_killed_producer_leaves_exactly_what_it_had_published() {
                 _ => assert_eq!(unit.inline, b"batch", "{point}"),
             }
         }
-        // Returning leases to a killed producer is harmless, and leases stay readable.
+        // Returning leases to a killed producer has no effect, and the leases stay readable.
         drop(receiver);
         assert!(arrived[0].item() == item(0));
     }
@@ -170,8 +171,8 @@ fn a_child_exits_when_its_parent_is_killed() {
         assert_eq!(pipe.read(&mut byte).unwrap(), 1, "{}", String::from_utf8_lossy(&text));
         text.push(byte[0]);
     }
-    // The parent is killed but not reaped, so it is a zombie. A grandchild that kept running would trigger the
-    // watchdog.
+    // The parent is killed but not reaped, so it is a zombie. If the grandchild kept running, the watchdog would abort
+    // the test.
     middle.0.kill().unwrap();
     pipe.read_to_end(&mut text).unwrap();
     drop((link, bells));

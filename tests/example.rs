@@ -1,4 +1,4 @@
-//! Reads examples from protocol buffers: encoded ones and random bytes.
+//! Reads examples from protocol buffers: from encoded examples, and from random bytes.
 
 use proptest::prelude::*;
 use torchdata_core::formats::example::{Example, Feature, FeatureKind};
@@ -25,7 +25,7 @@ enum Values {
     Integers(Vec<i64>),
 }
 
-/// A feature with its numbers in one packed list, or one by one.
+/// A feature that stores its numbers in one packed list, or as single values.
 fn encoded(values: &Values, packed: bool) -> Vec<u8> {
     let one_by_one = |number: u64, wire: u64, parts: Vec<Vec<u8>>| {
         let tagged: Vec<Vec<u8>> = parts.into_iter().map(|part| [varint(number << 3 | wire), part].concat()).collect();
@@ -134,7 +134,7 @@ fn repeated_messages_are_merged_and_the_last_alternative_is_used() {
 #[test]
 fn damaged_fields_are_errors() {
     for (bad, error) in [
-        (&[5 << 3 | 3][..], WireError::Tag), // groups are unknown
+        (&[5 << 3 | 3][..], WireError::Tag), // groups are an unknown wire type
         (&[0][..], WireError::Tag),
         (&[1 << 3 | 6][..], WireError::Tag),
         (&[0xff; 11][..], WireError::Varint),

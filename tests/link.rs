@@ -1,7 +1,7 @@
-//! The guarantees of a link, on both systems, between threads and between processes.
+//! Tests the guarantees of a link with both kinds of shared memory, between threads and between processes.
 //!
-//! The system is chosen once per process, so the portable system is tested in a second run of this test binary, started
-//! by `everything_holds_on_the_portable_backing`.
+//! A process uses only one kind. `everything_holds_on_the_portable_backing` therefore runs this test binary again with
+//! the portable kind.
 #![cfg(not(loom))]
 #![allow(missing_docs)]
 
@@ -28,7 +28,7 @@ fn item_of(inline: usize, buffers: &[usize]) -> Item {
     Item { inline: random.bytes(inline), buffers: buffers.iter().map(|&len| random.bytes(len)).collect() }
 }
 
-/// Both ends of a link in one thread, which works as long as no step waits for the peer.
+/// Both ends of a link in one thread. No step may wait for the peer.
 fn pair(config: LinkConfig, window: u64) -> (Sender, Receiver) {
     let (link, bells) = open(config);
     let (sender, mut receiver) = (Sender::new(&link, &bells), Receiver::new(&link, &bells));
@@ -44,8 +44,8 @@ fn everything_holds_on_the_portable_backing() {
 
 // ---- units arrive in order and unchanged -------------------------------------------------------------------------
 
-/// Streams items from a thread. If `keep` is true for an item, the consumer keeps its lease forever. All other leases
-/// are returned in random order, some items later.
+/// Sends items from a thread. The consumer keeps the lease of each item for which `keep` is true. All other leases are
+/// returned in random order, some items later.
 fn stream_between_threads(config: LinkConfig, items: &[Item], window: u64, keep: impl Fn(usize) -> bool) {
     let (link, bells) = open(config);
     let mut receiver = Receiver::new(&link, &bells);
@@ -103,7 +103,7 @@ fn units_of_every_length_wrap_at_every_position_of_the_ring() {
             let (link, bells) = open(SMALL);
             let mut producer = link.producer(bells.bell(CONSUMER).unwrap()).unwrap();
             let mut consumer = link.consumer(bells.bell(PRODUCER).unwrap()).unwrap();
-            // Move both cursors to this index, in steps of at most a quarter of the ring.
+            // Moves both cursors to this index, in steps of at most a quarter of the ring.
             let mut rest = place;
             while rest > 0 {
                 let step = if rest > 1000 { 800 } else { rest };
@@ -285,7 +285,7 @@ fn a_consumer_is_told_to_copy_before_its_leases_starve_the_producer() {
     let held = receiver.poll().unwrap();
     assert!(!receiver.end.should_copy(12 << 10) && receiver.end.should_copy((12 << 10) + 1));
     drop(held);
-    // Half of the entries of the return ring, with few bytes.
+    // The leased items fill half of the return ring's entries, but have few bytes.
     let (mut sender, mut receiver) = pair(LinkConfig { arena_capacity: 16 << 20, ..SMALL }, 10_000);
     let mut held = Vec::new();
     while !receiver.end.should_copy(1) {
@@ -346,14 +346,14 @@ fn a_block_of_another_link_is_rejected() {
 fn fragments_of_an_abandoned_unit_do_not_leak_into_later_items() {
     let _watchdog = watchdog(30);
     let (mut sender, mut receiver) = pair(SMALL, 10);
-    // Abandoned within the epoch: the next unit without references drops the fragments.
+    // The fragments are abandoned within the epoch. The next unit without references drops them.
     sender.stream(&[1; 500]).unwrap();
     sender.send_end().unwrap();
     assert!(receiver.receive().unwrap().is_none());
     let part = sender.stream(&[2; 600]).unwrap();
     assert_eq!(sender.end.push_item(ITEM, &[part], &[]), Ok(Push::Done));
     assert_eq!(bytes(&receiver.receive().unwrap().unwrap().buffers[0]), [2; 600]);
-    // Abandoned for a new epoch: some fragments were taken, and some are in the ring.
+    // The fragments are abandoned because a new epoch begins. Some of them were taken, and some are still in the ring.
     sender.stream(&[3; 500]).unwrap();
     assert!(receiver.poll().unwrap().is_none());
     sender.stream(&[4; 500]).unwrap();
@@ -362,7 +362,7 @@ fn fragments_of_an_abandoned_unit_do_not_leak_into_later_items() {
     let part = sender.stream(&[5; 700]).unwrap();
     assert_eq!(sender.end.push_item(ITEM, &[part], &[]), Ok(Push::Done));
     assert_eq!(bytes(&receiver.receive().unwrap().unwrap().buffers[0]), [5; 700]);
-    // Fragments that the producer has not abandoned explicitly are detected.
+    // If the producer sends an item without the earlier fragments, the consumer reports an error.
     sender.stream(&[6; 500]).unwrap();
     let part = sender.stream(&[7; 500]).unwrap();
     assert_eq!(sender.end.push_item(ITEM, &[part], &[]), Ok(Push::Done));
@@ -500,7 +500,7 @@ fn a_forked_child_returns_no_blocks_and_leases() {
     sender.send(&item_of(0, &[5000])).unwrap();
     let block = sender.end.allocate(100).unwrap();
     let arrived = receiver.poll().unwrap();
-    // SAFETY: the child only drops inherited objects, and exits without running other code.
+    // SAFETY: the child only drops inherited objects, and exits without running any other code.
     match unsafe { libc::fork() } {
         0 => {
             drop((arrived, block));

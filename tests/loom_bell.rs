@@ -1,4 +1,4 @@
-//! Explores all interleavings of sleepers and ringers with loom: no wake-up is lost.
+//! Explores all interleavings of processes that sleep and processes that wake them, with loom. No wake-up must be lost.
 //!
 //! Sleeps never time out here, so a lost wake-up is a deadlock, which loom reports.
 #![cfg(loom)]
@@ -15,7 +15,7 @@ use torchdata_core::link::cursor::{BIRTH, ConsumerCursor, ProducerCursor};
 use torchdata_core::process::bell::{Bell, Parker, Wanted};
 use torchdata_core::sync::primitive::{AtomicU32, AtomicU64, Ordering};
 
-/// A futex like that of the kernel: comparing and going to sleep are atomic with respect to wake-ups.
+/// A futex like the kernel's: no wake-up can come between comparing the value and going to sleep.
 struct Futex {
     lock: Mutex<()>,
     changed: Condvar,
@@ -41,7 +41,7 @@ impl Parker for Futex {
     }
 }
 
-/// The bell of a process and the way it sleeps.
+/// The wake-up word of a process, and the way in which the process sleeps.
 struct Process {
     bell: Bell,
     futex: Futex,
@@ -67,7 +67,7 @@ fn model(check: impl Fn() + Send + Sync + 'static) {
     model.check(check);
 }
 
-/// A thread that publishes a 1 and rings.
+/// A thread that publishes a 1, and then wakes the sleeper.
 fn publisher(shared: &Arc<(Process, AtomicU64)>) -> thread::JoinHandle<()> {
     let theirs = Arc::clone(shared);
     thread::spawn(move || {
@@ -170,7 +170,7 @@ fn a_sleeper_that_leaves_does_not_consume_the_ring_of_another() {
     model(|| {
         let shared = Arc::new((Process::new(), AtomicU64::new(0)));
         let theirs = Arc::clone(&shared);
-        // The last check of the sleeper finds that it need not wait, so it returns.
+        // The sleeper's last check finds the published value, so the sleeper returns without waiting.
         let leaver = thread::spawn(move || {
             theirs.0.wait(|| true);
         });

@@ -1,5 +1,5 @@
-//! Explores all interleavings of threads that want one value: one thread at a time holds it, and sees the changes of
-//! the previous thread.
+//! Explores all interleavings of threads that use one value. Only one thread at a time must have access, and each
+//! thread must see the changes of the previous thread.
 #![cfg(loom)]
 #![allow(missing_docs)]
 
@@ -30,7 +30,7 @@ fn the_holder_has_exclusive_access_and_sees_the_previous_changes() {
             .collect();
         let added: u32 = others.into_iter().map(|other| other.join().unwrap()).sum();
         assert!(added >= 2, "who is alone is not refused");
-        // SAFETY: as above.
+        // SAFETY: no other thread accesses the value, which loom verifies.
         let found = count.try_hold().expect("all have let go").with(|count| unsafe { *count });
         assert_eq!(found, added);
     });

@@ -1,7 +1,7 @@
-//! Explores all interleavings of workers, a consumer and threads that hold the queue: no thread sleeps forever.
+//! Explores all interleavings of workers, a consumer and threads that suspend the queue. No thread must sleep forever.
 //!
-//! In loom, sleeps never time out. A lost wake-up, which a time slice would hide, is therefore a deadlock, which loom
-//! reports.
+//! In loom, sleeps never time out. Real sleeps end after a timeout, which would hide a lost wake-up. Here, a lost
+//! wake-up is a deadlock, which loom reports.
 #![cfg(loom)]
 #![allow(missing_docs)]
 
@@ -19,7 +19,7 @@ use torchdata_core::queue::ordered::{Claim, OrderedQueue, Outcome, Pop, Reserve}
 
 const EVER: Duration = Duration::MAX;
 
-/// A queue, and the number of workers at its source: 0 or 1.
+/// A queue, and the number of workers that use its source: 0 or 1.
 struct Shared {
     queue: OrderedQueue<usize>,
     making: AtomicUsize,
@@ -36,7 +36,7 @@ impl Shared {
         Arc::new(Self { queue, making: AtomicUsize::new(0), made: AtomicUsize::new(0) })
     }
 
-    /// Computes items until `count` is reached, in any of the threads that call this.
+    /// Computes items until `count` is reached. Several threads may call this function.
     fn produce(&self, count: usize) {
         loop {
             let slot = match self.queue.reserve(EVER) {
@@ -69,7 +69,7 @@ impl Shared {
         }
     }
 
-    /// Takes `count` items from the source, and submits each of them for other workers.
+    /// Takes `count` items from the source, and submits each item for other workers.
     fn hand_over(&self, count: usize) {
         let mut reserved = None;
         for item in 0..=count {
@@ -87,7 +87,8 @@ impl Shared {
         }
     }
 
-    /// Claims up to two submitted items at a time until all are claimed. Returns the second item to the queue once.
+    /// Claims up to two submitted items at a time, until all items are claimed. The first time, gives the second item
+    /// back to the queue.
     fn serve_some(&self) {
         let mut gives_back = true;
         while let Some((slots, items)) = self.queue.claim_some((1, 2), 1, |_| true, std::mem::take) {

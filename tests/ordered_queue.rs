@@ -1,4 +1,5 @@
-//! The ordered queue: order, bounds, holds, closing, errors and views of buffered items, in one thread and several.
+//! Tests the ordered queue: order, bounds, suspending, closing, errors and views of buffered items, in one thread and
+//! several.
 
 #![cfg(not(loom))]
 
@@ -17,7 +18,7 @@ use torchdata_core::queue::ordered::{Claim, OrderedQueue, Outcome, Pop, Reserve,
 
 type Queue = OrderedQueue<usize>;
 
-/// An error among the numbers.
+/// The error that takes the place of a number.
 const BROKEN: usize = 1_000_000;
 
 const NOW: Duration = Duration::ZERO;
@@ -31,7 +32,7 @@ fn eventually(condition: impl Fn() -> bool) {
     }
 }
 
-/// Computes `count` items in a thread, and counts them, until the queue is closed.
+/// Computes `count` items in a thread, or fewer if the queue is closed, and counts them.
 fn produce(queue: &Arc<Queue>, count: usize) -> (Arc<AtomicUsize>, thread::JoinHandle<()>) {
     let (queue, made) = (Arc::clone(queue), Arc::new(AtomicUsize::new(0)));
     let counter = Arc::clone(&made);
@@ -200,7 +201,7 @@ fn a_hold_does_not_wait_for_a_worker_that_has_left_the_source_and_keeps_its_slot
     let slot = reserved(&queue);
     let _still = hold(&queue);
     queue.leave_source(slot);
-    queue.leave_source(slot); // repeating this has no effect
+    queue.leave_source(slot); // a repeated call has no effect
     assert!(queue.wait_still(LONG));
     assert_eq!(buffered(&queue), []);
     queue.put(slot, Outcome::Item(1));

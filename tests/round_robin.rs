@@ -1,4 +1,4 @@
-//! The turns, compared with a simple model that keeps a list of active peers.
+//! Compares round-robin turns with a simple model, which keeps a list of active peers.
 
 use proptest::prelude::*;
 use torchdata_core::round_robin::RoundRobin;

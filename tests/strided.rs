@@ -1,4 +1,4 @@
-//! Copies non-contiguous elements with all kinds of layouts, compared with a simple loop.
+//! Copies elements that are not contiguous. All kinds of layouts are compared with a simple loop.
 
 use proptest::prelude::*;
 use torchdata_core::strided::{Strided, memory_order};
@@ -28,7 +28,7 @@ impl Array {
         &self.memory[(self.first as isize + at) as usize..][..self.size]
     }
 
-    /// The elements along these axes, outermost first.
+    /// Returns the elements along these axes, from the outermost to the innermost axis.
     fn elements(&self, axes: &[usize]) -> Vec<u8> {
         let mut found = Vec::new();
         if self.shape.contains(&0) {
@@ -51,7 +51,7 @@ impl Array {
     fn copied(&self, axes: &[usize]) -> Vec<u8> {
         let plan = self.plan(axes);
         let mut to = vec![0xCA; plan.len()];
-        // SAFETY: the buffer contains all elements, and the copy has room for them.
+        // SAFETY: the buffer contains all elements, and the destination is large enough for them.
         unsafe { plan.copy(self.memory.as_ptr().add(self.first), to.as_mut_ptr()) };
         to
     }
@@ -66,7 +66,8 @@ fn arrays() -> impl Strategy<Value = Array> {
     let count = prop_oneof![3 => 1_usize..6, 1 => 30_usize..70, 1 => Just(0)];
     (size, prop::collection::vec((count, 0_isize..3, any::<bool>(), 0_isize..2), 0..5), any::<u64>()).prop_map(
         |(size, axes, seed)| {
-            // The axes are laid out from the innermost one, with gaps and in either direction, and then reordered.
+            // The axes are laid out from the innermost axis outwards, with gaps and in either direction, and are then
+            // reordered.
             let mut next = size as isize;
             let mut laid: Vec<(usize, isize)> = Vec::new();
             for (count, gap, down, every) in axes {

@@ -1,4 +1,4 @@
-//! Reads records of TFRecord files: whole, in pieces, truncated and damaged.
+//! Reads records of TFRecord files: complete, in pieces, truncated and damaged files.
 
 use proptest::prelude::*;
 use torchdata_core::formats::tfrecord::{LONGEST, RecordError, Records, masked_crc};

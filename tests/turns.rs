@@ -1,4 +1,5 @@
-//! Yielding in waits: the full number of times while it helps, and rarely while unrelated threads use the time.
+//! Tests how often a waiting thread yields: always while yielding helps, and rarely while unrelated threads use the
+//! time.
 
 use proptest::prelude::*;
 use torchdata_core::process::turns::Turns;
@@ -6,7 +7,7 @@ use torchdata_core::process::turns::Turns;
 const MICRO: u64 = 1_000;
 const MILLI: u64 = 1_000_000;
 
-/// Successive waits with a simulated clock.
+/// A thread that waits several times, with a simulated clock.
 struct Waiter {
     turns: Turns,
     processes: usize,
@@ -21,8 +22,8 @@ impl Waiter {
         Self { turns: Turns::new(), processes: 3, now: 5 * MILLI, given: 0, without: 0 }
     }
 
-    /// A wait that ends after yield number `helps`, if it yields that often; each yield takes `turn`. Otherwise it
-    /// sleeps for `sleep`.
+    /// Waits once. If `helps` is given, yield number `helps` ends the wait. Each yield takes `turn`, and the thread
+    /// sleeps for `sleep` if no yield helps.
     fn wait(&mut self, turn: u64, helps: Option<u32>, sleep: u64) {
         let turns = self.turns.begin(self.now);
         self.without += u64::from(turns == 0);
@@ -131,8 +132,8 @@ fn yields_resume_when_the_unrelated_thread_is_gone() {
 }
 
 proptest! {
-    /// In all mixtures of yields, work and sleeps, yields to unrelated threads take at most one eighth of the time,
-    /// plus the maximum uncompensated time. A yield of one millisecond does not count as one to an unrelated thread.
+    /// For all sequences of yields, work and sleeps: yields to unrelated threads take at most one eighth of the time,
+    /// plus a fixed maximum. A yield of one millisecond does not count as a yield to an unrelated thread.
     #[test]
     fn the_time_of_unrelated_threads_is_bounded(
         waits in prop::collection::vec((0_u64..10, any::<bool>(), 0_u64..2_000, 0_u64..2_000), 1..2_000)

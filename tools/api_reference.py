@@ -1,4 +1,4 @@
-"""Writes the sources of the API reference, and chooses the page of each object.
+"""Writes the sources of the API reference, and chooses a page for each object.
 
 Role: lists the public modules and gives each of them a page. The pipes get one page for each group of `pipe_groups.py`.
 Sphinx fills the pages from the docstrings. An object that several modules export is documented on one page, and the
@@ -49,7 +49,7 @@ _ALIASES = {
     "DataPipeGraph": "What ``traverse_dps`` gives: by the id of each pipe, the pipe and the graph of what it reads.",
 }
 
-#: Names on the first page of pipes that belong to no group.
+#: Names on the first page of pipes, which belong to no group.
 _BASES = {iter_pipes: ["IterDataPipe", "SHARDING_PRIORITIES"], map_pipes: ["MapDataPipe"]}
 
 #: For each group's key, the functions that create pipes of this group.
@@ -119,7 +119,8 @@ def pages() -> dict[str, str]:
         intro = f"{place} With pictures: :ref:`pipes-{group.key}`."
         made[f"pipes-{group.key}"] = _page(group.title, intro, entries.of(module, names))
 
-    # The deepest modules are handled first, so that an object is documented in the module that defines it.
+    # Submodules are handled before the modules that contain them, so that an object is documented in the module that
+    # defines it.
     for module in sorted(MODULES, key=lambda name: -name.count(".")):
         place = f".. currentmodule:: {module}\n\nModule ``{module}``."
         about = f".. automodule:: {module}\n   :no-index:"
@@ -147,7 +148,6 @@ def _toctree(caption: str, names: list[str]) -> str:
 
 
 def write(folder: Path) -> None:
-    """Writes all pages into the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in pages().items():
         (folder / f"{name}.rst").write_text(text, encoding="utf-8")

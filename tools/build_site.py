@@ -24,7 +24,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def sources(folder: Path) -> None:
-    """Writes all inputs of Sphinx into the folder."""
     shutil.copytree(ROOT / "docs", folder, dirs_exist_ok=True)
     api_reference.write(folder / "reference")
     (folder / "pipes.md").write_text(pipes_page.text(), encoding="utf-8")
@@ -38,7 +37,7 @@ def sources(folder: Path) -> None:
 
 
 def build(target: Path) -> int:
-    """Writes the site into the folder, which need not exist, and returns the exit status of Sphinx."""
+    """Writes the site into the folder, which need not exist. Returns the exit status of Sphinx."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "docs"
         sources(source)
@@ -64,7 +63,7 @@ if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit(f"usage: {sys.argv[0]} FOLDER")
     os.environ.setdefault("PYTHONHASHSEED", "0")
-    gc.disable()  # Sphinx creates millions of nodes and hardly any garbage: collections took a third of the time
+    gc.disable()  # Sphinx creates hardly any garbage, so collections would waste a third of the time
     status = build(Path(sys.argv[1]))
     gc.freeze()  # this also avoids a collection at exit
     sys.exit(status)

@@ -41,7 +41,6 @@ class CodeLinks(SphinxPostTransform):
     default_priority = 9  # runs before the references are resolved
 
     def run(self, **kwargs: Any) -> None:
-        """Adds the links of one page."""
         index = self._index()
         for literal in list(self.document.findall(nodes.literal)):
             if any(isinstance(above, (nodes.reference, nodes.title)) for above in _ancestors(literal)):
@@ -56,7 +55,7 @@ class CodeLinks(SphinxPostTransform):
             link += literal
 
     def _index(self) -> dict[str, str]:
-        """Returns the full name for each short form that people write."""
+        """Returns the full name for each short form that documents use."""
         found: dict[str, str] = {}
         objects = self.env.domaindata["py"]["objects"]
         # Map-style pipes and iterable-style pipes share class names. A short name refers to the iterable-style pipe, so
@@ -95,7 +94,7 @@ def markup(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: l
     if what == "module":
         paragraphs = "\n".join(lines).split("\n\n")
         lines[:] = "\n\n".join(part for part in paragraphs if not part.startswith("Role: ")).split("\n")
-    lines[:] = [line for line in lines if not re.match(r"\s+_\w+: ", line)]  # the line describes a private parameter
+    lines[:] = [line for line in lines if not re.match(r"\s+_\w+: ", line)]  # removes lines about private parameters
     lines[:] = [
         line if line.lstrip().startswith((">>>", "...")) else re.sub(r"(?<![`:\w])`([^`]+)`(?!`)", r"``\1``", line)
         for line in lines
@@ -128,7 +127,6 @@ def public_signature(
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Registers the extension's handlers."""
     app.connect("autodoc-process-docstring", markup, priority=100)  # runs before the sections are parsed
     app.connect("autodoc-process-bases", without_private)
     app.connect("autodoc-process-signature", public_signature)

@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "tests" / "python" / "support"))
 
 
 def main() -> None:
-    """Runs the examples in an empty folder, and keeps the pictures that they save."""
+    """Runs the examples in an empty folder, and keeps the pictures that the examples save."""
     doc_blocks = importlib.import_module("doc_blocks")  # a module of the tests
 
     with tempfile.TemporaryDirectory() as folder:
@@ -29,7 +29,7 @@ def main() -> None:
         shutil.rmtree(PICTURES, ignore_errors=True)
         PICTURES.mkdir()
         for picture in sorted(Path(folder).glob("*.svg")):
-            # Readers of the guide do not need the positions of the functions in its program.
+            # The guide does not need the line numbers of the functions in its program.
             text = re.sub(r"( textLength[^<>]*)?>slow-loader_0\.py", ">train.py", picture.read_text(encoding="utf-8"))
             (PICTURES / picture.name).write_text(text, encoding="utf-8")
             print(f"{PICTURES.name}/{picture.name}")

@@ -64,12 +64,13 @@ _WIDTH, _ROW, _BOX, _GAP = 1120, 62, 30, 12
 
 
 def folders() -> list[str]:
-    """Returns all names of `LAYERS`."""
     return " ".join(LAYERS).split()
 
 
 def folder_of(module: str) -> str:
-    """Returns the entry of `LAYERS` that contains a module of the package; an empty string for the package itself."""
+    """Returns the entry of `LAYERS` that contains a module of the package. Returns an empty text for the package
+    itself.
+    """
     name = module.removeprefix("torchdata").removeprefix(".")
     while name and name not in folders():
         name = name.rpartition(".")[0]
@@ -89,7 +90,7 @@ def imports() -> dict[tuple[str, str], set[tuple[str, str]]]:
 
 
 def upward() -> dict[tuple[str, str], set[tuple[str, str]]]:
-    """Returns the imports from a lower layer or within a layer that are not exempt."""
+    """Returns the imports from a lower layer, or within a layer, unless they are exempt."""
     layer = {folder: number for number, line in enumerate(LAYERS) for folder in line.split()}
     return {
         pair: modules for pair, modules in imports().items() if layer[pair[0]] >= layer[pair[1]] and pair not in EXEMPT
@@ -97,7 +98,7 @@ def upward() -> dict[tuple[str, str], set[tuple[str, str]]]:
 
 
 def circles() -> list[list[str]]:
-    """Returns the groups of modules that import each other in a circle, and the groups of such top-level folders.
+    """Returns the groups of modules that import each other in a circle, and the groups of top-level folders that do.
 
     Imports inside functions and for type checkers count like any other import. A package's `__init__.py` is not part of
     a circle, because it only repeats the names of its modules.
@@ -140,7 +141,7 @@ def _reach(start: str, below: dict[str, set[str]]) -> set[str]:
 
 
 def _needed(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Omits an arrow if a path of other arrows leads from its start to its end."""
+    """Leaves out an arrow if other arrows lead from its start to its end."""
     pairs = {pair for pair in pairs if pair not in EXEMPT}
     below: dict[str, set[str]] = {folder: set() for folder in folders()}
     for first, second in pairs:
@@ -167,7 +168,6 @@ def _arrow(start: tuple[float, float], end: tuple[float, float]) -> str:
 
 
 def picture() -> str:
-    """Returns the picture as SVG."""
     at: dict[str, tuple[float, float]] = {}  # for each folder, the middle of its top edge
     drawn: list[str] = []
     for number, line in enumerate(LAYERS):

@@ -28,19 +28,16 @@ WHEEL = "Wheel-Version: 1.0\nGenerator: torchdata-rs\nRoot-Is-Purelib: true\nTag
 
 
 def own_version() -> str:
-    """Returns the version of torchdata-rs."""
     with open(HOME / "Cargo.toml", "rb") as file:
         found: str = tomllib.load(file)["workspace"]["package"]["version"]
     return found
 
 
 def version() -> str:
-    """Returns the version of the distribution `torchdata`."""
     return f"{API}+rs.{own_version()}"
 
 
 def metadata() -> str:
-    """Returns the metadata of the distribution `torchdata`."""
     return f"""Metadata-Version: 2.1
 Name: torchdata
 Version: {version()}

@@ -87,7 +87,6 @@ class Version:
         return [*self.enter, *clean, *map(str, command)]
 
     def install(self, *what: str | Path, quiet: bool = False) -> int:
-        """Installs distributions into the virtual environment."""
         pip = ["-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--prefer-binary"]
         return self.run(self.folder / "bin" / "python", *pip, *what, quiet=quiet)
 
@@ -96,7 +95,7 @@ class Version:
         self.folder = folder
         if self.run(self.python, "-m", "venv", folder) or self.install(*NEEDED, wheel):
             sys.exit(f"error: no virtual environment for CPython {self.name}")
-        # The environment may hold an older build of the same version.
+        # The environment may contain an older build of the same version.
         self.install("--force-reinstall", "--no-deps", wheel)
         wanted = libraries()
         if self.install(*wanted, quiet=True):  # a library may have no wheel for this version
@@ -105,7 +104,7 @@ class Version:
             self.left_out.append(torch)
 
     def test(self, *arguments: str | Path) -> int:
-        """Runs pytest without `-m`, which would put the checkout on the path, and returns its exit status."""
+        """Runs pytest without `-m`, which would put the checkout on the path. Returns pytest's exit status."""
         report = self.folder / "report.xml"
         pytest: list[str | Path] = [self.folder / "bin" / "pytest", "-p", "no:cacheprovider", f"--junitxml={report}"]
         status = self.run(*pytest, *arguments)
@@ -122,7 +121,7 @@ def _cases(report: Path) -> list[ElementTree.Element]:
 
 
 def find(version: str, chroot: Path) -> Version | None:
-    """Returns the interpreter of a version such as "3.12"; None if it is not installed."""
+    """Returns the interpreter of a version such as "3.12", or None if it is not installed."""
     under_pyenv = sorted((Path.home() / ".pyenv").glob(f"versions/{version}.*/bin/python"), reverse=True)
     for candidate in (f"python{version}", *map(str, under_pyenv)):  # the first candidate may be a shim without a target
         look = "import sys; print(*sys.version_info[:2], sep='.'); print(sys.executable)"
@@ -179,7 +178,6 @@ def exchange_states(versions: list[Version], folder: Path) -> int:
 
 
 def report(wanted: list[str], versions: list[Version]) -> None:
-    """Prints which tests ran and which did not."""
     for name in sorted(set(wanted) - {version.name for version in versions}):
         print(f"CPython {name}: NOT RUN, it is not installed (see `make chroot`)")
     for version in versions:

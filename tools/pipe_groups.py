@@ -26,10 +26,10 @@ from torchdata.datapipes.utils.decoder import basichandlers
 
 
 class Stream:
-    """Represents an open stream in results that the table states."""
+    """Stands for an open stream in results that the table states."""
 
     def read(self) -> bytes:
-        """Makes the drawing code recognize the object as a stream."""
+        """Exists so that the drawing code recognizes the object as a stream."""
         raise NotImplementedError
 
 

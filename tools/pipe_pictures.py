@@ -1,4 +1,4 @@
-"""Draws what a pipe does, as SVG: input items and output items.
+"""Draws the input items and output items of a pipe as SVG.
 
 Role: evaluates the samples of `pipe_groups.py` in a temporary folder with sample files, and draws each of them. An
 output has the color of the input item that it was computed from. Fills are translucent and text has the text color of
@@ -105,8 +105,6 @@ def _is_stream(value: Any) -> bool:
 
 
 class _Drawing:
-    """The shapes of a picture, and their extent."""
-
     def __init__(self, inputs: Sequence[Sequence[Any]]) -> None:
         self.shapes: list[str] = []
         self.width = 0.0
@@ -131,14 +129,14 @@ class _Drawing:
         self.width = max(self.width, right)
 
     def text(self, x: float, y: float, text: str, weight: str = "normal") -> float:
-        """Draws a text that begins at x and is vertically centered at y; returns the x position of its end."""
+        """Draws a text that begins at x and is vertically centered at y. Returns the x position of the text's end."""
         end = x + len(text) * _CHARACTER
         style = f' font-weight="{weight}"' if weight != "normal" else ""
         self._add(f'<text x="{x:.1f}" y="{y + 4:.1f}"{style}>{escape(text)}</text>', end)
         return end
 
     def item(self, value: Any, x: float, y: float) -> float:
-        """Draws an item that is vertically centered at y; returns the x position of its end."""
+        """Draws an item that is vertically centered at y. Returns the x position of the item's end."""
         height = _height(value)
         top = y - height / 2
         if isinstance(value, (dict, list, tuple)):
@@ -183,7 +181,7 @@ class _Drawing:
         return end
 
     def row(self, items: Sequence[Any], top: float, name: str = "") -> float:
-        """Draws items side by side, with an ellipsis if some do not fit; returns the y position of the next row."""
+        """Draws items side by side, with an ellipsis if some do not fit. Returns the y position of the next row."""
         height = max(map(_height, items), default=_HEIGHT)
         x, y = 1.0, top + height / 2
         if name:
@@ -210,7 +208,7 @@ class _Drawing:
 
 
 def draw(sample: Sample, made: list[list[Any]]) -> str:
-    """Returns the picture of a sample whose output rows are `made`."""
+    """Returns the picture of a sample. `made` contains the sample's output rows."""
     drawing = _Drawing([*sample.inputs] or made)
     several = len(sample.inputs) > 1
     y = 1.0

@@ -33,7 +33,6 @@ def _card(sample: Sample, group: Group) -> str:
 
 
 def text() -> str:
-    """Returns the page as Markdown."""
     parts = [_HEAD]
     with sample_files():
         for group in GROUPS:

@@ -45,7 +45,6 @@ def with_urls(pyproject: str, address: str) -> str:
 
 
 def main() -> None:
-    """Rewrites pyproject.toml."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("address", help="the repository's, such as https://example.org/owner/name")
     try:

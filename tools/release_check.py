@@ -2,8 +2,8 @@
 
 Role: builds the wheel twice and the sdist once, and checks names and versions, contents, licenses and size. This module
 also runs programs with both files in empty environments of all installed versions of Python. The output has one line
-for each check, and lists what could not be checked. Without VERSION, the version of Cargo.toml is checked. This version
-does not need a heading in CHANGELOG.md yet.
+for each check, and lists what could not be checked. Without VERSION, the version of Cargo.toml is checked. The version
+of Cargo.toml does not need a heading in CHANGELOG.md yet.
 """
 
 from __future__ import annotations
@@ -39,11 +39,10 @@ TIMED = "import time; began = time.perf_counter(); import torchdata; print(time.
 
 
 class Failed(Exception):
-    """Raised by a failed check; the message describes the problem."""
+    """Raised if a check fails. The message describes the problem."""
 
 
 def require(condition: object, message: str) -> None:
-    """Raises Failed if the condition does not hold."""
     if not condition:
         raise Failed(message)
 
@@ -69,7 +68,7 @@ def check_versions(version: str, is_release: bool) -> str:
 
 
 def build(target: Path, out: Path) -> Path:
-    """Builds a wheel from scratch, always in the same folder because the binary contains the folder's path."""
+    """Builds a wheel from scratch. The folder is always the same, because the binary contains the folder's path."""
     shutil.rmtree(target, ignore_errors=True)
     command = [sys.executable, "-m", "maturin", "build", "--release", "--locked", "--out", str(out)]
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "CARGO_TARGET_DIR": str(target)})
@@ -122,7 +121,7 @@ def check_sdist(sdist: Path) -> str:
 
 
 def check_licenses(wheel: Path) -> str:
-    """Checks that the notices contain the license of each crate that the wheel lists as compiled in."""
+    """Checks that the notices contain the license of each crate that is compiled into the wheel."""
     subprocess.run([sys.executable, "tools/third_party.py", "--check"], cwd=ROOT, check=True)
     archive = zipfile.ZipFile(wheel)
     notices = archive.read(next(one for one in archive.namelist() if one.endswith(NOTICES.name))).decode()
@@ -138,7 +137,6 @@ def check_licenses(wheel: Path) -> str:
 
 
 def check_twine(files: list[Path]) -> str:
-    """Checks that `twine check` accepts the files."""
     command = [sys.executable, "-m", "twine", "check", "--strict", *map(str, files)]
     done = subprocess.run(command, capture_output=True, text=True)
     require(done.returncode == 0, done.stdout + done.stderr)
@@ -158,7 +156,9 @@ def readme_programs(with_torch: bool) -> dict[str, tuple[str, str]]:
 
 
 def check_installed(version: Version, package: Path, torch: str | None, folder: Path) -> str:
-    """Checks the package in an empty environment: a program, the README's examples, and the import time."""
+    """Checks the package in an empty environment by running a program and the README's examples, and measures the
+    import time.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     version.folder = folder / "venv"
     shown = package.name.partition("-")[0] + ("" if package.suffix == ".whl" else " (sdist)")

@@ -1,4 +1,4 @@
-"""Reports in one line the tests that `make test` or `make check` ran, and the skipped tests with the reasons.
+"""Reports in one line which tests `make test` or `make check` ran, and which tests were skipped for which reasons.
 
     python tools/tally.py test target/ran
 

@@ -53,12 +53,11 @@ def compiled() -> list[dict[str, Any]]:
 
 
 def notices() -> str:
-    """Returns the content of the license file."""
     parts = [_HEAD]
     for package in compiled():
         folder = Path(package["manifest_path"]).parent
         files = sorted(path for path in folder.iterdir() if path.name.lower().startswith(_NAMES) and path.is_file())
-        if "MIT" in package["license"].split():  # if there is a choice of licenses, use MIT
+        if "MIT" in package["license"].split():  # MIT is used if there is a choice of licenses
             files = [path for path in files if "mit" in path.name.lower()] or files
         parts.append(
             f"{'=' * 80}\n{package['name']} {package['version']}, {package['license']}\n{package['repository']}\n"

@@ -1,12 +1,12 @@
 """Writes `python/torchdata/datapipes/_forms.pyi`: the functional forms as typed methods, for editors.
 
 Role: reads the registries of a freshly imported package and the signatures of the pipes in them: constructors with
-their overloads, or the parameters and result of `__new__`. `make stubs` runs this module. Run it after adding a pipe or
-changing a constructor; a test checks that the file is up to date.
+their overloads, or the parameters and result of `__new__`. `make stubs` runs this module. Run this module after adding
+a pipe or changing a constructor. A test checks that the file is up to date.
 
 A form returns `IterDataPipe[T]` (or `MapDataPipe[T]`). The item type `T` follows from the constructor's overloads, from
-the class, or from the item type of the source, and is `Any` otherwise. A form returns the pipe's own class only if that
-class has methods for users, such as `set_seed`. Therefore a variable `pipe: IterDataPipe[Any]` accepts
+the class, or from the item type of the source. In all other cases, `T` is `Any`. A form returns the pipe's own class
+only if that class has methods for users, such as `set_seed`. Therefore a variable `pipe: IterDataPipe[Any]` accepts
 `pipe = pipe.map(f)` repeatedly.
 
     typed_forms.py            writes the file
@@ -49,7 +49,7 @@ CALLED_BY_USERS = {
     "set_timeout",
 }
 
-#: The result types of forms whose class belongs to a higher layer. The pipes refer to such a class only by name.
+#: The result types of forms with a class of a higher layer. The pipes refer to such a class only by name.
 MADE_ABOVE = {"to_node": ("torchdata.nodes", f"BaseNode[{ITEM}]")}
 
 
@@ -66,7 +66,6 @@ class Stub:
         self.from_import("torchdata.datapipes._pipe.registry", "FunctionalForms")
 
     def from_import(self, module: str, name: str) -> None:
-        """Adds `from module import name` to the imports."""
         self.froms.setdefault(module, set()).add(name)
 
     def text(self, forms: dict[str, dict[str, Callable[..., Any]]]) -> str:
@@ -106,7 +105,7 @@ class Stub:
 
 
 class Form:
-    """One form and its signature.
+    """One functional form and its signature.
 
     Args:
         stub: the stub that collects the imports.
@@ -144,7 +143,6 @@ class Form:
         }
 
     def method(self, name: str) -> str:
-        """Returns the text of the method."""
         parameters = ["self"]
         positional = [one for one in self.parameters if one.kind is one.POSITIONAL_ONLY]
         for parameter, before in zip(self.parameters, [None, *self.parameters], strict=False):
@@ -299,8 +297,6 @@ def _expression(items: Any) -> str:
 
 
 class _Renamed(ast.NodeTransformer):
-    """Replaces names in an expression."""
-
     def __init__(self, rename: Callable[[str], str]) -> None:
         self.rename = rename
 
@@ -324,14 +320,14 @@ def _imported_from(module: types.ModuleType, name: str) -> str:
 
 
 def _shown(default: Any) -> str:
-    """Returns a default as the stub shows it. Any default that is not a plain value becomes `...`."""
+    """Returns a default value as the stub shows it. A default that is not a plain value becomes `...`."""
     if type(default) is str:
         return '"' + repr(default)[1:-1].replace('"', '\\"') + '"'
     return repr(default) if default is None or type(default) in (bool, int, float) else "..."
 
 
 def written() -> str:
-    """Returns the up-to-date text of the stub."""
+    """Returns the text that the stub should contain."""
     importlib.import_module("torchdata.datapipes.iter")  # these imports fill the registries
     importlib.import_module("torchdata.datapipes.map")
     from torchdata.datapipes._pipe.registry import LateForm

@@ -61,7 +61,6 @@ class Harness:
 
     @contextlib.contextmanager
     def start(self, workload: Workload, contender: Contender, seconds: float) -> Iterator[Any]:
-        """Starts a child, and kills its whole process group at the end."""
         order = {
             "contender": contender.program,
             "kind": contender.kind or workload.kind,
@@ -73,14 +72,14 @@ class Harness:
         }
         main = contender.options.get("main", "child")
         environ = dict(os.environ)
-        environ.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise every start would compile the modules
+        environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with this variable, every start would compile the modules
         python = sys.executable
         if contender.name == BEFORE:
             environ["PYTHONPATH"] = str(self.before)
         if (other := self.python_apart(contender)) is not None:
-            python = os.path.abspath(str(other))  # not resolved: links lead out of the environment
+            python = os.path.abspath(str(other))  # not resolved, because links would lead out of the environment
             environ.pop("PYTHONPATH", None)  # the path may lead to this project's torchdata
-        elif "PYTHONPATH" in environ:  # the children run in another folder
+        elif "PYTHONPATH" in environ:  # absolute, because the children run in another folder
             places = environ["PYTHONPATH"].split(os.pathsep)
             environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(place) for place in places if place)
         if self.jpegs is not None:
@@ -104,7 +103,7 @@ class Harness:
             child.communicate()
 
     def python_apart(self, contender: Contender) -> Path | None:
-        """Returns the Python of a contender with a separate environment; None for any other contender."""
+        """Returns the Python of a contender with a separate environment, or None for any other contender."""
         if contender.program == "upstream-stateful":
             return self.stateful_python
         return self.upstream_python if contender.program in APART else None
@@ -176,7 +175,9 @@ class Harness:
 
 
 def read_line(child: Any, alarm: float) -> str:
-    """Returns the child's line of output; empty if the child exits without output or the timeout expires."""
+    """Returns the child's line of output. Returns an empty text if the child exits without output, or if the time is
+    over.
+    """
     import selectors
 
     with selectors.DefaultSelector() as selector:
@@ -215,7 +216,6 @@ def installed(home: Path, packages: tuple[str, ...], wheels: Path | None) -> Pat
 
 
 def main() -> None:
-    """Prepares, compares, reports."""
     asked = arguments()
     chosen = [one for one in WORKLOADS if not asked.only or one.name in asked.only]
     if asked.before:
@@ -245,7 +245,7 @@ def main() -> None:
         seconds = 8.0 if asked.quick else 40.0
         report.memory(harness.watch_memory(seconds), seconds)
     report.summary()
-    if harness.ours_failed:  # a missed goal is only a result, but a loader that fails or hangs is an error
+    if harness.ours_failed:  # a missed goal is only a result, whereas a loader that fails or hangs is an error
         sys.exit("torchdata-rs failed in this comparison: see the lines that begin with !")
 
 

@@ -29,7 +29,6 @@ SIZES = ((500, 375), (2000, 1500))
 
 
 def photographs(width: int, height: int) -> list[bytes]:
-    """Returns the two photographs as JPEG files with the given size."""
     files = []
     for pixels in load_sample_images().images:
         file = io.BytesIO()
@@ -58,7 +57,6 @@ def decoded_alone(content: bytes) -> Any:
 
 
 def milliseconds(function: Callable[[bytes], Any], files: list[bytes], times: int) -> float:
-    """Returns the processor time of one call."""
     begun = time.process_time()
     for _ in range(times):
         for content in files:
@@ -67,7 +65,7 @@ def milliseconds(function: Callable[[bytes], Any], files: list[bytes], times: in
 
 
 def row(name: str, files: list[bytes], times: int, rounds: int) -> str:
-    """Prints a row of the table in docs/speed.md."""
+    """Returns a row of the table in docs/speed.md."""
     contenders = (by_pillow, by_us, decoded_alone)
     took: dict[Any, list[float]] = {one: [] for one in contenders}
     for _ in range(1 + rounds):
@@ -78,7 +76,6 @@ def row(name: str, files: list[bytes], times: int, rounds: int) -> str:
 
 
 def main() -> None:
-    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()

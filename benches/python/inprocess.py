@@ -78,7 +78,7 @@ def gen_unbatch(source: Iterable[Any]) -> Iterator[Any]:
 
 
 def gen_shuffle(size: int, source: Iterable[Any]) -> Iterator[Any]:
-    """Shuffles like the pipe: with the same random draws, as fast as a plain generator can."""
+    """Shuffles with the same random draws as the pipe, as fast as a plain generator can."""
     getrandbits, buffer = random.Random(1).getrandbits, list[Any]()
     for item in source:
         if len(buffer) < size:
@@ -213,7 +213,6 @@ def seconds(make: Callable[[], Iterable[Any]]) -> float:
 
 
 def main() -> None:
-    """Measures and prints every case."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, default=100_000, help="ints in the source (%(default)s)")
     parser.add_argument("--rounds", type=int, default=9, help="runs of each side (%(default)s)")

@@ -40,7 +40,7 @@ MAPPED = "TORCHDATA_BENCH_MAPPED"
 
 @dataclass(frozen=True)
 class Order:
-    """One measurement."""
+    """The description of one measurement."""
 
     row: str
     loader: str
@@ -53,8 +53,6 @@ class Order:
 
 
 class Rows:
-    """A dataset over an object that is read by index."""
-
     def __init__(self, data: Any) -> None:
         self.data = data
 
@@ -66,7 +64,7 @@ class Rows:
 
 
 class Measured(Rows):
-    """A dataset whose items are numbers, so that no large items are in flight."""
+    """A dataset of numbers, so that no large items are being sent during the measurement."""
 
     def __getitem__(self, index: int) -> Any:
         item = self.data[index]
@@ -76,7 +74,7 @@ class Measured(Rows):
 
 
 class Columns(Rows):
-    """A dataset over an Arrow table or a pandas frame: an item is the sum over some of its rows."""
+    """A dataset over an Arrow table or a pandas frame. An item is the sum over some of the rows."""
 
     def __len__(self) -> int:
         return ITEMS
@@ -89,8 +87,6 @@ class Columns(Rows):
 
 
 class Few(Rows):
-    """A dataset from which only a few items are read."""
-
     def __len__(self) -> int:
         return min(ITEMS, len(self.data))
 
@@ -140,7 +136,7 @@ def arrow_strings(size: float) -> Any:
 
 
 class Every(Rows):
-    """A dataset with items that each read a hundredth of the data."""
+    """A dataset in which each item reads a hundredth of the data."""
 
     def __len__(self) -> int:
         return ITEMS
@@ -178,8 +174,6 @@ def slices(size: float) -> Any:
 
 
 class Columns20(Rows):
-    """A dataset of Arrow tables: an item is the sum over one table."""
-
     def __getitem__(self, index: int) -> Any:
         return self.data[index].column(0).to_numpy().sum()
 
@@ -248,7 +242,6 @@ def two(dataset: Any, method: str, workers: int) -> Any:
 
 
 def loader_over(order: Order, dataset: Any) -> Any:
-    """Returns the loader of an order."""
     if order.loader == "torch":
         from torch.utils.data import DataLoader
 
@@ -267,8 +260,6 @@ def made(number: int, size: float) -> Any:
 
 
 class Made:
-    """Creates arrays of 1 MB."""
-
     def __init__(self, size: float) -> None:
         self.size = size
 
@@ -277,7 +268,7 @@ class Made:
 
 
 def held_by_pipes(order: Order) -> Any:
-    """Returns a loader with one worker; a pipe of the worker keeps 400 arrays of 1 MB."""
+    """Returns a loader with one worker, in which a pipe keeps 400 arrays of 1 MB."""
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
     from torchdata.datapipes.iter import IterableWrapper
 
@@ -296,7 +287,6 @@ HELD = ("5 cache", "6 shuffle", "none held")
 
 
 def resident() -> dict[str, int]:
-    """Returns the bytes of anonymous memory in the main process."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
     anonymous = next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
     return {"anonymous": anonymous * 1024}
@@ -331,7 +321,6 @@ def measure(order: Order) -> dict[str, float]:
 
 
 def child(order: Order) -> None:
-    """Prints the figures of one measurement."""
     print(json.dumps(measure(order)), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)  # the shutdown of the loader is not measured
 
@@ -346,7 +335,7 @@ def peak_of(process: subprocess.Popen[str]) -> float:
 
 
 def run(order: Order, python: str) -> dict[str, float] | None:
-    """Runs one measurement in its own process; returns None if it fails."""
+    """Runs one measurement in its own process. Returns None if the measurement fails."""
     environ = dict(os.environ)
     if python != sys.executable:
         environ.pop("PYTHONPATH", None)
@@ -368,12 +357,12 @@ def run(order: Order, python: str) -> dict[str, float] | None:
 
 
 def verdict(*parts: tuple[float, float]) -> str:
-    """Returns whether all values are within their targets. The argument has pairs of a value and a target."""
+    """Returns whether all values are within their targets. Each argument is a pair of a value and a target."""
     return "met" if all(value <= target for value, target in parts) else "NOT MET"
 
 
 def against_torch(order: Order, figures: dict[str, float], rival: dict[str, float]) -> str:
-    """Returns the ratios of the memory to that of torch's loader, and the verdict."""
+    """Returns the ratios of the memory to the memory of torch's loader, and the verdict."""
     ratio, peak = (figures[name] / rival[name] for name in ("total", "peak"))
     text = f", {ratio:.2f} and at peak {peak:.2f} of torch"
     found = next((target for row, target in TARGETS.items() if order.row.startswith(row)), None)
@@ -389,7 +378,7 @@ def against_torch(order: Order, figures: dict[str, float], rival: dict[str, floa
 
 
 def further(order: Order) -> None:
-    """Prints the cost of a further worker if it reads the data, and over an empty dataset."""
+    """Prints the cost of an additional worker, both if the worker reads the data and with an empty dataset."""
     costs = []
     for row in (f"{order.row}{EMPTY}{READ}", f"{order.row}{READ}"):
         few, many = (run(replace(order, row=row, workers=order.workers + more), sys.executable) for more in (0, 2))
@@ -402,7 +391,7 @@ def further(order: Order) -> None:
 
 
 def compare_held(asked: argparse.Namespace) -> None:
-    """Measures the memory of the items that pipes hold, compared with torchdata 0.9."""
+    """Measures the memory of items that pipes keep, compared with torchdata 0.9."""
     rows = [row for row in HELD[:2] if not asked.only or any(map(row.startswith, asked.only))]
     loaders = [("two", sys.executable)] + [("0.9", asked.upstream_python)] * bool(asked.upstream_python)
     if not rows:
@@ -427,7 +416,6 @@ def compare_held(asked: argparse.Namespace) -> None:
 
 
 def line(order: Order, python: str, empty: dict[str, float] | None, rival: dict[str, float] | None) -> Any:
-    """Measures, and prints a line with the ratio to the rival."""
     figures = run(order, python)
     if figures is None:
         return None
@@ -443,7 +431,6 @@ def line(order: Order, python: str, empty: dict[str, float] | None, rival: dict[
 
 
 def write_mapped(folder: str, size: float) -> None:
-    """Writes the file of the memory-mapped array."""
     import numpy
 
     os.environ[MAPPED] = os.path.join(folder, "mapped.npy")
@@ -451,7 +438,6 @@ def write_mapped(folder: str, size: float) -> None:
 
 
 def main() -> None:
-    """Measures, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--only", action="append", default=[], help="rows that begin with this; may be repeated")

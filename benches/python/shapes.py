@@ -1,8 +1,9 @@
 """Items of many shapes: the rate at which two workers move each kind of item, compared with torch's DataLoader.
 
-For each shape, the two loaders take turns in one process, with new workers each time. Medians and the range of ratios
-are printed, the lowest ratio first. Torch does not collate the items (`collate_fn`), so both loaders deliver the same
-items. The comparison needs torch, and measures more shapes if pandas, Pillow, pyarrow and SciPy are installed.
+For each shape, the two loaders take turns in one process, with new workers each time. The output contains medians and
+the range of ratios, beginning with the lowest ratio. Torch does not collate the items (`collate_fn`), so both loaders
+deliver the same items. The comparison needs torch, and measures more shapes if pandas, Pillow, pyarrow and SciPy are
+installed.
 
     python benches/python/shapes.py                     all shapes: about ten minutes
     python benches/python/shapes.py --only tensor       those whose name contains the word
@@ -54,16 +55,12 @@ Point = namedtuple("Point", "x y label")
 
 @dataclass
 class Slotted:
-    """An object without a `__dict__`."""
-
     __slots__ = ("index", "name")
     index: int
     name: str
 
 
 class Plain:
-    """A typical user-defined object."""
-
     def __init__(self, n: int) -> None:
         self.index, self.name, self.weights = n, f"sample-{n}", [0.5] * 10
 
@@ -73,17 +70,15 @@ def _same(item: Any, n: int) -> Any:
 
 
 def _copied(item: Any, n: int) -> Any:
-    """Returns a new array or tensor, like a sample."""
+    """Returns a copy of an array or tensor, because each sample of a dataset is new."""
     return item.clone() if isinstance(item, torch.Tensor) else item.copy()
 
 
 def _of(make: Callable[[Any], Any], item: Any, n: int) -> Any:
-    """Returns the result of `make` for a new array or tensor."""
     return make(_copied(item, n))
 
 
 def _objects() -> dict[str, Any]:
-    """Returns plain objects of Python, by name."""
     tokens = list(range(1000, 1512))
     deep: Any = 1
     for level in range(6):
@@ -160,7 +155,7 @@ def _shape(name: str, item_bytes: int) -> tuple[int, ...]:
 
 
 def _arrays() -> Iterator[tuple[str, Make]]:
-    """Returns NumPy arrays, by name: element types by sizes, and other layouts."""
+    """Yields NumPy arrays by name: element types in several sizes, and other layouts."""
     structured = numpy.dtype([("id", "i8"), ("score", "f4"), ("name", "U8")])
     names = ("bool", "u1", "i2", "i4", "i8", "f2", "f4", "f8", "c8", "U8", "S8", "M8[s]", "m8[ms]", structured)
     for dtype in map(numpy.dtype, names):
@@ -184,7 +179,7 @@ def _arrays() -> Iterator[tuple[str, Make]]:
 
 
 def _tensors() -> Iterator[tuple[str, Make]]:
-    """Returns tensors, by name: element types by sizes, and other kinds."""
+    """Yields tensors by name: element types in several sizes, and other kinds."""
     for dtype in (torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.bool):
         for size in SIZES:
             name = str(dtype).removeprefix("torch.")
@@ -229,7 +224,6 @@ def _named(one: Any, count: int, n: int) -> Any:
 
 
 def _of_libraries() -> Iterator[tuple[str, Make]]:
-    """Returns objects of other libraries, if these are installed."""
     with contextlib.suppress(ImportError):
         from PIL import Image
 
@@ -255,7 +249,6 @@ def _of_libraries() -> Iterator[tuple[str, Make]]:
 
 
 def shapes() -> dict[str, Make]:
-    """For each name, returns the function that creates an item from its number."""
     plain = ((name, partial(_same, item)) for name, item in _objects().items())
     return dict([*plain, *_arrays(), *_tensors(), *_of_libraries()])
 
@@ -266,7 +259,6 @@ def _rate(loader: Any) -> float:
 
 
 def ours(make: Make) -> float:
-    """Returns the items per second of this project."""
     pipe = IterableWrapper(range(items.ENDLESS), deepcopy=False).sharding_filter().map(make)
     loader: Any = DataLoader2(pipe, reading_service=MultiProcessingReadingService(WORKERS))
     try:
@@ -276,12 +268,10 @@ def ours(make: Make) -> float:
 
 
 def torchs(make: Make) -> float:
-    """Returns the items per second of torch's loader."""
     return _rate(torch_loader.loader(range(items.ENDLESS), make, "fork", WORKERS, {"numpy": True}))
 
 
 def main() -> None:
-    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="a word in the names of the shapes to measure")
     parser.add_argument("--repetitions", type=int, default=3)

@@ -26,7 +26,7 @@ from comparison import memory
 STATE_S, KILL_S, MEASURE_S = 1.0, 7.0, 2.0
 #: The maximum ratio of the memory at the end to the memory after the loaders have settled.
 MOST = 1.02
-#: The number of measurements whose median is computed: two minutes. The memory depends on which worker was killed last.
+#: The number of measurements in a median: two minutes. The memory depends on which worker was killed last.
 SAMPLES = 60
 
 
@@ -35,8 +35,6 @@ def made(number: int) -> Any:
 
 
 class Numbers:
-    """A dataset of arrays."""
-
     def __len__(self) -> int:
         return 300
 
@@ -45,7 +43,6 @@ class Numbers:
 
 
 def loaders() -> list[Any]:
-    """Returns the loaders. Each has 2 workers, which are replaced if they are killed."""
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
     from torchdata.datapipes.iter import IterableWrapper
     from torchdata.stateful_dataloader import StatefulDataLoader
@@ -59,7 +56,7 @@ def loaders() -> list[Any]:
 
 
 class Events:
-    """What happens besides reading: states, kills and measurements.
+    """Saves states, kills workers and measures memory while the loaders are read.
 
     Args:
         until: the time when the run ends.
@@ -74,7 +71,7 @@ class Events:
         self.samples: list[tuple[float, int, int]] = []
 
     def happen(self, loader: Any) -> None:
-        """Takes the states, kills and measurements that are due after an item."""
+        """Saves a state, kills a worker or measures the memory, as far as this is due after an item."""
         now = time.monotonic()
         if now - self.stated >= STATE_S:
             self.stated, self.states = now, self.states + 1
@@ -84,7 +81,6 @@ class Events:
             os.kill(self.dice.choice(workers), signal.SIGKILL)
 
     def measure(self) -> None:
-        """Measures the memory at the end of an epoch, if a measurement is due."""
         now = time.monotonic()
         if now - self.measured >= MEASURE_S:
             self.measured = now
@@ -93,7 +89,6 @@ class Events:
 
 
 def workers_of() -> list[int]:
-    """Returns the ids of the running workers."""
     found = []
     for pid in memory.family(os.getpid()):
         try:
@@ -124,7 +119,6 @@ def run(until: float) -> tuple[Events, int]:
 
 
 def main() -> int:
-    """Runs, and prints the memory and the verdict."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--settle", type=float, default=5.0, help="minutes after which the memory is first compared")

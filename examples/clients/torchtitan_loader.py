@@ -1,4 +1,4 @@
-"""torchtitan's loader on this package: it resumes at its saved position. See docs/guides/old-clients.md."""
+"""torchtitan's loader on this package resumes at its saved position. See docs/guides/old-clients.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchtitan.components.dataloader import ParallelAwareDataloader
 
 
 class Stream(IterableDataset):
-    """Twelve samples, and the current position in them."""
+    """A stream of twelve samples with its current position."""
 
     def __init__(self) -> None:
         self.place = 0

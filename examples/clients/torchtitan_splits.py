@@ -25,7 +25,7 @@ from torchdata.datapipes.map import SequenceWrapper
 
 try:
     from torchtitan.components.dataloader import BaseDataLoader
-except ImportError:  # the loader only needs the base class of configurations
+except ImportError:  # the loader only needs these base classes
 
     class BaseDataLoader:
         @dataclass(kw_only=True, slots=True)
@@ -34,7 +34,7 @@ except ImportError:  # the loader only needs the base class of configurations
 
 
 def lines(path: str | None) -> Sequence[str]:
-    """Reads the documents of a text file with one document per line. Replace it with your own reader."""
+    """Returns the documents of a text file with one document per line. Replace this function with your own reader."""
     assert path is not None, "give dataset_path"
     return Path(path).read_text().splitlines()
 
@@ -46,7 +46,7 @@ def tokenized(tokenizer: Any, document: str) -> dict[str, torch.Tensor]:
 
 
 def collated(rows: list[dict[str, torch.Tensor]]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Returns a batch in the format of torchtitan's trainer."""
+    """Returns a batch in the format that torchtitan's trainer expects."""
     tokens, positions, labels = (
         torch.stack([torch.as_tensor(row[name]) for row in rows]) for name in ("input", "position_ids", "labels")
     )
@@ -69,7 +69,8 @@ class SplitsDataLoader(BaseDataLoader):
     class Config(BaseDataLoader.Config):
         documents: Callable[[str | None], Sequence[Any]] = lines
         num_workers: int = 2
-        #: At least the largest data-parallel degree, and preferably a multiple of all degrees that are used.
+        #: The number of splits: at least the largest data-parallel degree, and preferably a multiple of all used
+        #: degrees.
         splits: int = 64
         seed: int = 42
         #: Whether the documents are repeated endlessly, in a different order each time.
@@ -107,7 +108,9 @@ class SplitsDataLoader(BaseDataLoader):
         return iter(self.loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the states of all ranks, in a form that fits any degree. Call on all ranks after the same step."""
+        """Returns the states of all ranks, in a form that fits any degree. All ranks must call this method after the
+        same step.
+        """
         states = [self.loader.state_dict(with_pipe=False)]
         if self.group is not None:
             own, states = states[0], [None] * self.group.size()

@@ -1,4 +1,4 @@
-"""torchtune's data loader, built from nodes, on this package: it resumes at its saved position.
+"""torchtune's data loader, built from this package's nodes, resumes at its saved position.
 
 See docs/guides/old-clients.md.
 """

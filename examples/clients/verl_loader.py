@@ -1,4 +1,4 @@
-"""verl's sampler with this package's loader: it resumes at its saved position. See docs/guides/old-clients.md."""
+"""verl's sampler with this package's loader resumes at its saved position. See docs/guides/old-clients.md."""
 
 from __future__ import annotations
 

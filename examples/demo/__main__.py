@@ -57,7 +57,9 @@ def _loader(
 
 
 def _train(folder: Path, options: argparse.Namespace, model: train.Softmax) -> str:
-    """Trains one model with this loader and one with torch's loader, in turn. Returns a text about the speed."""
+    """Trains one model with this package's loader and one with torch's loader, alternately. Returns a text about the
+    speed.
+    """
     ours, theirs, other = [], [], train.Softmax(pixels=train.FEATURES, classes=len(_CLASSES), rate=model.rate)
     torchs: Any = None
     with _loader(folder, options, stats="full") as loader:
@@ -65,7 +67,7 @@ def _train(folder: Path, options: argparse.Namespace, model: train.Softmax) -> s
             found = train.epoch(loader, model)
             ours.append(found.count / found.seconds)
             beside = ""
-            if number == 1:  # not earlier, because our workers do not need torch
+            if number == 1:  # only now, because this package's workers do not need torch
                 torchs = _loader_of_torch(folder, options)
             if torchs is not None:
                 second = train.epoch(torchs, other)
@@ -83,7 +85,7 @@ def _train(folder: Path, options: argparse.Namespace, model: train.Softmax) -> s
 
 
 def _test(folder: Path, options: argparse.Namespace, model: train.Softmax) -> float:
-    """Returns the share of the test photographs that `model` classifies correctly."""
+    """Returns the fraction of the test photographs that `model` classifies correctly."""
     right = count = 0
     with _loader(folder, options, training=False) as loader:
         for batch in loader:
@@ -93,7 +95,9 @@ def _test(folder: Path, options: argparse.Namespace, model: train.Softmax) -> fl
 
 
 def _loader_of_torch(folder: Path, options: argparse.Namespace) -> Any:
-    """Returns torch's loader over the same shards, with Pillow and as many workers; None without torch."""
+    """Returns torch's loader over the same shards, with Pillow and the same number of workers. Returns None without
+    torch.
+    """
     if importlib.util.find_spec("torch") is None:
         return None
     from torch.utils.data import DataLoader, IterableDataset

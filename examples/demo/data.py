@@ -28,7 +28,7 @@ def optional(module: str) -> Any:
     """Imports an optional module.
 
     Raises:
-        ModuleNotFoundError: the module is not installed; the message names the extra that contains it.
+        ModuleNotFoundError: the module is not installed. The message names the extra that contains the module.
     """
     try:
         return importlib.import_module(module)
@@ -42,7 +42,7 @@ def optional(module: str) -> Any:
 
 
 def _write_shard(path: Path, members: Iterator[tuple[str, bytes]]) -> None:
-    """Writes a tar file atomically: the name `path` appears when the whole file is on disk."""
+    """Writes a tar file atomically. The file gets its name `path` when it is completely on disk."""
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
     try:
         with os.fdopen(handle, "wb") as file, tarfile.open(fileobj=file, mode="w") as archive:
@@ -81,7 +81,7 @@ def write_photographs(folder: Path, count: int) -> tuple[Path, Path]:
 
 
 def _crop(part: int, index: int) -> tuple[str, bytes]:
-    """Returns one file: a part of a photograph, determined by the file's number."""
+    """Returns the name and the content of one file. The file's number determines the part of a photograph."""
     chance, label = random.Random(2 * index + part), (index // PHOTOGRAPH_SHARDS) % 2
     photograph = _photographs()[label]
     width, height = photograph.size

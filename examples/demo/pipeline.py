@@ -1,7 +1,8 @@
 """The demo's pipeline: list shards, shuffle, shard among workers, untar, shuffle, decode, augment, batch, collate.
 
 Role: the main process builds the graph. All functions below run in the workers, so they are defined at module level,
-where every start method can find them. Torch's loader gets the same samples, which Pillow decodes as is usual there.
+where every start method can find them. Torch's loader gets the same samples, which Pillow decodes, as in most programs
+with torch.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ __all__ = ["SIZE", "TarImages", "photographs", "stack"]
 SIZE = 224
 
 
-#: The share of a photograph in a random training crop: from a third to the whole.
+#: Draws a random training crop, which covers between a third of a photograph and the whole.
 crop = partial(random_resized_crop, scale=(0.35, 1.0))
 
 
@@ -37,7 +38,7 @@ def sample(member: tuple[str, Any]) -> dict[str, Any]:
 
 
 def by_pillow(content: bytes) -> Any:
-    """Returns a random crop, randomly mirrored, as an array of 224 x 224 pixels; uses Pillow only."""
+    """Returns a random crop, randomly mirrored, as an array of 224 x 224 pixels. Uses only Pillow."""
     import numpy as np
 
     with optional("PIL.Image").open(io.BytesIO(content)) as image:
@@ -66,13 +67,13 @@ def photographs(folder: Path, batch_size: int, training: bool = True) -> IterDat
         shards = shards.shuffle()
     files: IterDataPipe[Any] = shards.sharding_filter().open_files(mode="b").load_from_tar().read_from_stream()
     if training:
-        files = files.shuffle(buffer_size=32)  # encoded files, which are smaller than decoded images
+        files = files.shuffle(buffer_size=32)  # encoded files are smaller than decoded images
     augmenting: dict[str, Any] = {"crop": crop, "flip": 0.5} if training else {}
     return files.decode_image(SIZE, **augmenting, input_col=1).map(sample).batch(batch_size).collate(stack)
 
 
 class TarImages:
-    """The same samples for torch's loader: an iterable that distributes the shards among its workers.
+    """Yields the same samples for torch's loader: an iterable that distributes the shards among its workers.
 
     The demo combines this class with torch's `IterableDataset`, which is not imported here.
     """

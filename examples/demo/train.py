@@ -59,13 +59,13 @@ FEATURES = 14 * 14 * 3
 class Epoch:
     """The results of an epoch, or of a part of an epoch."""
 
-    #: A hash of each batch, computed from its samples' names and pixels.
+    #: A hash of each batch, computed from the names and pixels of its samples.
     batches: list[str] = field(default_factory=list)
     #: The number of samples.
     count: int = 0
     #: The duration in seconds.
     seconds: float = 0.0
-    #: Mean cross-entropy and accuracy; each sample is evaluated before the model is trained on it.
+    #: Mean cross-entropy and accuracy. Each sample is evaluated before the model is trained on it.
     loss: float = 0.0
     accuracy: float = 0.0
 
@@ -73,7 +73,7 @@ class Epoch:
 def small(images: Any) -> Any:
     """Reduces images of 224 x 224 pixels to 14 x 14 means, the input of the linear probe."""
     n, height, width, colours = images.shape
-    # Sums over rows first, which are contiguous: much faster than over both axes at once.
+    # Summing over the contiguous rows first is much faster than summing over both axes at once.
     rows = images.reshape(n, 14, height // 14, width * colours).sum(axis=2, dtype="uint16")
     sums = rows.reshape(n, 14, 14, width // 14, colours).sum(axis=3, dtype="uint32")
     return sums / (height // 14 * (width // 14))

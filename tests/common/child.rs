@@ -1,4 +1,4 @@
-//! Real child processes: the test binary runs itself again, in one test that plays a role.
+//! Starts real child processes: the test binary runs itself again, in a test that takes the role of the child.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -9,12 +9,12 @@ use torchdata_core::link::Link;
 use torchdata_core::process::board::BellBoard;
 use torchdata_core::process::portable;
 
-/// The environment variable with the role of the test `child_process`.
+/// The environment variable that contains the child's role in the test `child_process`.
 const ROLE: &str = "TORCHDATA_TEST_ROLE";
 /// The number of the first descriptor passed to a child.
 const FIRST_FD: i32 = 100;
 
-/// A child that is killed and reaped, if necessary, when its parent's test ends.
+/// A child process. When the parent's test ends, the child is killed if necessary, and reaped.
 pub struct Process(pub Child);
 
 impl Process {
@@ -30,8 +30,8 @@ impl Drop for Process {
     }
 }
 
-/// Starts this test binary in its test `child_process`, which is ignored otherwise, with a role and the descriptors of
-/// a link.
+/// Starts this test binary in its test `child_process` with a role and the descriptors of a link. Without a role, this
+/// test is ignored.
 pub fn start(role: &str, link: &Link, bells: &Arc<BellBoard>) -> Process {
     start_with(role, &[link.fd(), bells.fd()])
 }
@@ -41,7 +41,7 @@ pub fn start_with(role: &str, fds: &[BorrowedFd<'_>]) -> Process {
     let fds: Vec<i32> = fds.iter().map(AsRawFd::as_raw_fd).collect();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "child_process", "--ignored", "--nocapture"]).env(ROLE, role).stdout(Stdio::null());
-    // SAFETY: dup2 is allowed between fork and exec. The call clears close-on-exec in the copies.
+    // SAFETY: dup2 is allowed between fork and exec. The copied descriptors do not have the close-on-exec flag.
     unsafe {
         command.pre_exec(move || {
             for (&from, to) in fds.iter().zip(FIRST_FD..) {
@@ -65,7 +65,7 @@ pub fn role() -> String {
     std::env::var(ROLE).expect("this test is run by other tests, with a role")
 }
 
-/// Returns descriptor number `index` in a child. Call at most once per descriptor.
+/// Returns descriptor number `index` in a child. May be called only once per descriptor.
 pub fn inherited_fd(index: i32) -> OwnedFd {
     // SAFETY: the parent passed the descriptor, and no other code in this process owns it.
     unsafe { OwnedFd::from_raw_fd(FIRST_FD + index) }
@@ -76,7 +76,7 @@ pub fn inherited() -> (Link, Arc<BellBoard>) {
     (Link::attach(inherited_fd(0)).unwrap(), BellBoard::attach(inherited_fd(1)).unwrap())
 }
 
-/// Runs this test binary again with the portable fallbacks. `caller` is the calling test.
+/// Runs this test binary again with the portable fallbacks. `caller` is the test that calls this function.
 pub fn run_again_portably(caller: &str) {
     if portable() {
         return;

@@ -1,4 +1,4 @@
-//! The common parts of the engine's tests: a watchdog, and for links: items, blocking ends and child processes.
+//! Shared code of the engine's tests: a watchdog, and for links: items, blocking ends and child processes.
 
 #![allow(dead_code, missing_docs, reason = "each test binary uses its own part")]
 
@@ -13,7 +13,7 @@ pub mod raw;
 #[cfg(not(loom))]
 pub mod stream;
 
-/// Aborts the process with the name of the test, unless it is dropped in time.
+/// Aborts the process with a message that names the test, unless the watchdog is dropped in time.
 pub struct Watchdog {
     _alive: mpsc::Sender<()>,
 }

@@ -1,4 +1,4 @@
-//! Reserving and popping with a timeout, and holds as guards, as the extension does them for Python.
+//! Reserves and pops with a timeout, and suspends workers by a guard, like the extension module for Python.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ impl<T> Waiting<T> for OrderedQueue<T> {
     }
 }
 
-/// A hold, which ends when it is dropped.
+/// A guard that holds the workers of the queue until it is dropped.
 pub struct Held<'a>(&'a OrderedQueue<usize>);
 
 pub fn hold(queue: &OrderedQueue<usize>) -> Held<'_> {

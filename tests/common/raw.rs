@@ -1,11 +1,11 @@
-//! The memory of a link as seen by another process that writes to it by mistake.
+//! Maps the memory of a link, as another process does that writes into this memory by mistake.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
 use memmap2::{MmapOptions, MmapRaw};
 use torchdata_core::link::Link;
 
-/// A mapping of the same memory as in another process.
+/// A mapping of the link's memory, as another process would have it.
 pub struct Raw(MmapRaw);
 
 impl Raw {
@@ -15,19 +15,19 @@ impl Raw {
 
     pub fn byte(&self, place: usize) -> &AtomicU8 {
         assert!(place < self.0.len());
-        // SAFETY: inside the mapping, which exists as long as `self`.
+        // SAFETY: the address is inside the mapping, which exists as long as `self`.
         unsafe { &*self.0.as_mut_ptr().add(place).cast() }
     }
 
     pub fn u64(&self, place: usize) -> &AtomicU64 {
         assert!(place.is_multiple_of(8) && place + 8 <= self.0.len());
-        // SAFETY: inside the mapping and aligned.
+        // SAFETY: the address is inside the mapping and aligned.
         unsafe { &*self.0.as_mut_ptr().add(place).cast() }
     }
 
     pub fn u32(&self, place: usize) -> &AtomicU32 {
         assert!(place.is_multiple_of(4) && place + 4 <= self.0.len());
-        // SAFETY: inside the mapping and aligned.
+        // SAFETY: the address is inside the mapping and aligned.
         unsafe { &*self.0.as_mut_ptr().add(place).cast() }
     }
 }

@@ -14,7 +14,7 @@ use torchdata_core::protocol::Permit;
 pub const ITEM: u16 = 1;
 pub const END: u16 = 2;
 
-/// Bells of the two processes.
+/// The wake-up words of the two processes.
 pub const CONSUMER: usize = 0;
 pub const PRODUCER: usize = 1;
 
@@ -53,7 +53,7 @@ impl Random {
     }
 }
 
-/// Item number `index` of a stream over `config`: usually small, sometimes larger than the ring or the arena.
+/// Returns item number `index` of a stream. Most items are small, and some are larger than the ring or the arena.
 pub fn item(seed: u64, index: u64, config: LinkConfig) -> Item {
     let mut random = Random(seed ^ index.wrapping_mul(0x2545_f491_4f6c_dd1d));
     let inline = match random.below(4) {
@@ -70,12 +70,12 @@ pub fn item(seed: u64, index: u64, config: LinkConfig) -> Item {
     Item { inline, buffers: lens.into_iter().map(|len| random.bytes(len as usize)).collect() }
 }
 
-/// A new link and the bells of its two processes.
+/// Returns a new link, and the wake-up words of its two processes.
 pub fn open(config: LinkConfig) -> (Link, Arc<BellBoard>) {
     (Link::create(config).unwrap(), BellBoard::create(2).unwrap())
 }
 
-/// Waits until `ready` returns true, in growing slices, like the extension.
+/// Waits until `ready` returns true. Each wait is longer than the previous one, as in the extension module.
 fn wait(bell: &BellRef, mut ready: impl FnMut() -> bool) {
     for _ in 0..50 {
         if ready() {
@@ -89,7 +89,7 @@ fn wait(bell: &BellRef, mut ready: impl FnMut() -> bool) {
     }
 }
 
-/// A producer that sleeps on its bell while it cannot continue.
+/// A producer that sleeps while it cannot send.
 pub struct Sender {
     pub end: Producer,
     pub bell: BellRef,
@@ -125,7 +125,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Puts a buffer into a block, or streams it if no block will become free.
+    /// Puts a buffer into a block. If no block will become free, sends the buffer as fragments instead.
     fn part(&mut self, buffer: &[u8]) -> Result<Part, Corrupted> {
         loop {
             if let Some(block) = self.end.allocate(buffer.len())? {
@@ -158,14 +158,14 @@ impl Sender {
     }
 }
 
-/// A consumer that sleeps on its bell while nothing is available.
+/// A consumer that sleeps while nothing is available.
 pub struct Receiver {
     pub end: Consumer,
     pub bell: BellRef,
     pub unit: Unit,
 }
 
-/// A received item. The buffers of the item are still leased.
+/// A received item, with buffers that are still leased.
 pub struct Arrived {
     pub inline: Vec<u8>,
     pub buffers: Vec<Buffer>,
@@ -177,7 +177,8 @@ impl Receiver {
         Self { end, bell: bells.bell(CONSUMER).unwrap(), unit: Unit::default() }
     }
 
-    /// Takes the next unit, if any. Returns None without a unit, and for an end.
+    /// Takes the next unit, if there is one. Returns None if there is no unit, or if the unit marks the end of a
+    /// stream.
     pub fn poll(&mut self) -> Result<Option<(u16, Arrived)>, Corrupted> {
         let mut unit = Unit::default();
         match self.end.take(&mut unit) {
@@ -192,7 +193,7 @@ impl Receiver {
         Ok(Some((unit.kind, Arrived { inline: unit.payload, buffers: unit.buffers })))
     }
 
-    /// Waits for the next item without copying its buffers, and returns the buffers of the previous one.
+    /// Waits for the next item, and returns its buffers without copying. Drops the buffers of the previous item.
     pub fn next_unit(&mut self) -> &Unit {
         self.unit.buffers.clear();
         loop {
@@ -204,7 +205,7 @@ impl Receiver {
         }
     }
 
-    /// Waits for the next unit. Returns None for an end.
+    /// Waits for the next unit. Returns None at the end of a stream.
     pub fn receive(&mut self) -> Result<Option<Arrived>, Corrupted> {
         loop {
             if let Some((kind, arrived)) = self.poll()? {
@@ -218,14 +219,14 @@ impl Receiver {
 /// The bytes of a leased or owned buffer.
 pub fn bytes(buffer: &Buffer) -> &[u8] {
     match buffer {
-        // SAFETY: the lease keeps its block, and the producer no longer writes to this block.
+        // SAFETY: the lease keeps the block reserved, so the producer does not write to it.
         Buffer::Leased(lease) => unsafe { std::slice::from_raw_parts(lease.as_mut_ptr(), lease.len()) },
         Buffer::Owned(bytes) => bytes,
     }
 }
 
 impl Arrived {
-    /// A copy for comparison with the sent item.
+    /// Returns a copy for comparison with the sent item.
     pub fn item(&self) -> Item {
         Item { inline: self.inline.clone(), buffers: self.buffers.iter().map(|b| bytes(b).to_vec()).collect() }
     }

@@ -1,11 +1,12 @@
-//! Workers on other machines: each has copies of its links there, and carriers transfer units and words between the
-//! copies.
+//! Workers on other machines. Each worker's machine has copies of the worker's links, and carriers transfer units and
+//! control words between the copies.
 //!
-//! Up to two frames are in transit in each direction. A frame contains the units that were available when it was
-//! created, or none, and the latest words. Words are stored when their frame arrives. Units wait until there is room,
-//! because their reader may be waiting for a word and read nothing. A worker may exit while its host still transfers
-//! its units. The host may also exit, and the main process may detect that before frames in transit arrive. Frames
-//! belong to the links of one process: a replacement has new links, which frames of its predecessor cannot reach.
+//! Up to two frames are in transit in each direction. A frame contains the latest control words, and the units that
+//! were available when the frame was created. Control words are stored when their frame arrives. Units wait until the
+//! link has space, because their reader may be waiting for a control word instead of reading units. A worker may exit
+//! while its host still transfers its units. The host may also exit, and the main process may detect the exit before
+//! frames in transit arrive. Frames belong to the links of one process. A replacement has new links, so frames of its
+//! predecessor cannot reach them.
 
 use std::collections::VecDeque;
 
@@ -26,7 +27,8 @@ pub struct Up {
     words: Said,
 }
 
-/// The words of a worker: its acknowledgement, and the number of the epoch while it starves.
+/// A worker's control words: the acknowledgement, and the number of the epoch if the worker is waiting for dispatched
+/// items.
 type Said = (bool, u32);
 
 /// A frame from the main process to a worker.
@@ -39,20 +41,20 @@ pub struct Down {
 /// The connection between the main process and a worker on another machine.
 #[derive(Debug, Clone, Hash)]
 pub struct Carrier {
-    /// The main process's copy of the control link: commands, and the order.
+    /// The main process's copy of the control link: commands, and the order word.
     commands: VecDeque<Ordered>,
     order: u64,
     up: VecDeque<Up>,
     down: VecDeque<Down>,
-    /// Units that have arrived in the main process, and commands that have arrived at the host, and do not fit into the
+    /// Units that have arrived in the main process, and commands that have arrived at the host, but do not fit into the
     /// link yet.
     arrived: VecDeque<Unit>,
     to_tell: VecDeque<Ordered>,
-    /// The words that were last sent in each direction: the order, and the grant with its count; and the words of the
-    /// worker.
+    /// The control words that were last sent in each direction. The main process sends the order, and the grant with
+    /// its count.
     told: (u64, u64, u32),
     said: Said,
-    /// The acknowledgement that the main process sees.
+    /// The acknowledgement as the main process's copy of the link shows it.
     acknowledged: bool,
     /// Whether the host has exited.
     is_cut: bool,
@@ -76,7 +78,7 @@ impl Carrier {
 }
 
 impl Setting {
-    /// The steps of a worker's carriers, and the exit of its host.
+    /// The possible steps of a worker's carriers, and the exit of the worker's host.
     pub fn carrier_steps(&self, world: &World, index: usize, take: &mut Take<'_>) {
         let Some(carrier) = world.elsewhere.carriers.get(index) else { return };
         if world.main == Main::Gone {
@@ -159,15 +161,15 @@ impl Setting {
         }
     }
 
-    /// Creates the carriers, if workers are on other machines.
+    /// Creates the carriers if workers are on other machines.
     pub fn fresh_carriers<const MOST: usize>(&self) -> Shared<Carrier, MOST> {
         (0..if self.carried { self.workers } else { 0 }).map(|_| Carrier::new()).collect()
     }
 }
 
 impl World {
-    /// Sends a command. Returns false if the link is full, and true if the child has exited, because exits are detected
-    /// elsewhere.
+    /// Sends a command. Returns false if the link is full. If the child has exited, returns true, because exits are
+    /// detected elsewhere.
     pub fn tell(&mut self, index: usize, ordered: Ordered) -> bool {
         let Self { children, elsewhere, .. } = self;
         let child = &mut children[index];
@@ -188,13 +190,13 @@ impl World {
         true
     }
 
-    /// Whether the main process sees the acknowledgement of the call.
+    /// Returns whether the main process sees the acknowledgement of the call.
     pub fn acknowledged(&self, index: usize) -> bool {
         self.elsewhere.carriers.get(index).map_or(self.children[index].acknowledged, |carrier| carrier.acknowledged)
     }
 
-    /// Returns whether the main process can detect that a child has exited. On another machine, this requires that its
-    /// host has exited, or that everything it has sent has arrived.
+    /// Returns whether the main process can detect that a child has exited. On another machine, the host must have
+    /// exited, or all frames of the child must have arrived.
     pub fn is_gone(&self, index: usize) -> bool {
         let child = &self.children[index];
         let all_arrived = |carrier: &Carrier| {

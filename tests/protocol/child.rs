@@ -1,4 +1,4 @@
-//! The children: pumps, graphs, dispatched items, commands.
+//! The steps of the child processes: sending items, running graphs, reading dispatched items, obeying commands.
 
 use torchdata_core::protocol::{Command, Deal, Grant, Obedience, Reader, Sending, Step, Stream, Wish};
 
@@ -21,7 +21,8 @@ impl Setting {
             after.children[index].doing = Doing::Gone;
             return push("ends with main", after);
         }
-        // Within the graph, a child only checks orders. At all other times, commands have priority.
+        // While a child runs its graph, it only checks whether a new order exists. At all other times, commands have
+        // priority.
         if child.doing != Doing::InGraph && !child.control.is_empty() && !self.holds_call(index, child) {
             let mut after = world.clone();
             after.obey(self, index);
@@ -34,7 +35,7 @@ impl Setting {
             push(name, after);
         }
         if world.is_waiting(self, index) {
-            return; // most children wait most of the time, so this saves copies of the world
+            return; // most children are waiting, so this saves copies of the world
         }
         let mut after = world.clone();
         let name = match child.doing {
@@ -69,17 +70,17 @@ fn is_away(sending: &Sending, link: &Link) -> bool {
     matches!(sending.reader(link.grant), Some(Reader::Left | Reader::Ahead | Reader::Done))
 }
 
-/// Returns the next step of a pump between items, and its state afterwards.
+/// Returns what a child's sender does next between two items, and the sender's state after that.
 fn next_deal(setting: &Setting, pump: &Pump, links: &Links, first: usize) -> (Deal, Vec<Sending>) {
     let mut sending = pump.sending.clone();
     let mut permit = |reader: usize| permit(setting.rules, setting.heavy, &mut sending[reader], &links[first + reader]);
-    // A worker sends to the main process like its shards do.
+    // With one link, a worker chooses the next item as it does for several shards.
     let deal = if pump.sending.len() == 1 { pump.dealing.next_of_shards(permit(0)) } else { pump.dealing.next(permit) };
     (deal, sending)
 }
 
 impl World {
-    /// The links that a child writes to, and the index of its first one.
+    /// Returns the links that a child writes to, and the index of the child's first link.
     pub fn outgoing(&self, setting: &Setting, index: usize) -> (&Links, usize) {
         match (setting.is_dispatcher(index), setting.carried) {
             (true, false) => (&self.dealt, 0),
@@ -89,7 +90,7 @@ impl World {
         }
     }
 
-    /// A child, the links that it writes to, and the index of its first one.
+    /// Returns a child, the links that it writes to, and the index of its first link.
     pub fn writer(&mut self, setting: &Setting, index: usize) -> (&mut Child, &mut Links, usize) {
         let Self { children, out, dealt, elsewhere, .. } = self;
         let (links, first) = match (setting.is_dispatcher(index), setting.carried) {
@@ -126,13 +127,13 @@ impl World {
         }
     }
 
-    /// Returns whether a worker waits for a dispatched item and has reported that.
+    /// Returns whether a worker is waiting for a dispatched item, and has reported that.
     fn awaits_share(&self, setting: &Setting, index: usize) -> bool {
         let (child, link) = (&self.children[index], &self.dealt[index]);
         let own = &self.outgoing(setting, index).0[index];
         let epoch = child.pump.stream().epoch();
         if child.share.receiving.stream() != Stream::new(epoch, child.pass + 1) {
-            return !setting.rules.passes && child.pass > 0; // no process will send anything, so it waits forever
+            return !setting.rules.passes && child.pass > 0; // no process will send an item, so the worker waits forever
         }
         let has_enough = setting.header_of(index).is_some_and(|most| child.read >= most);
         let nothing_waits = child.share.glance(link, setting.rules) == Some(false);
@@ -180,18 +181,18 @@ impl World {
         }
     }
 
-    /// Applies the function to the graph of a child.
+    /// Applies the called function to the graph of a child.
     fn apply(&mut self, setting: &Setting, index: usize) {
         let child = &mut self.children[index];
         child.applied += 1;
-        // If a stop or another epoch is ordered, no more items of this epoch are computed.
+        // If a stop or another epoch was ordered, this epoch's remaining items are not computed.
         let goes_on = !Obedience::is_superseded(child.pump.stream().epoch(), child.order);
         if setting.restarts && goes_on && child.place() < self.kept.had[index] {
             self.broken = Some("a function is met before items that main has from before it");
         }
     }
 
-    /// Tells the dispatching process that no more items of this epoch are wanted.
+    /// Reports to the dispatching process that the worker wants no more items of this epoch.
     pub fn finish(&mut self, setting: &Setting, index: usize) {
         let child = &mut self.children[index];
         if setting.dispatches && !setting.is_dispatcher(index) && setting.rules.leaving && child.doing != Doing::Idle {
@@ -223,7 +224,7 @@ impl World {
         "sends"
     }
 
-    /// One step of the pump, if it does not wait.
+    /// Runs one step of a child's sender, unless the sender must wait.
     pub fn pump(&mut self, setting: &Setting, index: usize) -> &'static str {
         if self.children[index].pump.departing.is_some() {
             return self.send(setting, index);
@@ -267,7 +268,7 @@ impl World {
         }
     }
 
-    /// Begins another pass, which was requested.
+    /// Begins another pass over the source, which a worker has requested.
     pub fn begin_next_pass(&mut self, index: usize) -> &'static str {
         let child = &mut self.children[index];
         let pump = &mut child.pump;
@@ -279,7 +280,7 @@ impl World {
         "begins once more"
     }
 
-    /// One step in the graph, which ends with an item for the pump, or at the end of the graph.
+    /// Runs one step in the graph. The step ends with an item to send, or at the end of the graph.
     pub fn run_graph(&mut self, setting: &Setting, index: usize) -> &'static str {
         let child = &mut self.children[index];
         if child.made.1 > 0 {
@@ -335,7 +336,7 @@ impl World {
         "reads its source"
     }
 
-    /// Reads a dispatched item, or reports that the worker starves.
+    /// Reads a dispatched item. If there is none, reports that the worker is waiting.
     pub fn read_share(&mut self, setting: &Setting, index: usize) -> &'static str {
         let (child, link) = (&mut self.children[index], &mut self.dealt[index]);
         let epoch = child.pump.stream().epoch();
@@ -401,14 +402,14 @@ impl World {
         "takes of its share"
     }
 
-    /// Reports the number of the epoch while a worker starves, otherwise 0.
+    /// Reports the number of the epoch while a worker waits for dispatched items, and otherwise 0.
     fn starve(&mut self, setting: &Setting, index: usize, epoch: u32) {
         if self.outgoing(setting, index).0[index].starving != epoch {
             self.writer(setting, index).1[index].starving = epoch;
         }
     }
 
-    /// Passes an item of the graph to the pump: for the reader that has the turn, or to be dropped.
+    /// Passes an item of the graph to the sender. The item is for the next reader in turn, or will be dropped.
     fn hand_over(&mut self, setting: &Setting, index: usize, item: (u32, u8)) {
         let child = &mut self.children[index];
         child.doing = Doing::Pumping;

@@ -4,26 +4,27 @@ use std::collections::HashMap;
 use std::fmt::{Debug, Display};
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 
-/// The state after a step, or the rule that the step breaks.
+/// The state after a step, or an error if the step breaks a rule.
 pub type After<State> = Result<State, String>;
 
-/// Receives each possible step, and the state after it or the rule that it breaks.
+/// A function that receives each possible step, and the state after the step, or an error.
 pub type Take<'a, Step, State> = dyn FnMut(Step, After<State>) + 'a;
 
 /// A model: the possible steps, and the invalid states.
 pub trait Model {
-    /// Everything that influences the next steps.
+    /// All values that influence the next steps.
     type State: Clone + Hash + Debug;
-    /// One step.
+    /// One step between two states.
     type Step: Copy + Debug;
-    /// The parts that states share.
+    /// The parts that several states share.
     type Parts: Default;
 
     /// The initial state.
     fn start(&self) -> Self::State;
-    /// Passes every possible step to `take`, one at a time, because most steps lead to known states, which are dropped.
+    /// Passes every possible step to `take` one at a time. Most steps lead to known states, which are dropped
+    /// immediately.
     fn steps(&self, state: &Self::State, take: &mut Take<'_, Self::Step, Self::State>);
-    /// Lets a new state share existing parts, so that all states fit into caches and memory.
+    /// Lets a new state share existing parts, so that more states fit into caches and memory.
     fn share(parts: &mut Self::Parts, state: &mut Self::State);
     /// Returns whether this is a final state. All other states must have a next step, and a path to a final state.
     fn is_over(&self, state: &Self::State) -> bool;
@@ -43,7 +44,7 @@ impl Display for Explored {
     }
 }
 
-/// A 128-bit fingerprint of a state. With 10^7 states, two of them collide once in 10^24 explorations.
+/// A 128-bit fingerprint of a state. Even with 10^7 states, two fingerprints collide in only one of 10^24 explorations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fingerprint(u64, u64);
 
@@ -62,13 +63,13 @@ impl Hash for Fingerprint {
     }
 }
 
-/// Two independent halves, with one multiplication each per word.
+/// Computes a fingerprint as two independent halves, with one multiplication per word for each half.
 ///
-/// Most parts of a state are flags and small numbers, so several of them share a word. The word also contains their
-/// number, so different states have different words.
+/// Most parts of a state are flags and small numbers, so several of them share a word. The word also contains the
+/// number of its parts, so different states have different words.
 struct Words {
     halves: Fingerprint,
-    /// The current word: a leading 1, which shows the number of bytes, followed by the bytes.
+    /// The current word: a leading 1, which marks the number of bytes, followed by the bytes.
     word: u64,
 }
 
@@ -97,7 +98,7 @@ impl Words {
         }
     }
 
-    /// A byte, or for larger numbers an escape byte and a separate word.
+    /// Adds a small number as one byte, and a larger number as an escape byte and a separate word.
     #[inline]
     fn number(&mut self, number: u64) {
         match u8::try_from(number) {
@@ -145,14 +146,14 @@ impl Hasher for Words {
         self.number(number as u64);
     }
 
-    /// The fingerprint of a part: one half for each half.
+    /// The fingerprint of a part, split into its two halves.
     fn write_u128(&mut self, number: u128) {
         self.flush();
         self.add(((number >> 64) as u64, number as u64));
     }
 }
 
-/// Fingerprints as keys. These keys are hashes already.
+/// A hasher for fingerprints, which returns them unchanged because they are hashes already.
 pub type ByFingerprint = BuildHasherDefault<Plain>;
 
 #[derive(Default)]
@@ -176,7 +177,7 @@ impl Hasher for Plain {
 struct Known(HashMap<Fingerprint, u32, ByFingerprint>);
 
 impl Known {
-    /// Contains only the initial state, number 0.
+    /// Creates a set that contains only the initial state, number 0.
     fn new(start: &impl Hash) -> Self {
         Self([(Fingerprint::of(start), 0)].into_iter().collect())
     }
@@ -185,7 +186,7 @@ impl Known {
         self.0.get(&Fingerprint::of(state)).copied()
     }
 
-    /// Returns the number of a state, and whether it is new.
+    /// Returns the number of a state, and whether the state is new.
     fn meet(&mut self, state: &impl Hash) -> (u32, bool) {
         let next = u32::try_from(self.0.len()).expect("so many states are never visited");
         let number = *self.0.entry(Fingerprint::of(state)).or_insert(next);
@@ -202,7 +203,7 @@ pub fn explore<M: Model>(model: &M) -> Result<Explored, String> {
     let most = 20_000_000;
     let start = model.start();
     let mut known = Known::new(&start);
-    // By state: the previous state, and the start of its successors in `after`.
+    // For each state, the previous state, and the start of the state's successors in `after`.
     let mut before: Vec<u32> = vec![0];
     let mut first: Vec<usize> = Vec::new();
     let mut after: Vec<u32> = Vec::new();
@@ -247,14 +248,13 @@ pub fn explore<M: Model>(model: &M) -> Result<Explored, String> {
     Ok(Explored { states: before.len(), steps, ends: ends.len() })
 }
 
-/// Returns the first state that does not lead to a final state. The successors of state n are
-/// `after[first[n]..first[n + 1]]`.
+/// Returns the first state that does not lead to a final state. The successors of state n are `after[first[n]..first[n
+/// + 1]]`.
 fn without_end(first: &[usize], after: &[u32], ends: &[u32]) -> Option<u32> {
     let states = first.len() - 1;
     let mut reaches = vec![false; states];
     ends.iter().for_each(|&end| reaches[end as usize] = true);
-    // Most steps lead to states that were discovered later. Processing the last states first makes a few rounds
-    // sufficient.
+    // Most steps lead to states with larger numbers, so processing the largest numbers first needs few rounds.
     let mut goes_on = true;
     while std::mem::take(&mut goes_on) {
         for state in (0..states).rev() {
@@ -268,7 +268,7 @@ fn without_end(first: &[usize], after: &[u32], ends: &[u32]) -> Option<u32> {
     reaches.iter().position(|&reached| !reached).map(|state| state as u32)
 }
 
-/// Describes the fault and the steps that lead to the fault. The path is recomputed from the start, because only
+/// Describes the fault and the steps that lead to it. The states are recomputed from the start, because only their
 /// numbers are stored.
 fn told<M: Model>(model: &M, known: &Known, before: &[u32], number: u32, what: &str, last: Option<&M::Step>) -> String {
     let mut way = vec![number];
@@ -295,7 +295,7 @@ fn told<M: Model>(model: &M, known: &Known, before: &[u32], number: u32, what: &
     format!("{what}, after these steps:\n  {}\nin {state:#?}", steps.join("\n  "))
 }
 
-// ---- tests of the explorer, with graphs of a few numbers ---------------------------------------------------------
+// ---- tests of the explorer with graphs of a few numbers ------------------------------------------------------------
 
 /// A model of steps between numbers, starting at 0. Number 9 breaks a rule.
 struct Numbers {

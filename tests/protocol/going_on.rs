@@ -1,5 +1,5 @@
-//! Positions in the main process: the contents of a state at each moment, whether they are correct, and resuming from
-//! them.
+//! Saved positions in the main process: which position a state contains at each moment, whether the position is
+//! correct, and how an epoch resumes from it.
 
 use torchdata_core::protocol::{Account, Books, Command, Dealt, Share, Snapshot};
 
@@ -12,16 +12,16 @@ use super::world::{Act, Kept, Main, Setting, Take, World};
 /// More items than an epoch has.
 const ALL: u64 = 1 << 62;
 
-/// A position in an epoch, as in a state.
+/// A position in an epoch, as a state stores it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// By worker: the delivered items, and the snapshot to resume from.
+    /// For each worker, its delivered items, and the snapshot to resume from.
     pub workers: Vec<(Account, Option<Snapshot<Graph>>)>,
     pub turn: usize,
     pub dealt: Option<Dealt<Graph>>,
 }
 
-/// The position where all children resume an epoch.
+/// A position, and where each child resumes an epoch from this position.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GoingOn {
     pub place: Place,
@@ -35,7 +35,7 @@ impl Place {
         Some(Self { turn, ..Self::at(setting, books, accounts) })
     }
 
-    /// The position at these accounts of the workers, according to the records.
+    /// Returns the position at given item counts of the workers, according to the records.
     pub fn at(setting: &Setting, books: &Books<Graph>, accounts: Vec<Account>) -> Self {
         let places = books.places_at(accounts);
         let share = |snapshot: Option<&Snapshot<Graph>>| match snapshot {
@@ -82,7 +82,8 @@ impl Place {
 }
 
 impl Setting {
-    /// Returns how many of `total` deliveries of this run the user has not received, as reported to the records.
+    /// Returns how many of this run's deliveries the user has not received yet. Returns None if the records do not
+    /// contain this number.
     pub fn lag(&self, total: u64, given: u8) -> Option<u64> {
         match self.reads_ahead {
             false => Some(0),
@@ -90,13 +91,13 @@ impl Setting {
         }
     }
 
-    /// Returns the state `ago` items ago.
+    /// Returns the position in a state that is requested for `ago` items ago.
     fn place(&self, world: &World, books: &Books<Graph>, ago: u64) -> Option<Place> {
         let held = books.total().saturating_sub(world.given.into());
         Place::of(self, books, ago + if self.rules.rewinding { held } else { 0 })
     }
 
-    /// Checks that each state that can be requested now has the right position.
+    /// Checks the positions in all states that can be requested now.
     ///
     /// # Errors
     /// If a position is wrong.
@@ -114,8 +115,8 @@ impl Setting {
         for ago in 0..=u64::from(world.given) {
             let (found, all) = (self.place(world, &world.kept.books, ago), self.place(world, &world.kept.all, ago));
             let Some(place) = found else {
-                // If the number of items that the user received is unknown, the log includes items held in the main
-                // process.
+                // If the number of items that the user has received is unknown, items held in the main process also
+                // count towards the log.
                 if ago <= sure as u64 && (sure > 0 || ago + held <= self.look_back as u64) {
                     return Err(format!("nobody knows where everything was {ago} items ago"));
                 }
@@ -176,7 +177,7 @@ impl Setting {
             return Err("what was dealt was not counted");
         }
         for (worker, (account, share)) in dealt.accounts.iter().zip(shares).enumerate() {
-            let share = share.unwrap_or_default(); // a worker that begins has read nothing of the first pass
+            let share = share.unwrap_or_default(); // a new worker has read nothing of the first pass
             if share.pass == 1 && (dealt.pass, account.items) > (1, share.account.items) {
                 return Err("a worker's reading is before the dispatching process's snapshot");
             }
@@ -203,7 +204,7 @@ impl Setting {
         given
     }
 
-    /// The items that a worker's graph computes after a snapshot.
+    /// Returns the items that a worker's graph computes after a snapshot.
     fn makes_from(&self, worker: usize, graph: &Graph) -> Vec<u8> {
         let mut made = vec![graph.made.0; graph.made.1.into()];
         if !graph.exhausted {
@@ -213,7 +214,7 @@ impl Setting {
         made
     }
 
-    /// The user leaves the epoch and resumes it from a position, with the same or new processes.
+    /// The user leaves the epoch, and resumes it from a position in the same processes or in new ones.
     pub fn going_on_steps(&self, world: &World, take: &mut Take<'_>) {
         for ago in 0..=world.given.min(1) {
             let Some(place) = self.place(world, &world.kept.books, ago.into()) else { continue };
@@ -236,7 +237,7 @@ fn first(items: &[u8], count: u64) -> &[u8] {
     &items[..items.len().min(count as usize)]
 }
 
-/// The account of these items.
+/// Returns the count and checksum of these items.
 pub fn account_of(epoch: u32, items: &[u8]) -> Account {
     let mut account = Account::default();
     items.iter().for_each(|&item| account.count(digest((epoch, item))));
@@ -244,7 +245,7 @@ pub fn account_of(epoch: u32, items: &[u8]) -> Account {
 }
 
 impl World {
-    /// The records, and complete records that forget nothing.
+    /// Returns the records of the main process, and the model's complete records, from which nothing is removed.
     pub fn both_books(&mut self) -> impl Iterator<Item = &mut Books<Graph>> {
         let Kept { books, all, .. } = &mut *self.kept;
         [books, all].into_iter().map(|books| &mut **books)
@@ -275,13 +276,13 @@ impl World {
         self.main = Main::Telling(self.number, setting.children());
     }
 
-    /// The command that makes a child begin the epoch.
+    /// Returns the command that makes a child begin the epoch.
     pub fn ordered(&self, child: usize) -> Ordered {
         let start = self.kept.going_on.as_ref().map(|going_on| going_on.children[child].clone());
         Ordered { command: Command::Epoch(self.number), epoch: self.epoch, start }
     }
 
-    /// Keeps the snapshots that the children resume from.
+    /// Stores the snapshots that the children resume from.
     fn keep_what_goes_on(&mut self, going_on: &GoingOn) {
         for books in self.both_books() {
             for (worker, (_, snapshot)) in going_on.place.workers.iter().enumerate() {
@@ -291,7 +292,7 @@ impl World {
         }
     }
 
-    /// Keeps a received snapshot.
+    /// Stores a received snapshot.
     pub fn keep(&mut self, setting: &Setting, peer: usize, kind: &Kind) {
         let lag = setting.lag(self.kept.books.total(), self.given);
         for books in self.both_books() {
@@ -303,7 +304,7 @@ impl World {
         }
     }
 
-    /// New processes with new links.
+    /// Replaces all processes and links by new ones.
     fn replace_everything(&mut self, setting: &Setting) {
         self.children = setting.fresh_children();
         let links = self.out.iter_mut().chain(self.dealt.iter_mut()).chain(self.elsewhere.dealing.iter_mut());

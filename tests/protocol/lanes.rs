@@ -3,7 +3,7 @@
 //!
 //! A lane carries items from the dispatching process's copy of a link to the worker's copy, and grants back. Up to two
 //! frames are in transit in each direction. Frames that have arrived wait until the worker's ring has space. Meanwhile,
-//! the main process sends no further frames. A lane does not detect exits; it stops.
+//! the main process sends no further frames. If a process exits, the lane stops without reporting the exit.
 
 use std::collections::VecDeque;
 
@@ -18,7 +18,7 @@ use super::world::{Act, Doing, Main, Setting, Take, World};
 #[derive(Debug, Clone, Hash)]
 pub struct Lane {
     down: VecDeque<VecDeque<Unit>>,
-    /// Grants, each with its count.
+    /// Grants on the way to the dispatching process, each with its count.
     up: VecDeque<(u64, u32)>,
     /// Units that have arrived at the host and do not fit into the link yet.
     arrived: VecDeque<Unit>,
@@ -87,7 +87,7 @@ impl Setting {
 }
 
 impl World {
-    /// A lane for the replacement of a worker.
+    /// Creates a lane for the replacement of a worker.
     pub fn renew_lane(&mut self, setting: &Setting, index: usize) {
         if setting.dispatches {
             let before = std::mem::replace(&mut self.elsewhere.lanes[index], Lane::new());

@@ -3,8 +3,8 @@
 //!
 //! Each exploration checks that deadlocks are impossible, and that every state leads to an end. No item is lost,
 //! duplicated, out of order, or delivered to another epoch. An epoch that ends without an error is complete, and the
-//! exit of a process is an error. The checker itself is tested too: with a rule as it was before a defect was fixed, it
-//! must find that defect.
+//! exit of a process is an error. Some tests check the checker itself: if a rule is replaced by an earlier, defective
+//! version, the checker must find the defect.
 
 mod carrying;
 mod child;
@@ -57,7 +57,7 @@ fn setting(workers: usize, dispatches: bool, outputs: &'static [u8]) -> Setting 
     }
 }
 
-/// The possible events, one kind at a time. Each event can happen at any moment.
+/// Returns settings with the possible events, one kind of event each. Each event can happen at any moment.
 fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
     let with = |change: &dyn Fn(&mut Setting)| {
         let mut setting = setting.clone();
@@ -66,7 +66,7 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
     };
     let mut all = vec![
         ("nothing in particular", setting.clone()),
-        // Looking is optional, so this also covers breaking without it.
+        // The look is optional, so this setting also covers breaks without a look.
         ("a look into the share, breaks", with(&|s| (s.looks, s.breaks) = (s.dispatches, true))),
         ("an error", with(&|s| s.fails_at = Some(1))),
         ("an error, two passes", with(&|s| (s.fails_at, s.passes) = (Some(1), 2))),
@@ -83,7 +83,8 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
         ("large items, a death", with(&|s| (s.heavy, s.deaths) = (true, 1))),
         ("out of order, breaks", with(&|s| (s.in_order, s.breaks) = (false, true))),
     ];
-    // A large item leaves no space for a second item. With windows of one item, both are equal.
+    // A large item leaves no space for a second item. A window of one item has the same effect, so such settings are
+    // left out.
     all.retain(|(_, setting)| !setting.heavy || setting.window > 1 || setting.dispatch_window > 1);
     all
 }
@@ -160,7 +161,7 @@ fn found(setting: Setting, old: impl Fn(&mut Rules)) -> String {
     assert!(explore(&setting).is_ok(), "with the present rules there is nothing to find");
     let mut rules = PRESENT;
     old(&mut rules);
-    // Positions checked under other rules must be checked again.
+    // Clearing `checked` makes the exploration check all positions again under the old rules.
     let found = explore(&Setting { rules, checked: RefCell::default(), ..setting })
         .expect_err("the old rule is found to be wrong");
     found.lines().next().unwrap_or_default().to_owned()

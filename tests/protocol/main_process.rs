@@ -21,7 +21,7 @@ impl Setting {
         }
         let mut push = |name, after: After| take(Act::Main(name), after);
         if !matches!(world.main, Main::Stopping(_) | Main::Reading(_)) {
-            // Sending commands and waiting for answers also check for exits.
+            // While the main process sends commands or waits for answers, it also checks for exits.
             if world.is_dead() && !(self.restarts && world.main == Main::Between) {
                 let mut learnt = world.clone();
                 if !self.restarts || !learnt.replace_dead(self) {
@@ -59,7 +59,7 @@ impl Setting {
             }
             Main::Telling(epoch, left) => {
                 let ordered = after.ordered(left - 1);
-                // The dispatching process is first.
+                // The dispatching process gets its command first.
                 if world.kept.told >> (left - 1) & 1 == 1 || after.tell(left - 1, ordered) {
                     after.main = Main::Telling(epoch, left - 1);
                     push("tells a child of the epoch", Ok(after));
@@ -116,7 +116,7 @@ impl Setting {
                 push("reaps", Ok(after));
             }
             Main::Stopping(count) => {
-                let _ = after.tell(count, plainly(Command::Stop)); // otherwise it is killed
+                let _ = after.tell(count, plainly(Command::Stop)); // a child that does not exit in time is killed
                 after.thread = None;
                 after.main = Main::Stopping(count + 1);
                 push("tells a child to stop", Ok(after));
@@ -131,7 +131,7 @@ impl Setting {
             return;
         }
         if self.rules.late_readers && thread.epoch != world.number {
-            return; // the thread was told to stop, so it takes nothing
+            return; // the thread was told to stop, so it takes no item
         }
         let Some((asked, mut after)) = world.ask(self) else { return };
         let holds = match asked {
@@ -144,7 +144,7 @@ impl Setting {
     }
 
     pub fn reading(&self, world: &World, take: &mut Take<'_>) {
-        // The user can do this instead of requesting the next item.
+        // The user can take this step instead of requesting the next item.
         let mut push = |name, after: World| take(Act::Main(name), Ok(after));
         let idle = !world.waits;
         if self.breaks && idle && world.delivered > 0 {
@@ -211,7 +211,8 @@ impl World {
         }
     }
 
-    /// By worker, whether a unit of the current stream is pending. None if obsolete units must be dropped first.
+    /// For each worker, whether a unit of the current stream is pending. Returns None if obsolete units must be dropped
+    /// first.
     fn arrived(&self, rules: Rules) -> Option<[bool; WORKERS]> {
         let mut arrived = [false; WORKERS];
         for (peer, (end, link)) in self.ends.iter().zip(self.out.iter()).enumerate() {
@@ -230,14 +231,14 @@ impl World {
         }
     }
 
-    /// By worker, whether it starves in this epoch.
+    /// For each worker, whether it is waiting for dispatched items in this epoch.
     fn starving(&self) -> [bool; WORKERS] {
         let mut starving = [false; WORKERS];
         self.out.iter().enumerate().for_each(|(peer, link)| starving[peer] = link.starving == self.number);
         starving
     }
 
-    /// Takes the item that the thread has read ahead, if any.
+    /// Takes the item that the thread has read ahead, if there is one.
     fn take_read_ahead(&self) -> Option<(Asked, Self)> {
         let asked = match self.thread.as_ref()?.holds? {
             Ok(item) => Asked::Item(item),
@@ -248,7 +249,7 @@ impl World {
         Some((asked, after))
     }
 
-    /// One attempt of the collector, and the world after it. None if it can do nothing.
+    /// Returns the world after one attempt to receive an item, or None if nothing can be done.
     fn ask(&self, setting: &Setting) -> Option<(Asked, Self)> {
         let rules = setting.rules;
         if self.stopped {
@@ -276,9 +277,9 @@ impl World {
         Some((asked, after))
     }
 
-    /// Executes the next step of the collector.
+    /// Executes the next step of receiving an item.
     fn collect(&mut self, setting: &Setting, next: Next, finds_death: bool) -> Asked {
-        // An exit is detected while the main process waits. Units may have arrived meanwhile.
+        // The main process detects an exit while it waits. Units may have arrived meanwhile.
         if finds_death {
             self.waits = false;
             if setting.restarts && self.replace_dead(setting) {
@@ -346,7 +347,7 @@ impl World {
         self.held[peer].push_back(unit);
     }
 
-    /// One step of the main process while it waits for answers, if there is one.
+    /// Returns one step of the main process while it waits for answers, if a step is possible.
     fn relieve(&mut self, setting: &Setting) -> bool {
         let arrived = self.arrived(setting.rules).unwrap_or_else(|| {
             self.drop_old(setting.rules);
@@ -381,7 +382,7 @@ impl World {
         if setting.saves() {
             self.given += 1;
         }
-        // Out of order: the number of times that each item was delivered, in four bits each.
+        // For loaders without a defined order: how often each item was delivered, in four bits per item.
         self.seen += 1 << (4 * u32::from(item));
         let most = expected.iter().filter(|&&other| other == item).count() as u32;
         if (self.seen >> (4 * u32::from(item))) & 15 > most {

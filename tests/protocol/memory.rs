@@ -13,13 +13,13 @@ use super::world::Rules;
 /// The content of a unit.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// The epoch of the item, and the number of the item.
+    /// The epoch and the number of the item.
     Item(u32, u8),
     End,
     Error,
     /// A worker's snapshot.
     Saved(Part<Snapshot<Graph>>),
-    /// A snapshot of the dispatching process, possibly relayed by a worker.
+    /// A snapshot of the dispatching process, which a worker may relay.
     Dealt(Part<Dealt<Graph>>),
 }
 
@@ -35,14 +35,14 @@ impl Unit {
     }
 }
 
-/// A link: its contents in shared memory.
+/// A link, as shared memory contains it.
 #[derive(Debug, Clone, Hash)]
 pub struct Link {
     pub units: VecDeque<Unit>,
-    /// The word of the reader, and the count in this word. An old rule used the count alone.
+    /// The reader's grant word, and the count in this word. One of the old rules uses only the count.
     pub grant: u64,
     pub count: u32,
-    /// The number of the epoch while the writer starves.
+    /// The number of the epoch while the writer waits for dispatched items.
     pub starving: u32,
 }
 
@@ -88,7 +88,7 @@ impl ReadEnd {
         self.tell(link, self.receiving.one_more(), self.receiving.window().max(1));
     }
 
-    /// Returns whether a unit of the current stream is pending. None if other units must be dropped first.
+    /// Returns whether a unit of the current stream is pending, or None if other units must be dropped first.
     pub fn glance(&self, link: &Link, rules: Rules) -> Option<bool> {
         match self.receiving.judge(link.units.front().map_or(self.receiving.stream(), |unit| unit.stream)) {
             Judgement::Take => Some(!link.units.is_empty()),
@@ -110,16 +110,16 @@ impl ReadEnd {
     }
 }
 
-/// The pump of a child, with its links.
+/// The sender of a child, which serves all links of the child.
 #[derive(Debug, Clone, Hash)]
 pub struct Pump {
     pub dealing: Part<Dealing>,
     pub sending: Vec<Sending>,
     pub departing: Option<(usize, Unit)>,
     pub ending: bool,
-    /// By link: the items sent in this stream, including earlier runs; maintained if there are snapshots.
+    /// For each link, the items sent in this stream, including earlier runs. Only maintained if there are snapshots.
     pub accounts: Part<Vec<Account>>,
-    /// By link: the checksum after the recomputed items.
+    /// For each link, the expected checksum after the recomputed items.
     pub expected: Part<Vec<Option<u64>>>,
 }
 
@@ -148,7 +148,8 @@ impl Pump {
     }
 }
 
-/// The permit of a reader: according to its word, or according to the old rule, a count without an epoch.
+/// Returns how far a writer may continue, according to the reader's grant. Under the old rule, the grant is a count
+/// without an epoch.
 pub fn permit(rules: Rules, heavy: bool, sending: &mut Sending, link: &Link) -> Permit {
     let is_ahead = |unit: &Unit| matches!(unit.kind, Kind::Item(..)) && unit.stream == sending.stream();
     if heavy && link.units.iter().any(is_ahead) {

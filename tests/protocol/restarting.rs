@@ -15,13 +15,13 @@ use super::world::{Main, Setting, World};
 const ALL: u64 = 1 << 62;
 
 impl Setting {
-    /// Returns whether failing is too early, because a child can still be replaced.
+    /// Returns whether an exited child can still be replaced, so that the epoch must not fail yet.
     pub fn is_to_go_on(&self, world: &World) -> bool {
         self.restarts && world.called == 0 && self.fails_at.is_none() && usize::from(self.deaths - world.deaths) < TRIES
     }
 }
 
-/// The resumption of a child that repeats its epoch: the reader has all of its items.
+/// Returns the resumption of a child that repeats an epoch after its reader has received all items.
 fn repeated(start: &Resumption) -> Resumption {
     let starts = start.starts.iter().map(|&(sent, ..)| (sent, ALL, None)).collect();
     Resumption { starts, ..start.clone() }
@@ -37,8 +37,8 @@ impl World {
         self.kept.replacing.rests(index)
     }
 
-    /// Handles exited children: they are replaced, or are not needed again in this epoch. Returns false if this was
-    /// tried too often, or if a function was applied.
+    /// Replaces exited children that are still needed in this epoch. Returns false after too many attempts, or if a
+    /// function was applied.
     pub fn replace_dead(&mut self, setting: &Setting) -> bool {
         let dead = |world: &Self, index: usize| world.is_gone(index) && !world.rests(index);
         let dead: Vec<usize> = (0..setting.children()).filter(|&index| dead(self, index)).collect();
@@ -62,9 +62,9 @@ impl World {
             return true;
         }
         if self.called > 0 {
-            return false; // a replacement would lack the function
+            return false; // the replacement's graph would lack the applied function
         }
-        self.drain(setting, replaced.iter().copied()); // the others were killed for the replacement
+        self.drain(setting, replaced.iter().copied()); // more children were killed in order to be replaced
         let ended: Vec<bool> = (0..setting.workers).map(|worker| self.has_ended(worker)).collect();
         let received: Vec<Account> = (0..setting.workers).map(|worker| self.received(setting, worker)).collect();
         for &worker in replaced.iter().filter(|&&child| child < setting.workers) {
@@ -97,7 +97,7 @@ impl World {
         true
     }
 
-    /// Takes everything that some children had sent. Snapshots are kept at once.
+    /// Takes all units that some children had sent. Snapshots are stored immediately.
     fn drain(&mut self, setting: &Setting, children: impl Iterator<Item = usize>) {
         for worker in children.filter(|&child| child < setting.workers) {
             let link = std::mem::replace(&mut self.out[worker], Link::new());
@@ -117,7 +117,7 @@ impl World {
         }
     }
 
-    /// The account of items received from a worker, delivered or not.
+    /// Returns the count and checksum of items received from a worker, whether delivered or not.
     fn received(&self, setting: &Setting, worker: usize) -> Account {
         let mut account = self.kept.books.taken(worker);
         if setting.rules.receiving {

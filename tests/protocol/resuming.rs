@@ -1,9 +1,9 @@
 //! Explores snapshots, positions, resuming and replacing in all interleavings.
 //!
-//! In addition to the general checks, every state that can be requested at any moment is checked. A state contains
-//! snapshots of the current epoch, which are not later than the items that the user received. The snapshot of the
-//! dispatching process is not later than the position of any worker. The items computed after a resume are the expected
-//! items, no requested item is forgotten, and recomputed items are equal to the reader's items.
+//! In addition to the general checks, the exploration checks every state that can be requested at any moment. A state's
+//! snapshots must belong to the current epoch, and must not be later than the items that the user received. The
+//! snapshot of the dispatching process must not be later than the position of any worker. A resumed epoch must compute
+//! the expected items, and recomputed items must equal the items that the reader already has.
 
 use super::explore::explore;
 use super::setting;
@@ -74,7 +74,7 @@ fn dispatched_items_resume_from_any_state() {
     holds("1 worker, dispatching, a look into the share", &Setting { looks: true, passes: 2, snapshots: 1, ..one });
     let two = saving(2, true, &[1, 1]);
     holds("2 workers, dispatching, goes on", &Setting { resumes: 1, snapshots: 0, ..two.clone() });
-    // One snapshot of each kind, so that some positions contain a snapshot of the dispatching process.
+    // With one snapshot of each kind, some positions contain a snapshot of the dispatching process.
     holds("2 workers, dispatching, a look into the share", &Setting { looks: true, snapshots: 2, ..two.clone() });
     holds("2 workers, dispatching", &Setting { snapshots: 3, ..two });
 }
@@ -147,7 +147,7 @@ fn found(setting: Setting, old: impl Fn(&mut Rules), expected: &str) {
     assert_eq!(present, Ok(()), "with the present rules there is nothing to find");
     let mut rules = PRESENT;
     old(&mut rules);
-    // Positions checked under other rules must be checked again.
+    // Clearing `checked` makes the exploration check all positions again under the old rules.
     let found = explore(&Setting { rules, checked: Default::default(), ..setting }).expect_err("the rule is wrong");
     assert!(found.lines().next().is_some_and(|line| line.contains(expected)), "{found}");
 }

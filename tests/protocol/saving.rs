@@ -1,5 +1,5 @@
-//! The snapshots of a child: the child sends its own snapshots between two items, relays the dispatching process's
-//! snapshots, and resumes from a snapshot.
+//! The snapshots of a child. A child sends its own snapshots between two items, relays snapshots of the dispatching
+//! process, and resumes from a snapshot.
 
 use torchdata_core::protocol::{Account, Command, Dealt, Reader, Share, Snapshot, Stream};
 
@@ -10,7 +10,7 @@ use super::world::{Child, Doing, Setting, World};
 /// The content of a snapshot of a child's graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Graph {
-    /// The epoch of its items.
+    /// The epoch of the graph's items.
     pub epoch: u32,
     pub read: u8,
     pub pass: u32,
@@ -27,45 +27,46 @@ pub fn digest((epoch, item): (u32, u8)) -> u64 {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Resumption {
     pub graph: Option<Graph>,
-    /// By link: the items sent before the snapshot, the number of later items that the reader has, and the checksum
-    /// after these, if it is compared.
+    /// For each link: the items sent before the snapshot, the number of later items that the reader already has, and
+    /// the checksum after these items, if it is compared.
     pub starts: Vec<(Account, u64, Option<u64>)>,
     pub turn: usize,
-    /// The dispatched items that a worker had read.
+    /// The dispatched items that a worker has read.
     pub share: Account,
 }
 
-/// A command in transit, and its attachments.
+/// A command on its way to a child, with its attachments.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Ordered {
     pub command: Command,
-    /// The epoch that determines the items. A resumed epoch has a new number in the streams.
+    /// The original epoch, which determines the items. A resumed epoch has a new number in the streams.
     pub epoch: u32,
     pub start: Option<Part<Resumption>>,
 }
 
 impl Pump {
-    /// Counts an item of a link, sent or dropped.
+    /// Counts an item of a link, whether the item is sent or dropped.
     pub fn count(&mut self, setting: &Setting, link: usize, digest: u64) {
         if setting.saves() {
             self.accounts[link].count(digest);
         }
     }
 
-    /// Returns whether all required items of a link were recomputed, and differ from the reader's items.
+    /// Returns whether a link's recomputed items differ from the items that the reader has. Returns false until all of
+    /// them were recomputed.
     pub fn has_made_other_items_again(&self, link: usize) -> bool {
         let expected = self.expected[link].filter(|_| self.sending[link].owed() == 0);
         expected.is_some_and(|expected| expected != self.accounts[link].checksum)
     }
 
-    /// Returns whether the items ended before all items that a reader has were recomputed.
+    /// Returns whether the graph ended before it had recomputed all items that a reader has.
     pub fn lacks_some(&self) -> bool {
         self.sending.iter().zip(&*self.expected).any(|(sending, expected)| sending.owed() > 0 && expected.is_some())
     }
 }
 
 impl Child {
-    /// Begins an epoch, or resumes an earlier run of it.
+    /// Begins an epoch, or resumes an epoch from a snapshot.
     pub fn begin(&mut self, setting: &Setting, ordered: &Ordered) {
         self.epoch = ordered.epoch;
         (self.may_save, self.looked) = (true, false);
@@ -91,8 +92,8 @@ impl Child {
         Graph { epoch: self.epoch, read: self.read, pass: self.pass, made: self.made, exhausted: self.exhausted }
     }
 
-    /// Returns a worker's position in the dispatched items, for a snapshot. Returns None in later passes, because
-    /// snapshots are then not taken.
+    /// Returns a worker's position in the dispatched items, for a snapshot. Returns None in later passes, in which no
+    /// snapshots are taken.
     fn share_at(&self, setting: &Setting) -> Option<Share> {
         match self.share.receiving.stream() {
             _ if !setting.dispatches => Some(Share::default()),
@@ -108,13 +109,13 @@ impl Child {
 }
 
 impl Setting {
-    /// Returns whether the setting has snapshots or resumes epochs.
+    /// Returns whether the setting requires snapshots.
     pub fn saves(&self) -> bool {
         self.snapshots > 0 || self.resumes > 0 || self.restarts
     }
 
-    /// The world after the first worker has opened its dispatched items only for their first snapshot, or has taken
-    /// that.
+    /// The first worker may open its dispatched items early to look for a snapshot. Returns the world after the worker
+    /// has opened them, or has taken the snapshot.
     pub fn looked_into(&self, world: &World, index: usize) -> Option<(&'static str, World)> {
         let child = &world.children[index];
         let first = Stream::first(child.pump.stream().epoch());
@@ -138,7 +139,8 @@ impl Setting {
         Some(("finds a snapshot to be passed on", after))
     }
 
-    /// The world after a child has sent a snapshot, if it may and there is room.
+    /// Returns the world after a child has sent a snapshot. Returns None if no snapshot is allowed, or if the link is
+    /// full.
     pub fn saved(&self, world: &World, index: usize) -> Option<World> {
         let child = &world.children[index];
         let between = child.doing == Doing::Pumping && child.pump.departing.is_none() && !child.pump.ending;
@@ -175,7 +177,7 @@ impl Setting {
 }
 
 impl World {
-    /// Between two items, a worker relays a pending snapshot. If the link is full, the snapshot is dropped.
+    /// Relays a pending snapshot between two items. If the link is full, the worker drops the snapshot.
     pub fn between_items(&mut self, setting: &Setting, index: usize) {
         let may_save = self.snapshots > 0;
         let child = &mut self.children[index];

@@ -1,7 +1,7 @@
-//! Workers that run several shards over one link: the main process keeps units of other shards until their turn.
+//! Workers that run several shards over one link. The main process stores units that arrive before their shard's turn.
 //!
 //! A second, smaller model. The state machines of `torchdata_core::protocol` make the decisions, for example
-//! `Dealing::next_of_shards`. The model adds rings, processes, and the queues of kept units.
+//! `Dealing::next_of_shards`. The model adds rings, processes, and the queues of stored units.
 
 mod explored;
 
@@ -18,7 +18,7 @@ use super::explore::{Model, Take};
 struct Shards {
     workers: usize,
     shards: usize,
-    /// By peer: the number of items that its shard computes. Peer p is shard p / workers of worker p % workers.
+    /// For each peer, the number of items that its shard computes. Peer p is shard p / workers of worker p % workers.
     items: &'static [u8],
     window: u64,
     ring: usize,
@@ -28,10 +28,10 @@ struct Shards {
     breaks: bool,
     deaths: u8,
     snapshots: u8,
-    /// The number of times that an epoch is left and resumed from the state of the main process, in new processes.
+    /// The number of times that an epoch is left, and is resumed in new processes from the main process's state.
     resumes: u8,
-    /// The rules of keeping, which are true in the present version: a unit of another peer is kept until its turn, and
-    /// it is counted, so that the worker may send another item.
+    /// Two rules, which hold in the present version. A unit of another peer is stored until that peer's turn. The unit
+    /// is counted, so that the worker may send another item.
     keeps: bool,
     counts: bool,
 }
@@ -61,10 +61,10 @@ struct Link {
 #[derive(Debug, Clone, Hash, Default)]
 struct Strand {
     account: Account,
-    /// The items to recompute, and the checksum after them.
+    /// The number of items to recompute, and the expected checksum after them.
     owed: u64,
     expected: u64,
-    /// The items that its graph has computed.
+    /// The number of items that the shard's graph has computed.
     made: u8,
 }
 
@@ -100,7 +100,7 @@ enum Main {
 struct World {
     main: Main,
     epoch: u32,
-    /// The number in the streams. A resumed epoch has a new number.
+    /// The epoch's number in the streams. A resumed epoch has a new number.
     number: u32,
     links: Vec<Link>,
     workers: Vec<Worker>,
@@ -108,16 +108,16 @@ struct World {
     collecting: Collecting,
     books: Books<u8>,
     replacing: Replacing,
-    /// By peer: units that left their ring before their turn.
+    /// For each peer, the units that left their ring before the peer's turn.
     held: Vec<VecDeque<Unit>>,
-    /// By peer: the items that the user has received.
+    /// For each peer, the number of items that the user has received.
     given: Vec<u8>,
     deaths: u8,
     snapshots: u8,
     resumes: u8,
 }
 
-/// An act, and the number of its worker.
+/// A step of the model, and the number of its worker.
 type Act = (&'static str, usize);
 
 fn digest(peer: usize, item: u8) -> u64 {
@@ -148,13 +148,14 @@ impl Shards {
         }
     }
 
-    /// The peer of the next item in strict order.
+    /// Returns the peer of the next item in strict order.
     fn expected(&self, given: usize) -> Option<usize> {
         let rounds = (0..).take_while(|&round| self.items.iter().any(|&items| items > round));
         rounds.flat_map(|round| (0..self.peers()).filter(move |&peer| self.items[peer] > round)).nth(given)
     }
 
-    /// Returns where a worker begins, from the records at `accounts`, at the turn of a peer.
+    /// Returns where a worker begins, according to the records and these accounts. `turn` is the peer that is next in
+    /// turn.
     fn start(&self, world: &World, accounts: &[Account], worker: usize, turn: usize) -> Start {
         let places = world.books.places_at(accounts.to_vec());
         let peers = (0..self.shards).map(|shard| worker + shard * self.workers);
@@ -246,14 +247,14 @@ impl Shards {
             .map(|worker| (0..self.shards).all(|shard| has_ended(worker + shard * self.workers)))
             .collect();
         for worker in world.replacing.wanted(&dead, &ended) {
-            // The turn of the main process is unknown to a replacement, so it begins at its first shard.
+            // A replacement does not know the main process's turn, so it begins at its first shard.
             let start = self.start(world, &accounts, worker, 0);
             self.renew(world, worker, start);
         }
         !dead.is_empty()
     }
 
-    /// The state of the main process is right.
+    /// Checks the state of the main process.
     fn check_state(&self, world: &World) -> Result<(), String> {
         let (places, turn) = world.books.places(0).ok_or("there is no state")?;
         for (peer, place) in places.iter().enumerate() {
@@ -267,7 +268,7 @@ impl Shards {
             }
         }
         let expected = self.expected(world.given.iter().map(|&given| usize::from(given)).sum());
-        // Shards without further items may have the turn before their end is delivered.
+        // Shards without further items may have the turn until their end is delivered.
         let passes = |from: usize, to: usize| {
             let peers = (0..self.peers()).map(|step| (from + step) % self.peers()).take_while(|&peer| peer != to);
             peers.into_iter().all(|peer| world.given[peer] == self.items[peer])
@@ -278,7 +279,7 @@ impl Shards {
         }
     }
 
-    /// One attempt to receive. None if the main process waits.
+    /// Returns the world after one attempt to receive, or None if the main process must wait.
     fn read(&self, world: &World) -> Option<Result<World, String>> {
         let mut after = world.clone();
         for link in &mut after.links {
@@ -298,7 +299,7 @@ impl Shards {
             Next::Wait if self.replace_dead(&mut after) => return Some(Ok(after)),
             Next::Wait => {
                 let units = |world: &World| -> usize { world.links.iter().map(|link| link.units.len()).sum() };
-                return (units(&after) < units(world)).then_some(Ok(after)); // obsolete units were dropped
+                return (units(&after) < units(world)).then_some(Ok(after)); // dropping units is progress
             }
             Next::Over => {
                 if after.given != self.items {
@@ -435,7 +436,7 @@ impl Shards {
         }
     }
 
-    /// One step of a worker between items. None if it waits.
+    /// Returns the world after one step of a worker between items, or None if the worker waits.
     fn pump(&self, worker: &mut Worker, link: &Link, index: usize) -> Option<Result<(), String>> {
         let stream = worker.sending.stream();
         let Some(turn) = worker.dealing.turn() else {
@@ -474,7 +475,7 @@ impl Shards {
         strand.made += 1;
         strand.account.count(digest(peer, item));
         if owing.is_some() {
-            strand.owed -= 1; // recomputed items do not count for the order
+            strand.owed -= 1; // recomputed items do not change the order
             if strand.owed == 0 && strand.account.checksum != strand.expected {
                 return Some(Err("what is made again is not what the reader has".to_owned()));
             }

@@ -1,7 +1,7 @@
-//! Parts of states that most steps do not change: states share them, and a part is copied when it is changed.
+//! Parts of states that most steps do not change. States share these parts, and a part is copied when it is changed.
 //!
-//! Millions of states consist of some thousands of different parts. Each part is stored once: a new state takes equal
-//! parts from pools.
+//! Millions of states consist of some thousands of different parts. Pools store each part once, so that a new state
+//! uses the stored parts.
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 use super::explore::{ByFingerprint, Fingerprint};
 
-/// A part of a state. The fingerprint of a part is computed once for all states that share the part.
+/// A part of a state. The part's fingerprint is computed once for all states that share the part.
 pub struct Part<T>(Rc<Held<T>>);
 
 struct Held<T> {
@@ -45,7 +45,7 @@ impl<T: Hash> Part<T> {
 }
 
 impl<T: PartialEq> Part<T> {
-    /// Sets the value. The part stays shared if the value is equal.
+    /// Sets the value. If the value does not change, the part stays shared.
     pub fn set(&mut self, value: T) {
         if **self != value {
             *self = value.into();
@@ -99,21 +99,21 @@ impl<T> Default for Pool<T> {
 }
 
 impl<T: Hash> Pool<T> {
-    /// Replaces a part by the equal one in the pool, or adds it to the pool. A shared part is already in the pool, or
-    /// belongs to the first state.
+    /// Replaces a part by an equal part of the pool, or adds the part to the pool. Parts that are already shared are in
+    /// the pool, or belong to the first state.
     pub fn share(&mut self, part: &mut Part<T>) {
         if Rc::strong_count(&part.0) == 1 {
             *part = self.0.entry(part.fingerprint()).or_insert_with(|| part.clone()).clone();
         }
     }
 
-    /// The same for several parts.
+    /// Replaces several parts by equal parts of the pool.
     pub fn share_all<const MOST: usize>(&mut self, parts: &mut Shared<T, MOST>) {
         parts.0.iter_mut().flatten().for_each(|part| self.share(part));
     }
 }
 
-/// A fixed number of parts of a kind. The parts are stored in the state itself, which is cloned for every step.
+/// A fixed number of parts of one kind. The state stores the parts inline, because it is cloned for every step.
 #[derive(Clone)]
 pub struct Shared<T, const MOST: usize>([Option<Part<T>>; MOST]);
 

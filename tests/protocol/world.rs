@@ -1,8 +1,8 @@
 //! A small model of a loader: the main process, workers and optionally the dispatching process, with rings of a few
 //! units.
 //!
-//! The state machines of `torchdata_core::protocol` make the decisions; this model adds memory and processes. `Rules`
-//! replaces single decisions by their versions before a defect was fixed.
+//! The state machines of `torchdata_core::protocol` make the decisions, and this model adds memory and processes. With
+//! `Rules`, a test can replace a decision by an earlier version with a defect.
 
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
@@ -17,42 +17,45 @@ use super::memory::{Link, Pump, ReadEnd, Unit};
 use super::saving::{Graph, Ordered};
 use super::shared::{Part, Pool, Shared};
 
-/// The rules of the protocol. All rules are true in the present version.
+/// The rules of the protocol. If a rule is false, the model uses an earlier version with a defect.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
-    /// A reader leaves units of later streams in the ring, and a grant is for one epoch.
+    /// A reader leaves units of later streams in the ring, and a grant is valid for only one epoch.
     pub streams: bool,
-    /// The main process receives items of other workers early while the worker that has the turn starves.
+    /// While the worker that is next in turn waits for dispatched items, the main process receives items of other
+    /// workers early.
     pub take_in: bool,
-    /// Units of an exited process are delivered before its exit is an error.
+    /// All units of an exited process are delivered before its exit becomes an error.
     pub deaths: bool,
     /// A reader of an earlier epoch takes nothing.
     pub late_readers: bool,
     /// A call does not end the epoch.
     pub calls: bool,
-    /// The dispatching process runs again for workers that iterate over their source again.
+    /// The dispatching process starts another pass for workers that iterate over their source again.
     pub passes: bool,
     /// A worker reports that it has finished its epoch or left a pass.
     pub leaving: bool,
-    /// A pending snapshot to relay is dropped when an epoch begins.
+    /// When an epoch begins, a worker drops a snapshot that it has not relayed yet.
     pub relays_end: bool,
-    /// After resuming, a worker's snapshot contains its position in the dispatched items even before it reads them.
+    /// After resuming, a worker's snapshot contains its position in the dispatched items even before the worker reads
+    /// any of them.
     pub opening: bool,
-    /// A position is that of the items received by the user, not by the main process.
+    /// A state's position counts the items that the user has received, not the items that the main process has
+    /// received.
     pub rewinding: bool,
-    /// A position uses a snapshot of the dispatching process that is not later than the position of any worker.
+    /// The snapshot of the dispatching process in a position is not later than the position of any worker.
     pub joining: bool,
     /// A replacement also recomputes the items that the main process has received but not delivered.
     pub receiving: bool,
-    /// With a dispatching process, all children are replaced together.
+    /// With a dispatching process, all children are replaced if one of them exits.
     pub together: bool,
-    /// A call waits until a worker has recomputed the items that the main process has.
+    /// A call waits until a worker has recomputed the items that the main process already has.
     pub holding: bool,
-    /// Words from another machine are stored when they arrive, even if earlier units do not fit into the link.
+    /// Control words from another machine are stored when they arrive, even if earlier units do not fit into the link.
     pub words_at_once: bool,
-    /// Frames of a process only reach its own links.
+    /// Frames of a process reach only the process's own links.
     pub own_frames: bool,
-    /// The main process is informed that a worker on another machine starves.
+    /// The main process is informed when a worker on another machine waits for dispatched items.
     pub hears_who_starves: bool,
 }
 
@@ -76,55 +79,55 @@ pub const PRESENT: Rules = Rules {
     hears_who_starves: true,
 };
 
-/// The kind of loader, and what may happen to it.
+/// The kind of loader, and the events that may happen to it.
 #[derive(Debug, Clone)]
 pub struct Setting {
     pub rules: Rules,
     pub workers: usize,
     pub dispatches: bool,
-    /// Workers are on other machines.
+    /// Whether workers are on other machines.
     pub carried: bool,
-    /// By item of the source: how many items a worker computes from it.
+    /// For each item of the source, the number of items that a worker computes from it.
     pub outputs: &'static [u8],
     pub window: u64,
     pub dispatch_window: u64,
-    /// An item is as large as the limit for read-ahead.
+    /// Whether an item is as large as the memory limit for read-ahead.
     pub heavy: bool,
     /// The capacity of a ring in units.
     pub ring: usize,
     pub epochs: u32,
-    /// How many times a worker's graph iterates over its source.
+    /// The number of times that a worker's graph iterates over its source.
     pub passes: u32,
-    /// The number of source items that each of the first `leavers` workers takes in a pass, or None for all.
+    /// The number of source items that each of the first `leavers` workers takes in a pass. None stands for all items.
     pub header: Option<u8>,
     pub leavers: usize,
     pub in_order: bool,
-    /// The first worker may open its dispatched items for a snapshot before its graph requests an item.
+    /// Whether the first worker may open its dispatched items to look for a snapshot before its graph requests an item.
     pub looks: bool,
-    /// The main process may leave an epoch after any item.
+    /// Whether the main process may leave an epoch after any item.
     pub breaks: bool,
-    /// Once, after any item, the main process may pause all children, call them, and resume.
+    /// Whether the main process may once pause all children, call them, and resume, after any item.
     pub pauses: bool,
-    /// Once, after any item, the main process may call all children.
+    /// Whether the main process may once call all children, after any item.
     pub calls: bool,
     /// The number of processes that may exit, at any moment.
     pub deaths: u8,
-    /// Exited children are replaced.
+    /// Whether exited children are replaced.
     pub restarts: bool,
-    /// The maximum number of snapshots of all children.
+    /// The maximum number of snapshots that all children together may send.
     pub snapshots: u8,
-    /// The number of times that an epoch is left and resumed, from any position that can be requested.
+    /// The number of times that an epoch is left, and is resumed from any position that can be requested.
     pub resumes: u8,
     /// The number of deliveries in the log besides the items that the user has not received.
     pub look_back: usize,
     /// Whether the records contain the number of items that the user has received.
     pub follows: bool,
-    /// A thread in the main process reads one item ahead.
+    /// Whether a thread in the main process reads one item ahead.
     pub reads_ahead: bool,
-    /// The graph fails at the source item with this number: in a worker, or with dispatching in the dispatching
-    /// process.
+    /// The number of the source item at which the graph fails. With dispatching, the dispatching process fails, and
+    /// otherwise a worker.
     pub fails_at: Option<u8>,
-    /// The positions of the main process that were checked.
+    /// Fingerprints of the main process's positions that were already checked.
     pub checked: RefCell<HashSet<Fingerprint, ByFingerprint>>,
 }
 
@@ -133,11 +136,11 @@ pub struct Setting {
 pub enum Doing {
     /// Waiting for a command.
     Idle,
-    /// Pumping.
+    /// Sending items.
     Pumping,
-    /// In its graph, computing an item. With a dispatching process, a worker may wait there.
+    /// Running its graph to compute an item. With a dispatching process, a worker may wait in this state.
     InGraph,
-    /// After a pass, waiting for a request for another one. Only the dispatching process.
+    /// Waiting after a pass until another pass is requested. Only the dispatching process has this state.
     Between,
     Gone,
 }
@@ -150,39 +153,40 @@ pub struct Child {
     pub obedience: Obedience,
     /// Whether the child has acknowledged the call.
     pub acknowledged: bool,
-    /// How many times it has applied the function.
+    /// How many times the child has applied the called function.
     pub applied: u8,
     pub pump: Pump,
     /// The worker that receives the graph's item, and whether the item is dropped.
     pub target: usize,
     pub skips: bool,
-    /// A worker's end of the link from the dispatching process.
+    /// A worker's reading end of the link from the dispatching process.
     pub share: ReadEnd,
-    /// Whether the worker has opened its dispatched items without requesting any yet.
+    /// Whether the worker has opened its dispatched items, but has not requested an item yet.
     pub looked: bool,
-    /// The source items that it has read in this pass, and the number of passes that it has begun.
+    /// The number of source items that the child has read in this pass, and the number of passes that it has begun.
     pub read: u8,
     pub pass: u32,
-    /// The items computed from one source item and not sent yet: its number, and how many.
+    /// The items that were computed from one source item, but not sent yet: the source item's number, and their count.
     pub made: (u8, u8),
     /// Whether the source has ended for this child.
     pub exhausted: bool,
     pub failed: bool,
     /// The epoch of the graph's items.
     pub epoch: u32,
-    /// Whether something has happened since the last snapshot.
+    /// Whether something has happened since the last snapshot, so that another one is allowed.
     pub may_save: bool,
-    /// The link for the next snapshot.
+    /// The link on which the next snapshot will be sent.
     pub next_link: usize,
-    /// The dispatched items that the worker has read in this pass, and those before the position to resume from.
+    /// The dispatched items that the worker has read in this pass, and the items before the position from which it
+    /// resumes.
     pub share_account: Account,
     pub share_start: Account,
-    /// The snapshot of the dispatching process that is pending for relaying.
+    /// The snapshot of the dispatching process that the worker must still relay.
     pub relay: Option<Part<Dealt<Graph>>>,
 }
 
 impl Child {
-    /// A worker has one link. The dispatching process has one to each worker.
+    /// The number of links: a worker has one, and the dispatching process has one to each worker.
     pub fn new(links: usize, dispatches: bool) -> Self {
         Self {
             doing: Doing::Idle,
@@ -219,7 +223,7 @@ impl Child {
         if self.obedience.runs() { passed + made + u64::from(waits) } else { u64::MAX }
     }
 
-    /// Records that it has left the epoch, or reached its end.
+    /// Records that the child has left the epoch, or has reached its end.
     pub fn rest(&mut self) {
         self.doing = Doing::Idle;
         self.obedience.leave();
@@ -229,15 +233,16 @@ impl Child {
 /// The activity of the main process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Main {
-    /// About to begin an epoch: the collector has begun, and this many children must still be commanded.
+    /// Beginning an epoch: this many children have not received the command yet.
     Telling(u32, usize),
-    /// About to replace the old thread that reads ahead.
+    /// Replacing the previous thread that reads ahead.
     Replacing(u32),
-    /// Requesting the next item. `true` means that nothing was ready.
+    /// Requesting the next item. `true` means that no item was ready.
     Reading(bool),
     /// Paused.
     Paused,
-    /// Calling: the main process has sent the call to this many children, and will wait for all. Afterwards the main
+    /// Calling children: this many children have received the call. When all children have answered, the main process
+    /// is paused or reading again.
     ///     process is paused or reading.
     Calling(usize, bool),
     /// The epoch is over.
@@ -260,18 +265,20 @@ pub enum Ended {
     Failed,
 }
 
-/// The parts of a world that few steps change, combined so that other steps copy one reference.
+/// The parts of a world that few steps change. Storing these parts together lets all other steps copy only one
+/// reference.
 #[derive(Debug, Clone, Hash)]
 pub struct Kept {
-    /// By child: the number of its items that the main process had when the child was started as a replacement.
+    /// For each child, the number of its items that the main process had received when the child was started as a
+    /// replacement.
     pub had: Part<Vec<u64>>,
     pub books: Part<Books<Graph>>,
-    /// Records that forget nothing.
+    /// Complete records, from which nothing is removed.
     pub all: Part<Books<Graph>>,
-    /// Where the epoch that is about to begin resumes.
+    /// The position from which the next epoch resumes.
     pub going_on: Option<Part<GoingOn>>,
     pub replacing: Part<Replacing>,
-    /// By child, one bit each: whether it received the command for the epoch when it was started as a replacement.
+    /// One bit for each child: whether it received the command for the epoch when it was started as a replacement.
     pub told: u8,
 }
 
@@ -281,7 +288,7 @@ pub struct Elsewhere {
     /// The copies of the workers' links to the main process, and the carriers between the copies.
     pub far: Links,
     pub carriers: Shared<Carrier, WORKERS>,
-    /// The dispatching process's copies of the links to them, and the lanes between the copies.
+    /// The dispatching process's copies of its links to the workers, and the lanes between the copies.
     pub dealing: Links,
     pub lanes: Shared<Lane, WORKERS>,
 }
@@ -294,7 +301,7 @@ pub type Links = Shared<Link, WORKERS>;
 #[derive(Debug, Clone, Hash)]
 pub struct World {
     pub main: Main,
-    /// The number in the streams. A resumed epoch has a new number.
+    /// The epoch's number in the streams. A resumed epoch has a new number.
     pub number: u32,
     pub epoch: u32,
     pub collecting: Part<Collecting>,
@@ -302,7 +309,7 @@ pub struct World {
     pub held: Part<Vec<VecDeque<Unit>>>,
     pub waits: bool,
     pub has_died: bool,
-    /// Old rule: an exit has stopped the epoch.
+    /// Whether an exit has stopped the epoch, as under an old rule.
     pub stopped: bool,
     pub delivered: u8,
     pub seen: u32,
@@ -315,7 +322,7 @@ pub struct World {
     pub resumes: u8,
     /// The items that the user has received in this run of the epoch.
     pub given: u8,
-    /// A broken rule.
+    /// The rule that was broken, if any.
     pub broken: Option<&'static str>,
     pub kept: Part<Kept>,
     pub children: Children,
@@ -342,7 +349,7 @@ pub type After = explore::After<World>;
 /// Receives each step and the world after it.
 pub type Take<'a> = explore::Take<'a, Act, World>;
 
-/// An act, and the process that performs it.
+/// A step of the model, and the process that performs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Act {
     Main(&'static str),
@@ -375,7 +382,7 @@ impl Setting {
         (0..self.outputs.len() as u8).filter(|&item| usize::from(item) % self.workers == worker).collect()
     }
 
-    /// The items that a worker computes in a pass, starting with one of its source items.
+    /// The items that a worker computes in a pass, beginning at one of the worker's source items.
     pub fn made_in(&self, worker: usize, from: usize) -> Vec<u8> {
         let share = self.share_of(worker);
         let most = self.header_of(worker).map_or(share.len(), |most| share.len().min(most.into()));

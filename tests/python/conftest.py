@@ -21,14 +21,14 @@ from fresh_processes import LEAN, python_path
 from http_server import Server, running
 from loopback import Loopback
 
-# Deadlines measure the machine, not the code; the watchdog of each test is pytest-timeout's. All changes are tested
-# with the same examples. `pytest --hypothesis-profile=random` searches for new examples.
+# A deadline would measure the machine instead of the code, so pytest-timeout limits each test instead. Each run uses
+# the same examples. `pytest --hypothesis-profile=random` searches for new examples.
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("project", settings.get_profile("random"), derandomize=True)
 settings.load_profile("project")
 
 
-#: Modules with tests that start processes which need the whole machine, kill processes, or check for leftovers.
+#: Modules with tests that need the whole machine, kill processes, or check for leftovers of processes.
 ALONE = (
     "test_demo",
     "test_disk_caching_processes",
@@ -47,9 +47,9 @@ ALONE = (
 
 
 def pytest_configure() -> None:
-    """Lets Ctrl-C work in the processes of tests: a shell that runs them in the background has it ignored.
+    """Lets Ctrl-C interrupt the processes of tests. A shell makes background processes ignore SIGINT.
 
-    A busy machine makes any epoch long, so loaders must not warn of long epochs.
+    Also disables the warning about long epochs, because any epoch may be long on a busy machine.
     """
     os.environ["TORCHDATA_WAIT_WARNING"] = "0"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -57,10 +57,9 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Lets processes that tests start import torch at less expense: see `support/lean`.
+    """Makes importing torch faster in processes that tests start (see `support/lean`).
 
-    Objects of pytest itself are excluded: importing them could remove objects from later searches that the test has
-    left.
+    The pytest process itself is excluded. There, importing torch could hide objects that a test has left behind.
     """
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if LEAN not in paths:
@@ -69,44 +68,44 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def lance_says_nothing_of_forks() -> None:
-    """Mutes Lance's hook, which warns at every fork once a test has imported it: tests of warnings look for ours."""
+    """Disables Lance's warning at every fork, because tests that check warnings would find it."""
     lance = sys.modules.get("lance")
     if lance is not None:
         lance.warnings = SimpleNamespace(warn=lambda *_, **__: None)  # type: ignore[attr-defined]
 
 
-#: Names that files contain if their tests start processes. All other files contain unit tests.
+#: Matches files with tests that start processes. All other files contain unit tests.
 STARTS = re.compile(
     r"subprocess|multiprocessing|MultiProcessing|num_workers|os\.fork|process_checks|_job\b|check_loader"
 )
 
 
 def is_alone(path: Path) -> bool:
-    """Whether none of the file's tests is to run next to other ones."""
+    """Returns whether none of the file's tests may run concurrently with other tests."""
     return path.stem.startswith(ALONE)
 
 
 def may_run_alone(path: Path) -> bool:
-    """Whether the file may have tests that are not to run next to other ones."""
+    """Returns whether some of the file's tests may not run concurrently with other tests."""
     return is_alone(path) or "mark.alone" in path.read_text(encoding="utf-8")
 
 
 def is_of_ray(path: Path) -> bool:
-    """Whether the file has tests that start clusters of Ray."""
+    """Returns whether the file contains tests that start Ray clusters."""
     return "*of_ray" in path.read_text(encoding="utf-8")
 
 
 def is_unit(path: Path) -> bool:
-    """Whether the file has tests that start no process."""
+    """Returns whether the file contains only tests that start no process."""
     return not may_run_alone(path) and not is_of_ray(path) and STARTS.search(path.read_text(encoding="utf-8")) is None
 
 
 def may_run_beside(path: Path) -> bool:
-    """Whether the file may have tests that run next to other ones."""
+    """Returns whether some of the file's tests may run concurrently with other tests."""
     return not is_alone(path) and not is_of_ray(path)
 
 
-#: By the marks that are asked for, which files may have such tests.
+#: For each requested mark, a function that returns whether a file may contain such tests.
 HAS_SOME = {
     "alone": may_run_alone,
     "not alone and not ray": may_run_beside,
@@ -124,7 +123,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks tests that do not run next to other ones, and tests that start no process."""
+    """Marks tests that must not run concurrently with other tests, and tests that start no process."""
     for item in items:
         if is_alone(item.path):
             item.add_marker("alone")
@@ -136,14 +135,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the library believe that torch is not loaded."""
+    """Makes the package behave as if torch were not imported."""
     monkeypatch.setitem(sys.modules, "torch", None)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _small_heap() -> None:
-    """Hides objects of imports and of earlier files from the garbage collector, because many tests run the
-    collector."""
+    """Hides the objects of imports and of earlier files from garbage collection, because many tests collect garbage."""
     gc.collect()
     gc.freeze()
 
@@ -152,7 +150,7 @@ def _small_heap() -> None:
 def _every_interrupt_is_raised() -> Iterator[None]:
     """Removes the hook of hypothesis that makes the garbage collector call Python code.
 
-    If Ctrl-C interrupts such a call, the exception is reported and not raised.
+    If Ctrl-C interrupts such a call, the exception is printed instead of raised.
     """
     callbacks = gc.callbacks[:]
     gc.callbacks.clear()
@@ -162,8 +160,9 @@ def _every_interrupt_is_raised() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _this_process_is_no_worker() -> Iterator[None]:
-    """Fails a test that does not reset torch's worker info, because later loaders in this process would read the share
-    of a worker."""
+    """Fails a test that does not reset torch's worker info. Later loaders in this process would otherwise read only a
+    worker's shard.
+    """
     yield
     worker = sys.modules.get("torch.utils.data._utils.worker")
     info = getattr(worker, "_worker_info", None)
@@ -174,11 +173,11 @@ def _this_process_is_no_worker() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the documentation as `make docs` builds it. A warning of Sphinx fails it."""
+    """Builds the documentation like `make docs`, and returns its folder. A warning of Sphinx fails the build."""
     for module in ("furo", "myst_parser", "sphinx"):
         pytest.importorskip(module, reason="it is a tool of development")
     root = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:  # one for all of them
+    if "PYTEST_XDIST_WORKER" in os.environ:  # all workers of pytest-xdist share one folder
         root = root.parent
     folder = root / "site"
     with (root / "site.lock").open("w") as lock:
@@ -198,7 +197,7 @@ def _build_site(folder: Path) -> None:
 
 @pytest.fixture
 def loopback() -> Loopback:
-    """A link to oneself."""
+    """Returns a link with both ends in this process."""
     return Loopback()
 
 
@@ -210,7 +209,7 @@ def _web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def web(_web: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
-    """An HTTP server over an empty folder, reached without a proxy and, after a fault, without a long wait."""
+    """Runs an HTTP server for an empty folder. No proxy is used, and retries wait only briefly."""
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")

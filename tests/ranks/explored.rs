@@ -1,4 +1,4 @@
-//! Explores all orders of events in a small job, with a fault of one rank at every step.
+//! Explores all orders of events in a small job. One rank has a fault, which may occur at every step.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -8,20 +8,20 @@ use torchdata_core::ranks::member::Member;
 use torchdata_core::ranks::message::Message;
 use torchdata_core::ranks::{Answer, Fault, WATCH};
 
-/// The number of operations of each rank, besides the opening.
+/// The number of operations of each rank, not counting the opening.
 const OPERATIONS: u64 = 2;
 
-/// The fault of the victim, once, at any step.
+/// The fault of one rank, which occurs once, at any step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Harm {
     None,
     /// The process of the rank exits, and its connections break.
     Dies,
-    /// The rank is stopped: it neither sends heartbeats nor receives messages.
+    /// The rank is stopped, so that it neither sends heartbeats nor receives messages.
     Stops,
     /// The program of the rank reaches no further operation, but the process runs.
     Hangs,
-    /// The rank leaves regularly before its next operation.
+    /// The rank leaves the job normally before its next operation.
     Parts,
     /// The rank abandons an operation.
     Leaves,
@@ -30,7 +30,7 @@ pub enum Harm {
 /// A whole job: its ranks, the messages in transit, and the time.
 #[derive(Clone, Hash, PartialEq, Eq)]
 struct Rank {
-    /// The operation that it waits for.
+    /// The operation that the rank is waiting for.
     waits: Option<u64>,
     /// The results of finished operations.
     ended: Vec<i64>,
@@ -43,10 +43,10 @@ struct Job {
     hub: Hub,
     members: Vec<Member>,
     ranks: Vec<Rank>,
-    /// By member: the messages to the hub, and from the hub.
+    /// For each member, the messages to the hub, and the messages from the hub.
     up: Vec<VecDeque<Message>>,
     down: Vec<VecDeque<Message>>,
-    /// By member: whether the connection ends after these messages, because the process of the sender has exited.
+    /// For each member, whether its connection ends after these messages because the sender's process has exited.
     up_ends: Vec<bool>,
     down_ends: Vec<bool>,
     gone: Vec<bool>,
@@ -61,9 +61,9 @@ enum Step {
     ToHub(usize),
     ToMember(usize),
     Harm,
-    /// A rank with a failed operation exits, as programs do, and closes its connections.
+    /// After a failed operation, a rank's program exits and closes the rank's connections.
     Exit(usize),
-    /// All waiting ranks time out, one by one, and time passes.
+    /// Lets time pass until the waiting ranks time out, one by one.
     TimePasses,
 }
 
@@ -79,7 +79,7 @@ impl Explorer {
         Self { size, victim, harm, start: Instant::now() }
     }
 
-    /// Explores all orders. Returns the number of visited states.
+    /// Explores all orders of events. Returns the number of visited states.
     pub fn run(&self) -> usize {
         let mut seen = HashSet::new();
         let mut open = vec![self.begin()];
@@ -128,7 +128,7 @@ impl Explorer {
         job
     }
 
-    /// A hash that distinguishes states. There are only a few different instants.
+    /// Returns a hash that distinguishes states. The states contain only a few different points in time.
     fn key(&self, job: &Job) -> u64 {
         use std::hash::{DefaultHasher, Hash, Hasher};
         let mut hasher = DefaultHasher::new();
@@ -169,7 +169,7 @@ impl Explorer {
         if !job.harmed {
             steps.push(Step::Harm);
         }
-        // The timeout is longer than everything else that can happen.
+        // The timeout is longer than all other durations in the job.
         let wait = job
             .ranks
             .iter()
@@ -263,7 +263,7 @@ impl Explorer {
         }
     }
 
-    /// Transmits outgoing messages, and returns results to waiting ranks.
+    /// Transmits outgoing messages, and returns results to the ranks that wait for them.
     fn deliver(&self, job: &mut Job) {
         for (rank, message) in job.hub.outgoing() {
             if !self.stands_still(job, 0) {
@@ -318,7 +318,7 @@ impl Explorer {
         }
     }
 
-    /// The exploration is complete: every rank has finished all operations, or has found the rank that has not.
+    /// The exploration is complete: every rank has finished all operations, or has reported the rank that has not.
     fn check_end(&self, job: &Job) {
         for (number, rank) in job.ranks.iter().enumerate() {
             if number != self.victim || self.harm == Harm::None {

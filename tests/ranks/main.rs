@@ -53,7 +53,7 @@ mod judged {
     use torchdata_core::ranks::message::Message;
     use torchdata_core::ranks::{Answer, Fault, Verdict, WATCH};
 
-    /// A hub of three ranks after the opening.
+    /// Returns a hub of three ranks after the opening.
     fn opened() -> Hub {
         let mut hub = Hub::new(3);
         hub.submit(0);

@@ -10,7 +10,7 @@ from typing import Any
 from comparison import items
 
 _POOL_BYTES = 256 << 20
-"""The memory of these arrays exceeds the caches."""
+"""The number of these arrays is so large that their memory exceeds the caches."""
 
 
 def _decode(number: int, workers: int, seconds: float, start: Any, rates: Any) -> None:
@@ -26,7 +26,7 @@ def _decode(number: int, workers: int, seconds: float, start: Any, rates: Any) -
 
 
 def decoding(workers: int, seconds: float) -> float:
-    """Returns how many images per second `workers` independent processes decode together."""
+    """Returns how many images per second `workers` independent processes decode in total."""
     context = multiprocessing.get_context("fork")
     start, rates = context.Barrier(workers), context.SimpleQueue()
     processes = [

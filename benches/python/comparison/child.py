@@ -22,7 +22,7 @@ INDEXED = ("stateful", "upstream-stateful", "torch-indexed")
 
 
 class Run:
-    """A contender's loader, built on demand from the order."""
+    """Creates the loader of a contender when it is needed, according to the order."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.order = order
@@ -70,7 +70,6 @@ class Run:
 
     @property
     def consume(self) -> Callable[[Any], None]:
-        """Takes items and accesses their data."""
         from comparison import measure
 
         if self.is_indexed:
@@ -80,7 +79,7 @@ class Run:
         return measure.CONSUMERS["lists" if self.options.get("together", 1) > 1 else self.order["item"]]
 
     def _pipes(self) -> Callable[..., Any]:
-        # Imports are not part of any measurement, and pipes are imported on first use.
+        # Imports are not part of any measurement, and a pipe is imported when it is first used.
         from comparison import pipes
         from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # noqa: F401
 
@@ -130,7 +129,7 @@ def array_floor(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
 
 
 def in_process(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Returns the seconds per item for a case of `inprocess`; pipes and plain generators take turns in it."""
+    """Returns the seconds per item for a case of `inprocess`. In such a case, pipes and plain generators take turns."""
     import statistics
 
     import inprocess

@@ -42,7 +42,9 @@ def upstream_python(home: Path, packages: tuple[str, ...], wheels: Path | None) 
 
 
 def jpeg_folder(bench: Path) -> Path | None:
-    """Returns a folder with the same JPEG files in every run, next to one with larger files; None without Pillow."""
+    """Returns a folder with the same JPEG files in every run. A second folder contains larger files. Returns None
+    without Pillow.
+    """
     from importlib.util import find_spec
 
     if find_spec("numpy") is None or find_spec("PIL") is None:
@@ -54,7 +56,7 @@ def jpeg_folder(bench: Path) -> Path | None:
 
 
 def write_jpegs(folder: Path, count: int, times: int) -> None:
-    """Writes files that look like noisy photographs, with a size of 500 by 375 pixels times `factor`."""
+    """Writes files that look like noisy photographs. The images have 500 by 375 pixels times `times`."""
     import numpy
     from PIL import Image
 
@@ -72,7 +74,7 @@ def write_jpegs(folder: Path, count: int, times: int) -> None:
 
 
 def format_files(bench: Path) -> Path | None:
-    """Returns a folder of tar archives and TFRecord files; None if the libraries to compare with are not installed."""
+    """Returns a folder of tar archives and TFRecord files, or None if a library to compare with is missing."""
     from importlib.util import find_spec
 
     if find_spec("tfrecord") is None or find_spec("webdataset") is None:

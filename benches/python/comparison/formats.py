@@ -61,7 +61,7 @@ def write(folder: Path) -> None:
 
 
 def _content(size: int) -> bytes:
-    """Returns bytes that compress to half their size, as text does."""
+    """Returns bytes that compress to half their size, like text."""
     return random.randbytes(size // 2).hex().encode()
 
 

@@ -19,12 +19,13 @@ SAMPLES = 64
 """The number of samples in a batch."""
 
 WEIGHT = 200_000
-"""The number of values in the state of a stream. Pickling the state takes some milliseconds, as for a buffer of
-samples."""
+"""The number of values in the state of a stream. Pickling this state takes some milliseconds, like pickling a buffer of
+samples.
+"""
 
 
 class Indexed(Dataset[Any]):
-    """A dataset of one kind of samples, read by index."""
+    """An indexable dataset of one kind of samples."""
 
     def __init__(self, kind: str, length: int) -> None:
         self.kind, self.length = kind, length
@@ -53,8 +54,6 @@ class Ready(Indexed):
 
 
 class Stream(IterableDataset[Any]):
-    """An endless stream of samples."""
-
     def __init__(self) -> None:
         self.tensor = torch.rand(64)
 
@@ -65,7 +64,7 @@ class Stream(IterableDataset[Any]):
 
 
 class Weighty(Stream):
-    """An endless stream of samples whose state takes some milliseconds to compute."""
+    """An endless stream of samples with a state that takes some milliseconds to compute."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"buffer": list(range(WEIGHT))}
@@ -81,7 +80,6 @@ def _touch(batch: Any) -> None:
 
 
 def consume(share: Any) -> None:
-    """Takes a number of the batches, and accesses one element of each batch."""
     for batch in share:
         _touch(batch)
 

@@ -77,7 +77,7 @@ def _template(size: int) -> Any:
 
 
 def array(n: int) -> Any:
-    """Returns a new array of 150 KiB. Its creation costs one copy."""
+    """Returns a new array of 150 KiB, at the cost of one copy."""
     fresh = _template(ARRAY_BYTES).copy()
     fresh[0] = n & 0xFF
     return fresh
@@ -89,7 +89,7 @@ def flipped(n: int) -> Any:
 
 
 def transposed(n: int) -> Any:
-    """Returns the same array as an image whose first dimension is the channels."""
+    """Returns the array of 150 KiB as an image with the channels as its first dimension."""
     return array(n).reshape(IMAGE_SHAPE).transpose(2, 0, 1)
 
 
@@ -112,31 +112,25 @@ def _text() -> str:
 
 
 def shared_text(n: int) -> list[str]:
-    """Returns a list that contains the same string many times."""
     return [_text()] * REFERENCES
 
 
 @dataclass
 class Label:
-    """An object in an image, as a detector reports it."""
-
     name: str
     score: float
     index: int
 
 
 def objects(n: int) -> list[Label]:
-    """Returns many small objects."""
     return [Label("cat", 0.5, n + k) for k in range(OBJECTS)]
 
 
 def hashes(n: int) -> list[int]:
-    """Returns a thousand unsigned 64-bit ints, such as hash functions return."""
     return [(1 << 63) + n + k for k in range(OBJECTS)]
 
 
 def large_ints(n: int) -> list[int]:
-    """Returns a thousand ints of 100 bits."""
     return [10**30 + n + k for k in range(OBJECTS)]
 
 
@@ -146,7 +140,6 @@ def _floats() -> list[float]:
 
 
 def floats(n: int) -> list[float]:
-    """Returns a hundred thousand floats."""
     return _floats()
 
 
@@ -156,7 +149,6 @@ def _float_lists() -> list[list[float]]:
 
 
 def float_lists(n: int) -> list[list[float]]:
-    """Returns a thousand lists of four floats."""
     return _float_lists()
 
 
@@ -170,7 +162,6 @@ def _times_and_uuids() -> list[Any]:
 
 
 def times_and_uuids(n: int) -> list[Any]:
-    """Returns a thousand pairs of a datetime and a UUID."""
     return _times_and_uuids()
 
 
@@ -189,7 +180,7 @@ def _tensor_template() -> Any:
 
 
 def tensor(n: int) -> Any:
-    """Returns a new tensor of 150 KiB. Its creation costs one copy."""
+    """Returns a new tensor of 150 KiB, at the cost of one copy."""
     fresh = _tensor_template().clone()
     fresh[0] = n & 0xFF
     return fresh
@@ -208,7 +199,6 @@ def small_tensor(n: int) -> Any:
 
 
 def small_tensors(n: int) -> list[Any]:
-    """Returns an item of many small tensors."""
     return list(_small_tensors())
 
 
@@ -223,7 +213,6 @@ def small_array(n: int) -> Any:
 
 
 def small_arrays(n: int) -> list[Any]:
-    """Returns an item of many small arrays."""
     return list(_small_arrays())
 
 
@@ -253,7 +242,6 @@ def jpeg_files(large: bool = False) -> list[str]:
 
 
 def decoded(n: int) -> Any:
-    """Returns a JPEG file, decoded to an array of height, width and three colors."""
     import numpy
     from PIL import Image
 
@@ -337,14 +325,15 @@ def crops_by_spdl(n: int, large: bool = False) -> Any:
 
 
 def tar_path(n: int) -> str:
-    """Returns a file of large members that represents every shard of a dataset; its pages are in memory."""
+    """Returns the path of a tar file with large members. The file stands for every shard of a dataset, and its pages
+    stay in memory.
+    """
     from comparison import formats
 
     return os.path.join(os.environ[formats.FOLDER], "tar-large")
 
 
 def content(member: Any) -> bytes:
-    """Returns the bytes of a member of a tar file."""
     found: bytes = member[1].read()
     return found
 

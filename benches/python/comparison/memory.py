@@ -10,11 +10,10 @@ from pathlib import Path
 
 INTERVAL_S = 0.25
 ALLOWED_GROWTH = 0.01
-"""The growth in the second half that still counts as flat, as a fraction of the level (or 1 MB, if this is more)."""
+"""The maximum growth in the second half that counts as flat, as a fraction of the level (but at least 1 MB)."""
 
 
 def family(pid: int) -> list[int]:
-    """Returns the process and all its descendants."""
     found = [pid]
     for member in found:
         for children in Path(f"/proc/{member}/task").glob("*/children"):
@@ -41,7 +40,7 @@ def proportional(pids: list[int]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Course:
-    """The memory over time, in bytes: the level, the growth in the second half, the peaks."""
+    """The memory over time in bytes: its level, its growth in the second half, and its peaks."""
 
     level: float
     growth: float

@@ -30,7 +30,6 @@ batch."""
 
 @contextlib.contextmanager
 def cluster() -> Iterator[Any]:
-    """Starts a cluster, and always shuts it down at the end."""
     here = Path(__file__).resolve().parent.parent
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(here), os.environ.get("PYTHONPATH"))))
     os.environ.update(RAY_AUTH_MODE="disabled", RAY_worker_niceness="0", RAY_prestart_worker_first_driver="0")
@@ -60,8 +59,9 @@ def loader(order: dict[str, Any]) -> Any:
 
 
 def raw(ray: Any, order: dict[str, Any]) -> Iterator[Any]:
-    """Yields the items of ready-made chunks that actors send. The chunks are as large as this project's frames, and a
-    larger item is a chunk of its own."""
+    """Yields the items of ready-made chunks that actors send. The chunks are as large as this project's frames. A
+    larger item forms its own chunk.
+    """
     import numpy
 
     size = max(CHUNK_BYTES, BYTES[order["item"]])
@@ -116,7 +116,6 @@ def data(ray: Any, order: dict[str, Any]) -> Iterator[Any]:
 
 
 def rate(order: dict[str, Any]) -> dict[str, float]:
-    """Returns the items per second that arrive in the main process."""
     seconds = max(4.0, order["seconds"])
     how = order["options"]["how"]
     with cluster() as ray:

@@ -1,9 +1,9 @@
 """Packing token sequences into rows in one process: this project, plain Python, and the libraries of Hugging Face.
 
-The sequences are generated once. Their lengths resemble chats and documents: many short sequences, and a few very long
-ones. transformers' collator joins the sequences of a row and marks where each sequence begins, but the caller selects
-the sequences of a row. In this comparison, plain Python selects them. TRL's packer packs a whole Arrow dataset before
-the first row is read. It reports the lengths of the sequences in a row, but no position IDs.
+The sequences are generated once. The sequences' lengths resemble chats and documents: many short sequences, and a few
+very long ones. transformers' collator joins the sequences of a row and marks where each sequence begins, but the caller
+selects the sequences of a row. In this comparison, plain Python selects them. TRL's packer packs a whole Arrow dataset
+before the first row is read. The packer reports the lengths of the sequences in a row, but no position IDs.
 """
 
 from __future__ import annotations
@@ -101,7 +101,9 @@ def _trl(source: list[Any], options: dict[str, Any]) -> Iterator[dict[str, Any]]
 
 
 def _data_set(source: list[Any]) -> Any:
-    """Returns the sequences as an Arrow dataset. It is created once, because its users have such a dataset."""
+    """Returns the sequences as an Arrow dataset, which is created only once, because users of the packer already have
+    such a dataset.
+    """
     import datasets
 
     if id(source) not in _data_sets:

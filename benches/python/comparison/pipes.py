@@ -27,12 +27,12 @@ def dispatched(source: range, make: Any) -> Any:
 
 
 def batched(source: range, make: Any) -> Any:
-    """Returns the same source in lists that have the size of an image batch."""
+    """Returns the sharded source in lists of the size of an image batch."""
     return shared_out(source, make).batch(items.TOGETHER)
 
 
 def members(source: range, make: Any) -> Any:
-    """Returns a source of tar members; the files are sharded among the workers."""
+    """Returns a source of tar members. The files are sharded among the workers."""
     return shared_out(source, items.tar_path).open_files("b").load_from_tar().map(make)
 
 
@@ -43,5 +43,5 @@ def loader(pipe: Any, start_method: str, workers: int | str, splits: int | None 
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
     service = MultiProcessingReadingService(workers, start_method)
-    # An earlier state of this project lacks splits.
+    # Earlier versions of this project have no `splits` argument.
     return DataLoader2(pipe, reading_service=service, **({} if splits is None else {"splits": splits}))

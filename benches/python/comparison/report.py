@@ -8,7 +8,7 @@ from comparison.memory import Course
 from comparison.workloads import BEFORE, OURS, WORKERS, Goal, Workload
 
 Runs = dict[str, list[dict[str, float]]]
-"""For each contender, the lines that its runs printed; an empty list if the contender could not run."""
+"""For each contender, the lines that its runs printed. The list is empty if the contender could not run."""
 
 PLAIN = "plain generators"
 
@@ -44,7 +44,6 @@ class Report:
         print(_goal_line(goal, measured, met), flush=True)
 
     def workload(self, workload: Workload, runs: Runs) -> None:
-        """Prints the medians of all contenders, their ratios to this project, and the goals."""
         figures = {name: [run["value"] for run in done] for name, done in runs.items()}
         if workload.kind == "in_process":
             figures[PLAIN] = [run["plain"] for run in runs[OURS]]
@@ -59,7 +58,7 @@ class Report:
             print(f"  {name:28}{_number(median):>12} {workload.unit:9}{ours}")
         if before := figures.get(BEFORE):
             pairs = zip(mine, before, strict=False)
-            # If less is better, the ratio is inverted.
+            # If smaller numbers are better, the ratio is inverted.
             self.speeds[workload.name] = [a / b if workload.unit.endswith("/s") else b / a for a, b in pairs]
             return
         for goal in workload.goals:
@@ -75,8 +74,9 @@ class Report:
         self._judge(workload.title, goal.text, _number(ratio), goal.met(ratio))
 
     def _memcpys(self, workload: Workload, mine: list[float], floors: list[dict[str, float]]) -> None:
-        """Checks the time per item, minus the time to create an item divided by the number of workers, because all
-        workers create items at once."""
+        """Checks the time per item. The time to create an item is subtracted, divided by the number of workers, because
+        all workers create items at the same time.
+        """
         for key, where in (("memcpy_s", "in cache"), ("far_memcpy_s", "out of cache")):
             goal = f"beyond producing it at most 1.5 memcpys ({where})"
             if not mine or not floors:
@@ -89,7 +89,6 @@ class Report:
             self._judge(workload.title, goal, measured, copies <= 1.5)
 
     def memory(self, course: Course | None, seconds: float) -> None:
-        """Prints the memory over time in the long run."""
         title, goal = "memory in a long run", "main and workers are flat"
         print(f"\n{title} [memory]: 150 KiB arrays for {seconds:.0f} s")
         if course is None:
@@ -102,8 +101,9 @@ class Report:
         self._judge(title, goal, f"{growth:+.2f} MB in the second half", course.flat)
 
     def summary(self) -> None:
-        """Prints all goals in one table, with missed goals last. In a comparison with an earlier state, prints the
-        speed of each row relative to that state."""
+        """Prints all goals in one table, with missed goals last. In a comparison with an earlier version, prints the
+        speed of each row relative to that version.
+        """
         if self.speeds:
             print("\nTimes as fast as before: median, and lowest to highest pair of runs")
             for name, speeds in sorted(self.speeds.items(), key=lambda one: statistics.median(one[1])):

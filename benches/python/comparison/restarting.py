@@ -37,10 +37,10 @@ def gap(iterator: Any, pid: int, workers: int) -> float:
 
 
 def measure(build: Callable[..., Any], order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Returns the median gap after several exits.
+    """Returns the median gap after several exits of workers.
 
     Args:
-        build: creates a loader from a source; it accepts the argument `on_worker_exit`.
+        build: creates a loader from a source. Accepts the argument `on_worker_exit`.
         order: the order of the harness.
     """
     loader = build(range(items.ENDLESS), on_worker_exit="restart")

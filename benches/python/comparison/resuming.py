@@ -1,8 +1,8 @@
-"""The time from a state to the next item, for sources that restore their positions: it must not grow with the position.
+"""The time from a state to the next item must not grow with the position, if the source restores its position.
 
-Role: a kind of measurement for `child`. A source is a stream with a state, numbers that are read by index, the lines of
-a file, or the rows of an Arrow table in a Parquet file. The loader is one of the three classes, with or without
-workers. A state's position is reached by reading up to it.
+Role: a kind of measurement for `child`. A source is a stream with a state, an indexable dataset of numbers, the lines
+of a file, or the rows of an Arrow table in a Parquet file. The loader is one of the three classes, with or without
+workers. The measurement reads up to a position, and saves a state there.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from typing import Any
 
 #: The number of items in an epoch, and the number of lines and rows in a file.
 MANY, WRITTEN = 10_000_000, 1_100_000
-#: The number of times that a state is loaded; the shortest time counts.
+#: The number of times that a state is loaded. Only the shortest time counts.
 TIMES = 5
 
 
 class Numbers:
-    """Numbers that are read by index."""
-
     def __len__(self) -> int:
         return MANY
 
@@ -36,8 +34,6 @@ def _stream() -> Any:
     from torch.utils.data import IterableDataset
 
     class Stream(IterableDataset[int]):
-        """A stream of numbers with a state."""
-
         def __init__(self) -> None:
             self.at = self.start = 0
 
@@ -62,7 +58,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def _lines() -> Any:
-    """Returns the pipe of a file's lines, which it writes at the first call."""
+    """Returns a pipe over the lines of a file. The first call writes the file."""
     from torchdata.datapipes.iter import FileOpener
 
     path = Path(_folder().name, "lines.txt")
@@ -72,7 +68,7 @@ def _lines() -> Any:
 
 
 def _rows() -> Any:
-    """Returns the pipe of a table's rows, which it writes at the first call."""
+    """Returns a pipe over the rows of a table. The first call writes the table."""
     import pyarrow
     from pyarrow import parquet
 
@@ -110,7 +106,7 @@ def _built(order: dict[str, Any]) -> Any:
 
 
 def resume_from(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Returns the seconds from a state after this number of items to the next item."""
+    """Returns the seconds from loading a state after this number of items to the next item."""
     loader = _built(order)
     iterator = iter(loader)
     next(islice(iterator, order["options"]["items"] - 1, None))

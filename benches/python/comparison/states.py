@@ -1,4 +1,5 @@
-"""The cost of states: for the running job, for taking a state, its size, and the time to resume from the state.
+"""Measures the cost of states: the slowdown of the running job, the time to save a state, its size, and the time to
+resume.
 
 Role: kinds of measurement for `child`. A case is a pipeline for two workers: plain items, a shuffle buffer of 18 MB, or
 dispatched items. Torch-style loaders (upstream 0.11 in a separate environment) read numbers by index, or a dataset
@@ -16,24 +17,22 @@ from typing import Any
 
 #: The size of an item of the large buffer in bytes, and the capacity of the buffer.
 SIZE, HELD = 18_000, 1_000
-#: The number of items in an epoch; only some of these items are read.
+#: The number of items in an epoch. Only some of these items are read.
 MANY = 10_000_000
-#: The number of states that are taken.
+#: The number of states that are saved.
 STATES = 200
 
 
 def text(number: int) -> bytes:
-    """Returns an item of the large buffer."""
     return number.to_bytes(8, "little") * (SIZE // 8)
 
 
 def same(item: Any) -> Any:
-    """Represents a user's function."""
+    """A function that stands for a user's function."""
     return item
 
 
 def pipe_of(case: str) -> Any:
-    """Returns the pipeline of a case."""
     from torchdata.datapipes.iter import IterableWrapper
 
     pipe = IterableWrapper(range(MANY))
@@ -46,7 +45,7 @@ def pipe_of(case: str) -> Any:
 
 
 def _loader(order: dict[str, Any]) -> Any:
-    """Returns a loader of this package that takes snapshots more often, by the factor in the options."""
+    """Returns a loader of this package that takes snapshots more often. The options contain the factor."""
     from torchdata._engine import snapshots
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
@@ -74,7 +73,7 @@ def _of_torchs_kind(order: dict[str, Any]) -> Any:
             return index
 
     class Weighty(IterableDataset[int]):
-        """An iterator with a state as large as the large buffer."""
+        """A dataset with a state as large as the large buffer."""
 
         def __init__(self) -> None:
             self.held, self.at = [text(number) for number in range(HELD)], 0
@@ -99,7 +98,7 @@ def _built(order: dict[str, Any]) -> Any:
 
 
 def state_rate(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Returns the items per second."""
+    """Returns the items per second while the job is running."""
     from comparison import measure
 
     loader = _loader(order)
@@ -107,7 +106,7 @@ def state_rate(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
 
 
 def state_time(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Returns the seconds to take a state in the middle of an epoch."""
+    """Returns the seconds that it takes to save a state in the middle of an epoch."""
     loader = _built(order)
     iterator = iter(loader)
     found = []
@@ -121,7 +120,7 @@ def state_time(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
 
 
 def state_size(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Returns the bytes of a pickled state, after snapshots have arrived."""
+    """Returns the size of a pickled state in bytes, after snapshots have arrived."""
     loader = _built(order)
     iterator = iter(loader)
     until = time.perf_counter() + order["seconds"]
@@ -131,7 +130,7 @@ def state_size(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
 
 
 def resume_time(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Returns the seconds from a state to the first item, minus the seconds of a start at the beginning."""
+    """Returns the seconds from loading a state to the first item, minus the seconds of a start at the beginning."""
     count = order["options"]["items"] // (1 if order["contender"] == "ours" else 16)
     loader = _built(order)
     next(islice(iter(loader), count - 1, None))

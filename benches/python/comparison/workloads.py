@@ -17,7 +17,7 @@ start."""
 
 @dataclass(frozen=True)
 class Contender:
-    """A contender of `child` with its options. `kind` and `item` are given if they differ from the workload's.
+    """A contender of `child` with its options. `kind` and `item` are only given if they differ from the workload's.
 
     The option `main` names the module that is run instead of `child`.
     """
@@ -31,7 +31,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Goal:
-    """The limit for the ratio of this project's figure to the rival's."""
+    """A limit for the ratio of this project's figure to the figure of the rival."""
 
     text: str
     rival: str
@@ -58,7 +58,7 @@ class Workload:
     start_method: str = "fork"
 
     def beside_before(self) -> Workload:
-        """Returns this workload for the project and an earlier state of it, without rivals and goals."""
+        """Returns this workload for the project and an earlier version of it, without rivals and goals."""
         now = next(one for one in self.contenders if one.name == OURS)
         return replace(self, contenders=(now, replace(now, name=BEFORE)), goals=())
 
@@ -90,8 +90,9 @@ def starting(start_method: str, most: float, goal: str) -> Workload:
 
 
 def starting_with_torch(start_method: str, late: bool = False) -> Workload:
-    """Returns workloads with workers that need torch. The main module imports torch at its top, or later with
-    `late`."""
+    """Returns workloads with workers that need torch. The main module imports torch at its top, or later if `late` is
+    true.
+    """
     with_torch = {"imports": ["torch"]} if late else {"main": "child_with_torch"}
     return Workload(
         f"start-{start_method}-torch" + "-late" * late,
@@ -134,8 +135,9 @@ def laid_out(item: str, title: str) -> Workload:
 
 
 def small_ones(item: str, title: str, arrays: str, share: float) -> Workload:
-    """Returns workloads with many small tensors, compared with arrays. The creation and description of the tensors
-    dominate."""
+    """Returns workloads with many small tensors, compared with arrays. Most of the time is needed to create and
+    describe the tensors.
+    """
     rival = Contender("arrays, moved by us", "ours", item=arrays)
     goals = (
         Goal("at least 5 times torch", torch.name, at_least=5),
@@ -151,7 +153,9 @@ def of_numbers(item: str, title: str) -> Workload:
 
 
 def crowd(workers: int) -> Workload:
-    """Returns workloads with more workers than cores that only send. The last worker starts seconds later."""
+    """Returns workloads with more workers than cores. The workers only send items, and the last worker starts seconds
+    later.
+    """
     options = {"workers": workers, "warm_up": SETTLING_S}
     both = (Contender(OURS, "ours", options), Contender(TWO, "ours"))
     goals = (Goal("at least half the rate of 2 workers", TWO, at_least=0.5),)
@@ -167,7 +171,7 @@ def in_splits(name: str, title: str, item: str, graph: str, most: float) -> Work
 
 
 def chain(name: str, title: str, case: str) -> Workload:
-    """Returns the workload for a case of `inprocess`. Its child also runs the plain generators."""
+    """Returns the workload for a case of `inprocess`. The child process also runs the plain generators."""
     options = {"case": case}
     return Workload(
         name,
@@ -282,8 +286,9 @@ _CASES = {"plain": "a small pipeline", "large buffer": "a shuffle buffer of 18 M
 
 
 def _keeping(case: str) -> Workload:
-    """Returns the running job with ten times the usual snapshots, because runs differ by more than the cost of the
-    usual number."""
+    """Returns the workload of a running job with ten times the usual snapshots, because the cost of the usual number is
+    smaller than the differences between runs.
+    """
     dense, off = Contender(OURS, "ours", {"snapshots": 10}), Contender("no snapshots", "ours", {"snapshots": 0})
     goal = Goal("ten times as many snapshots cost at most 10 %, so they cost 1 %", off.name, at_least=1 / 1.1)
     title = f"states: {_CASES[case]} runs, ten times as many snapshots"
@@ -291,7 +296,7 @@ def _keeping(case: str) -> Workload:
 
 
 def _taking(case: str, kind: str, unit: str, scale: float, what: str) -> Workload:
-    """Returns torch-style loaders compared with a pipeline: the data has the same size, in batches of 16."""
+    """Returns workloads that compare torch-style loaders to a pipeline. The data has the same size in batches of 16."""
     three = (ours, Contender("our StatefulDataLoader", "stateful"), upstream_stateful)
     name = f"{kind.replace('_', '-')}-{case.split()[0]}"
     return Workload(name, f"states: {what}, {_CASES[case]}", case, three, (), kind, unit, scale)
@@ -309,7 +314,7 @@ def _resuming(items: int) -> Workload:
     )
 
 
-#: The sources that restore their positions.
+#: The sources that restore their positions, with their descriptions.
 _RESUMED = {
     "stream": "a stream with a state",
     "index": "numbers by index",
@@ -319,7 +324,9 @@ _RESUMED = {
 
 
 def _resuming_late(item: str, loader: str, workers: int) -> Workload:
-    """Returns workloads for the time from a state to the next item, near the beginning and far from it."""
+    """Returns the workloads for the time from loading a state to the next item: near the beginning of the epoch, and
+    far from it.
+    """
     options = {"loader": loader, "workers": workers}
     near = Contender("at item 100", "ours", {**options, "items": 100})
     return Workload(

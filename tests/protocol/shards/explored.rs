@@ -1,4 +1,4 @@
-//! What is explored of workers with several shards.
+//! The explorations of workers with several shards.
 
 use super::Shards;
 use crate::explore::{Explored, explore};
@@ -32,7 +32,7 @@ fn holds(what: &str, setting: &Shards) -> Explored {
     }
 }
 
-/// The possible events. Each can happen at any moment.
+/// Returns settings with the possible events. Each event can happen at any moment.
 fn all_hold(setting: &Shards) {
     for window in [1, 2] {
         let setting = Shards { window, ..setting.clone() };
@@ -63,7 +63,7 @@ fn two_workers_with_two_shards_each_share_two_links() {
     all_hold(&shards(2, &[1, 0, 2, 1]));
 }
 
-// ---- the checker finds wrong keeping --------------------------------------------------------------------------------
+// ---- the checker finds wrong rules ----------------------------------------------------------------------------------
 
 #[test]
 fn the_checker_finds_a_main_process_that_delivers_the_unit_of_another_shard() {

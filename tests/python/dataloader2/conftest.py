@@ -1,4 +1,4 @@
-"""Shared fixtures of the loader tests."""
+"""Fixtures that several loader tests use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchdata._engine import snapshots
 
 @pytest.fixture
 def machine_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Sets the number of cores and the remaining memory."""
+    """Returns a function that simulates a number of cores and an amount of free memory."""
 
     def of(cores: int, memory: int | None = 1 << 40) -> None:
         monkeypatch.setattr(machine, "cores", lambda: cores)
@@ -23,6 +23,6 @@ def machine_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes a snapshot after each item."""
+    """Makes processes take a snapshot after each item."""
     monkeypatch.setattr(snapshots, "SECONDS", 0.0)
     monkeypatch.setattr(snapshots, "FACTOR", 0.0)

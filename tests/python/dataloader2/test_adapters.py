@@ -17,8 +17,6 @@ from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Shuffler
 
 
 class Waiting(IterDataPipe):
-    """A pipe with a timeout to set."""
-
     def __init__(self, source):
         self.source = source
 

@@ -1,4 +1,4 @@
-"""`num_workers="auto"` chooses a number once when the loader starts, also if the loader resumes."""
+"""With `num_workers="auto"`, a loader chooses its number of workers once, when it starts or resumes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def auto(pipe: Any, **options: Any) -> DataLoader2[Any]:
 
 
 def batches() -> Any:
-    """A pipeline with an order that depends on the number of workers."""
+    """Returns a pipeline with an item order that depends on the number of workers."""
     return IterableWrapper(range(90)).shuffle().sharding_filter().shuffle().batch(4)
 
 
@@ -71,7 +71,7 @@ def test_the_shards_of_a_state_run_in_the_workers_that_are_chosen(machine_of, sa
         other.load_state_dict(state)
         items = iter(other)
         read = [next(items)]
-        running = min(workers, 3)  # each runs a shard or more
+        running = min(workers, 3)  # each worker runs at least one shard
         assert other.reading_service.engine_processes().num_workers == running
         assert [[*read, *items], list(other)] == expected[:2]
         assert other.reading_service.engine_processes().num_workers == workers

@@ -1,4 +1,4 @@
-"""With `"auto"`, a thread reads further ahead if that saves waiting, but less far if items are large."""
+"""With `"auto"`, a thread reads further ahead if that avoids waiting, and less far ahead if items are large."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.alone
 
 
 def unsteady(item: int) -> int:
-    """Takes no time except for some consecutive items, which results in an average of 2 ms per item."""
+    """Returns most items immediately, and delays some consecutive items, with an average delay of 2 ms per item."""
     time.sleep(0.03 if item % 32 < 2 else 0.0)
     return item
 
@@ -32,7 +32,7 @@ def wide(item: int) -> Any:
 
 
 def test_a_thread_reads_further_ahead_if_that_saves_waiting():
-    pace = 0.0025  # seconds for an item, which are more on a slow machine
+    pace = 0.0025  # seconds per item (more on a slow machine)
 
     def unsteady(item: int) -> int:
         time.sleep(12 * pace if item % 32 < 2 else 0.0)
@@ -63,7 +63,7 @@ def test_only_items_after_the_stop_of_a_source_are_missing():
         thread.start()
         return thread
 
-    for _ in range(5):  # the consumer always waits, and the thread is never stopped
+    for _ in range(5):  # the consumer always waits, so the thread never has to stop
         thread = make(0.01)
         queue.pop()
         thread.join()
@@ -74,7 +74,7 @@ def test_only_items_after_the_stop_of_a_source_are_missing():
         assert time.monotonic() < deadline
         for thread in (make(0), make(0)):
             thread.join()
-        thread = make(0.01)  # finds no place, unless it comes late
+        thread = make(0.01)  # blocks because the queue is full, unless the thread is late
         time.sleep(0.01)
         for _ in range(3):
             queue.pop()
@@ -84,7 +84,7 @@ def test_only_items_after_the_stop_of_a_source_are_missing():
 
 
 def test_large_items_keep_a_thread_from_reading_far_ahead(monkeypatch):
-    monkeypatch.setattr(machine, "memory_left", lambda: 16 * 3 * (8 << 18))  # its part suffices for three items
+    monkeypatch.setattr(machine, "memory_left", lambda: 16 * 3 * (8 << 18))  # the thread may buffer three items
     pipe = IterableWrapper(range(300)).map(wide).prefetch("auto")
     for _ in pipe:
         time.sleep(0.0015)

@@ -1,4 +1,4 @@
-"""A loader behaves the same with any backend, also if it resumes, if processes exit, or if functions raise.
+"""A loader behaves in the same way with any backend, even if it resumes, if processes exit, or if functions raise.
 
 The backends are processes, processes with carriers, and Ray on one node and on three nodes.
 """
@@ -33,16 +33,16 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.* has taken its place"),
     pytest.mark.filterwarnings("ignore:resuming from this state"),
     pytest.mark.filterwarnings("ignore:the main process holds .* of items, more than the memory budget"),
-    pytest.mark.filterwarnings("ignore:RayReadingService.* workers"),  # on a busy machine
+    pytest.mark.filterwarnings("ignore:RayReadingService.* workers"),  # workers may start late on a busy machine
     *of_ray,
 ]
 
-#: Pipelines for all backends, except for the backend that runs all pipelines.
+#: The pipelines for backends that do not run all pipelines.
 FEW = {"arrays", "random", "arrays, dealt", "two passes"}
-#: The items that make a process exit.
+#: The length of pipelines in which a process is killed.
 LONG = 900
-#: For properties that need only one of the Ray backends. One node tests the order, and states and exits without
-#: dispatching.
+#: Skips the backend with Ray on one node. One node is only needed for tests of the order, and for tests of states and
+#: exits without dispatching.
 not_on_one_node = pytest.mark.parametrize("backend", MOST_BACKENDS, indirect=True)
 
 
@@ -70,7 +70,6 @@ def clean(request: pytest.FixtureRequest, backend: Spawned) -> None:
 
 
 def local(workers: int = WORKERS, **options: Any) -> MultiProcessingReadingService:
-    """Returns a service with forked processes. Its items are the reference."""
     return MultiProcessingReadingService(workers, "fork", **options)
 
 
@@ -81,7 +80,7 @@ def epochs(make: Any, service: Any, count: int = 2) -> list[list[Any]]:
 
 @functools.cache
 def of_forked_workers(make: Any, count: int = 2) -> list[list[Any]]:
-    """Returns the expected items, computed once for all backends."""
+    """Returns the expected items, which are computed once for all backends."""
     return epochs(make, local(), count)
 
 
@@ -178,7 +177,7 @@ def _kill_some(backend: Spawned, deals: bool, victims: list[str]) -> None:
 
 @functools.cache
 def _long(deals: bool, function: Any) -> Any:
-    """Builds a pipe that is long enough for a process to be killed in the meantime."""
+    """Returns a function that builds a pipe. The pipe is long enough for a process to be killed before the end."""
 
     def make() -> Any:
         pipe = dealt(LONG, lambda pipe: pipe.map(double)) if deals else numbered(LONG)

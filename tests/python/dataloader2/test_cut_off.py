@@ -1,4 +1,4 @@
-"""States that are saved after Ctrl-C has interrupted an item are exact, also if the loader continues."""
+"""If Ctrl-C interrupts an item, later states are exact, and the loader may also continue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.alone
 
 
 class Cut:
-    """Raises once, at one item."""
+    """A function that raises once, at one item."""
 
     at: Any = None
     kind: type[BaseException] = KeyboardInterrupt
@@ -40,8 +40,6 @@ def nothing_is_cut() -> Iterator[None]:
 
 
 class Generated(IterDataPipe):
-    """A user's pipe without a state."""
-
     def __init__(self, source: Any) -> None:
         self.source = source
 
@@ -62,7 +60,7 @@ def drawing(item: Any) -> Any:
     return Cut(item) * 100 + random.randrange(100)
 
 
-#: Pipes that are interrupted in the middle of an item, over a shuffled source.
+#: Pipes over a shuffled source that may be interrupted while they process an item.
 PIPES: dict[str, Any] = {
     "map": lambda pipe: pipe.map(Cut),
     "random numbers": lambda pipe: pipe.map(drawing),
@@ -83,13 +81,13 @@ SERVICES: dict[str, Any] = {
 def loader(kind: str, service: str, state: Any = None) -> DataLoader2[Any]:
     pipe: Any = IterableWrapper(range(40)).shuffle().sharding_filter()
     if service == "over workers":
-        pipe = pipe.pin_memory(pin_memory_fn=unpinned)  # later pipes run in the main process
+        pipe = pipe.pin_memory(pin_memory_fn=unpinned)  # all later pipes run in the main process
     random.seed(3)
     return begun(DataLoader2(PIPES[kind](pipe), reading_service=SERVICES[service]()), state)
 
 
 def read_until_cut(iterator: Iterator[Any], at: int, kind: type[BaseException] = KeyboardInterrupt) -> list[Any]:
-    """Returns the items that arrive before the source's item is interrupted."""
+    """Returns the items that arrive before the interrupted item."""
     got: list[Any] = []
     Cut.at, Cut.kind = at, kind
     with pytest.raises(kind):
@@ -100,7 +98,7 @@ def read_until_cut(iterator: Iterator[Any], at: int, kind: type[BaseException] =
 
 @pytest.mark.parametrize(
     ("kind", "service"),
-    # With workers, the main process's generators belong to the program.
+    # With workers, loaders do not save the main process's generators, because these belong to the program.
     [
         (kind, service)
         for kind in PIPES
@@ -149,7 +147,7 @@ def test_a_state_from_before_an_interrupt_keeps_the_items_before_it() -> None:
         reading = iter(loader)
         for _ in range(20):
             next(reading)
-        loader.state_dict()  # a checkpoint
+        loader.state_dict()  # saves a state, like a checkpoint
         assert read_until_cut(reading, 23) == [20, 21, 22]
         state = loader.state_dict()
     del made_items[:]
@@ -159,7 +157,7 @@ def test_a_state_from_before_an_interrupt_keeps_the_items_before_it() -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-@pytest.mark.parametrize("kind", ["map", "filter", "behind a thread"])  # Python's generators end when they raise
+@pytest.mark.parametrize("kind", ["map", "filter", "behind a thread"])  # Python's generators end after raising
 def test_states_saved_after_reading_on_after_ctrl_c_are_those_of_the_continued_run(kind: str, service: str) -> None:
     with loader(kind, service) as made:
         reading = iter(made)
@@ -180,8 +178,6 @@ def test_states_saved_after_reading_on_after_ctrl_c_are_those_of_the_continued_r
 
 
 class Cutting:
-    """A dataset that is read by index."""
-
     def __len__(self) -> int:
         return 40
 
@@ -199,8 +195,6 @@ def test_a_loop_over_a_dataset_continues_after_ctrl_c_without_the_interrupted_sa
 
 
 class Unsaved(IterDataPipe):
-    """A user's pipe with a state that cannot be saved."""
-
     def __init__(self, source: Any) -> None:
         self.source = source
 
@@ -224,7 +218,7 @@ def test_a_state_is_refused_if_it_is_unknown_which_items_were_lost() -> None:
         with pytest.raises(RuntimeError, match="cut off.*continued without it.*no words"):
             made.state_dict()
         assert next(iter(made)) == 0
-        assert made.state_dict()["iteration_state"]["given"] == 1  # belongs to another epoch
+        assert made.state_dict()["iteration_state"]["given"] == 1  # this count belongs to the new epoch
     with DataLoader2(Unsaved(IterableWrapper(range(40)))) as made:
         made.load_state_dict(state)
         assert got + list(made) == list(range(40))
@@ -259,7 +253,7 @@ def test_the_epoch_after_one_that_ctrl_c_has_ended_is_complete(service: str) -> 
 
 
 class Halting(IterDataPipe):
-    """Interrupts the beginning of some of its passes, after a number of passes."""
+    """A pipe that interrupts the beginning of some of its passes."""
 
     cuts: list[int] = []  # noqa: RUF012, one for all copies in this process
 

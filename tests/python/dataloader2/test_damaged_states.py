@@ -1,4 +1,4 @@
-"""States of loaders that are damaged, truncated or incompatible always cause a clear error."""
+"""Loading a damaged, truncated or incompatible state of a loader always causes a clear error."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ def services():
 
 
 class Kept(InProcessReadingService):
-    """A service with its own state."""
-
     def checkpoint(self):
         return b"kept" * 10
 
@@ -39,7 +37,7 @@ STATE = state()
 
 
 def damaged(field, part, change):
-    """Returns the state with some bytes of one field changed. `part` selects one of the two generators."""
+    """Returns the state after changing some bytes of one field. `part` selects one of the two generators."""
     whole = STATE[field]
     if isinstance(whole, bytes):
         return {**STATE, field: change(whole)}
@@ -49,7 +47,7 @@ def damaged(field, part, change):
 
 
 def refused(state):
-    """Loads the state in both ways. Both must refuse the state and leave the loader unchanged."""
+    """Loads the state in two ways. Both ways must refuse the state, and leave the loader unchanged."""
     with pytest.raises(ValueError, match=r"state") as caught:
         DataLoader2.from_state(state, services())
     loader = DataLoader2(IterableWrapper([1, 2, 3]))
@@ -78,7 +76,7 @@ def test_truncated_states_are_reported_as_damaged_with_and_without_checksums(fie
     cut = damaged(field, part, lambda whole: whole[: data.draw(st.integers(0, len(whole) - 1))])
     if not summed:
         del cut["checksums"]
-    if not summed and field == "reading_service_state":  # the service checks its own state when it starts
+    if not summed and field == "reading_service_state":  # the service checks its state only when it starts
         loader = DataLoader2.from_state(cut, services())
         with pytest.raises(ValueError, match="damaged in its field 'reading_service_state'"):
             iter(loader)
@@ -90,7 +88,7 @@ def test_truncated_states_are_reported_as_damaged_with_and_without_checksums(fie
 @given(value=st.one_of(st.none(), st.integers(), st.text(), st.binary(max_size=40), st.lists(st.integers())))
 def test_any_other_value_in_a_field_is_refused_by_name(field, value):
     assert "state" in refused({**STATE, field: value})
-    # Without checksums, the state of a service is its own responsibility, and randomness is optional.
+    # Without checksums, only the service can check its state, and the field for random numbers may be missing.
     if field == "serialized_datapipe" or (field == "randomness_state" and value is not None):
         assert "state" in refused({**STATE, field: value, "checksums": None})
 

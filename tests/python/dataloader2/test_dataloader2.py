@@ -1,4 +1,4 @@
-"""DataLoader2 runs epochs, limits, states and shutdown in the same way with any reading service."""
+"""With any reading service, DataLoader2 runs epochs, limits, states and shutdown in the same way."""
 
 from __future__ import annotations
 
@@ -23,19 +23,17 @@ from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.datapipes.map import SequenceWrapper
 from torchdata.datapipes.utils import StreamWrapper
 
-#: The calls of the current test's services. A service is copied, so it cannot contain the list itself.
+#: The calls that the current test's services have received. A service is copied, so it cannot contain the list.
 calls: list[str] = []
 
 
 @pytest.fixture(autouse=True)
 def no_calls():
-    gc.collect()  # a leftover loader of an earlier test would still record its end
+    gc.collect()  # a remaining loader of an earlier test would otherwise record its end
     calls.clear()
 
 
 class Recorder(ReadingServiceInterface):
-    """Records its calls, and raises in the selected ones."""
-
     def __init__(self, *fails):
         self.fails = fails
 
@@ -59,8 +57,6 @@ class Recorder(ReadingServiceInterface):
 
 
 class Failing(IterDataPipe):
-    """Raises an error instead of one of its items."""
-
     def __init__(self, at=2):
         self.at = at
 
@@ -202,7 +198,7 @@ def test_unknown_attributes_are_those_of_the_pipelines_iterator():
     iterator = iter(loader)
     assert isinstance(iterator, DataLoader2Iterator)
     assert next(iterator) == 0
-    assert iterator.gi_frame is not None  # the pipe's generator
+    assert iterator.gi_frame is not None  # the attribute of the pipe's generator is available
     with pytest.raises(AttributeError, match="nonsense"):
         iterator.nonsense  # noqa: B018
     loader.shutdown()
@@ -275,7 +271,7 @@ def test_a_pipeline_may_pause_itself():
 
     class Direct(Recorder):
         def initialize(self, datapipe):
-            return Steps()  # without the guard of a pipe, which treats any StopIteration as the end
+            return Steps()  # unlike a pipe, this iterator does not end at any StopIteration
 
     loader = DataLoader2(Pausing(), reading_service=Direct())
     iterator = iter(loader)

@@ -1,4 +1,6 @@
-"""Plain datasets, samplers and generator functions work in place of pipes, and some sources split themselves."""
+"""Loaders accept plain datasets, samplers and generator functions instead of pipes. Some of these sources split
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,6 @@ class Tens:
 
 
 class Counted:
-    """An iterable dataset without a length."""
-
     def __init__(self, count: int = 5) -> None:
         self.count = count
 
@@ -179,8 +179,6 @@ class Sized(Drawn):
 
 
 class Numbered:
-    """A sampler with `set_epoch`."""
-
     epoch = 3
 
     def set_epoch(self, epoch: int) -> None:
@@ -319,8 +317,6 @@ def own_share(count: int) -> Iterator[int]:
 
 
 class Splitting:
-    """A user's iterable that yields its worker's share."""
-
     def __iter__(self) -> Iterator[int]:
         return own_share(10)
 
@@ -331,8 +327,6 @@ class SplittingPipe(IterDataPipe):
 
 
 class AskingForEach:
-    """A user's iterable that calls `get_worker_info` for each item."""
-
     def __iter__(self) -> Iterator[int]:
         from torch.utils.data import get_worker_info
 

@@ -1,4 +1,4 @@
-"""With in_order=False, a dispatching process still deals items in turn, and states and restarts stay exact."""
+"""With in_order=False, a dispatching process still distributes items round-robin, and states and restarts are exact."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ State = dict[str, Any]
 Build = Callable[[Any], Any]
 
 COUNT = 120
-#: The number of this process's worker.
+#: The number of the worker that runs in this process.
 own = -1
 
 
@@ -108,8 +108,9 @@ def test_a_state_of_a_later_epoch_of_a_graph_with_lasting_state_resumes_with_the
 
 
 def read(dying: DataLoader2[Any], child: int, kills: tuple[int, ...], look: Callable[[list[Any]], None]) -> list[Any]:
-    """Returns all items of a loader after one of its children is killed in the middle. `look` receives the items so
-    far."""
+    """Returns all items of a loader. A child is killed in the middle. `look` receives the items that arrived before
+    that.
+    """
     got: list[Any] = []
     for item in dying:
         got.append(item)

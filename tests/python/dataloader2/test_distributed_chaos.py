@@ -1,7 +1,8 @@
-"""A job ends in time if ranks are killed, stopped or hang at any moment, including rank 0, which holds the job's store.
+"""A job ends in time if a rank is killed, stopped or hangs at any moment. The rank may be rank 0, which holds the job's
+store.
 
-Each job is one of `rank_chaos.py` and follows its rules: all other ranks raise in time an error that names the failed
-rank, or receive all items. Their processes exit soon after and leave nothing behind.
+`rank_chaos.py` runs the jobs and checks its rules. All other ranks must receive all items, or raise an error that names
+the failed rank in time. The processes of these ranks must exit soon afterwards, and leave nothing behind.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.alone
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
-#: The common plan of the jobs below.
+#: The plan that all following jobs share.
 ORDINARY = Plan(
     seed=0,
     ranks=3,
@@ -39,7 +40,7 @@ ORDINARY = Plan(
 )
 
 
-#: Jobs that differ from it.
+#: The jobs, each with its differences from the shared plan.
 JOBS: list[dict[str, Any]] = [
     {"moment": "between epochs"},
     {"moment": "between epochs", "mode": "fullsync"},
@@ -56,7 +57,6 @@ JOBS: list[dict[str, Any]] = [
 
 
 def run_chaos(folder: Path, *arguments: str) -> list[dict[str, Any]]:
-    """The results of the jobs."""
     results = folder / "results.json"
     command = [sys.executable, "-m", "drivers", "ranks", "--jobs", "3", "--results", str(results), *arguments]
     run = subprocess.run(command, cwd=SUPPORT, capture_output=True, text=True, timeout=250, env=environment_of_ranks())
@@ -65,14 +65,15 @@ def run_chaos(folder: Path, *arguments: str) -> list[dict[str, Any]]:
 
 
 def outcomes_of(make: Callable[[], Path], plans: list[dict[str, Any]], strikes: bool) -> list[dict[str, Any]]:
-    """Returns the results of plans: of the last of at most four runs, in case a run is inconclusive.
+    """Returns the results of plans. If a run is inconclusive, it is repeated up to three times.
 
-    On a busy machine, all ranks may be late, or a rank may be too late before the fault occurs, but not every time.
+    On a busy machine, all ranks may be late, or a rank may miss its timeout before the fault occurs. A repetition then
+    usually succeeds.
 
     Args:
         make: creates a folder.
         plans: the plans of the jobs.
-        strikes: whether a job without its fault is inconclusive.
+        strikes: whether a job is inconclusive if its fault did not occur.
     """
     found: dict[int, dict[str, Any]] = {}
     for _ in range(4):
@@ -87,7 +88,7 @@ def outcomes_of(make: Callable[[], Path], plans: list[dict[str, Any]], strikes: 
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Returns the results of `JOBS`, which run concurrently and in any order."""
+    """Returns the results of `JOBS`, which run concurrently in any order."""
     plans = [vars(ORDINARY) | {"seed": number} | changes for number, changes in enumerate(JOBS)]
     return outcomes_of(lambda: tmp_path_factory.mktemp("chaos"), plans, strikes=True)
 

@@ -107,7 +107,7 @@ def test_loaders_leave_no_threads_no_descriptors_and_no_groups_behind(tmp_path: 
     with gloo_job(tmp_path, body) as job:
         for found in job.outcomes():
             assert {(threads, groups) for threads, _, groups in found} == {(1, 1)}
-            assert found[-1][1] - found[1][1] < 2, found  # torch may close one of its descriptors
+            assert found[-1][1] - found[1][1] < 2, found  # torch may close one of its descriptors meanwhile
 
 
 def test_a_thread_that_returns_late_sends_nothing_in_the_group_of_the_whole_job(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_forked_child_may_shut_down_the_pipe_that_it_inherited(tmp_path: Path)
         assert job.outcomes() == [(0, 39)] * 2
 
 
-#: The act of rank 1's program at its fourth item.
+#: What rank 1's program does at its fourth item.
 GOING = {
     "an exception": "raise KeyError('in the training')",
     "an exception that is reported": "raise Reported",
@@ -187,7 +187,7 @@ GOING = {
     "a break, and then the end": "break",
 }
 
-#: A user's program for each rank, which on rank 1 ends by interpreter exit.
+#: A user's program for each rank. On rank 1, the program ends without leaving its loop normally.
 GOES = """
 class Reported(Exception):
     pass
@@ -277,7 +277,7 @@ def test_an_exception_after_fullsync_makes_the_others_fail_with_its_rank(tmp_pat
 
 
 class Records:
-    """A job of two ranks; the second rank always has an item."""
+    """A job of two ranks that records the votes of this rank. The second rank always has another item."""
 
     rank, world_size = 1, 2
 
@@ -290,7 +290,7 @@ class Records:
 
 
 def _left_loop(group: Records) -> Any:
-    """A pipe after its reader was dropped, at the second item."""
+    """Returns a pipe that was read up to its second item, and was then abandoned."""
     pipe = IterableWrapper(range(50)).fullsync(20, process_group=group)
     for _, item in zip(range(2), pipe, strict=False):
         assert item < 2
@@ -298,7 +298,7 @@ def _left_loop(group: Records) -> Any:
 
 
 def _last_vote(group: Records) -> int:
-    """Returns the last vote of the rank after it has left. The thread of the rank votes asynchronously."""
+    """Returns the last vote of the rank after it has left. A thread votes, so the function waits for the vote."""
     until = time.monotonic() + 120
     while group.votes[-1] == _HAS and time.monotonic() < until:
         time.sleep(0.001)
@@ -334,7 +334,7 @@ def test_a_rank_informs_the_others_how_its_loop_ended(goes: Callable[[Any], None
     group = Records()
     pipe = _left_loop(group)
     goes(pipe)
-    pipe.shutdown()  # nothing is sent after this
+    pipe.shutdown()  # no vote follows the shutdown
     assert _last_vote(group) == vote
 
 
@@ -351,7 +351,7 @@ def test_a_source_that_ends_because_its_rank_exits_does_not_end_the_data(error: 
     pipe = IterableWrapper(_ends(comes, error), deepcopy=False).fullsync(20, process_group=group)
     items = iter(pipe)
     assert [next(items), next(items)] == [0, 1]
-    time.sleep(0.1)  # its thread requests the third item
+    time.sleep(0.1)  # the pipe's thread requests the third item meanwhile
     pipe.leave(for_good=True)
     comes.set()
     assert _last_vote(group) == -2

@@ -1,4 +1,4 @@
-"""Threads of pipes in the main process call no functions after their loader has ended, and always end."""
+"""Threads of pipes in the main process always end, and call no functions after their loader has ended."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_no_function_runs_in_a_thread_of_the_main_process_after_a_loader_has_end
     def function(item):
         called.append(item)
         time.sleep(0.03)
-        random.random()  # the number would be one of those with which another loader continues
+        random.random()  # this would draw a number that another loader needs to continue
         return item
 
     pipe = THREADS[threads](InMain(IterableWrapper(range(200)).sharding_filter()), function)
@@ -58,7 +58,7 @@ def test_the_wait_for_a_thread_that_does_not_finish_its_item_is_bounded(threads)
         return item
 
     loader = DataLoader2(THREADS[threads](IterableWrapper(range(9)), function))
-    loader._ending.patience = 0.2  # usually 2 s
+    loader._ending.patience = 0.2  # 2 s by default
     iterator = iter(loader)
     next(iterator)
     assert is_stuck.wait(120)
@@ -80,7 +80,7 @@ def test_a_loader_may_be_shut_down_by_a_thread_that_reads_ahead_for_it():
 
     with DataLoader2(IterableWrapper(range(5)).map(function).prefetch(1)) as loader:
         made.append(loader)
-        loader._ending.patience = 0.2  # usually 2 s
+        loader._ending.patience = 0.2  # 2 s by default
         began = time.monotonic()
         items = []
         with pytest.raises(RuntimeError, match="shut down"):  # the epoch was not over

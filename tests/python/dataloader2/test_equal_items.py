@@ -1,4 +1,6 @@
-"""Items that a worker recomputes are compared with the originals by value, not by their reference counts."""
+"""Items that a worker recomputes are compared with the originals by value. Reference counts of objects make no
+difference.
+"""
 
 from __future__ import annotations
 

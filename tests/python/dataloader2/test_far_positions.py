@@ -1,4 +1,4 @@
-"""Resuming late in an epoch takes as many reads as resuming early, because snapshots are sent regularly."""
+"""Resuming late in an epoch requires as few reads as resuming early, because snapshots are sent regularly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torchdata.nodes import Loader, MapStyleWrapper, ParallelMapper
 from torchdata.stateful_dataloader import StatefulDataLoader, _cadence
 
 SIZE, NEAR, FAR = 6000, 100, 5100
-#: Counts the reads of all processes.
+#: The number of reads of all processes.
 reads = multiprocessing.get_context("fork").Value("q", 0)
 context = "fork"
 
@@ -35,7 +35,7 @@ def count(number: int) -> None:
 
 
 class Stream(IterableDataset[int]):
-    """A stream with a state. Each worker reads a part of it."""
+    """A stream with a state. Each worker reads its own part."""
 
     def __init__(self) -> None:
         self.at = self.start = 0
@@ -55,8 +55,6 @@ class Stream(IterableDataset[int]):
 
 
 class Numbers:
-    """Numbers that are read by index."""
-
     def __len__(self) -> int:
         return SIZE
 
@@ -141,7 +139,7 @@ LOADERS: dict[str, Callable[[int], Any]] = {
 
 
 def reads_to_resume(make: Callable[[], Any], at: int) -> int:
-    """Returns the number of reads that a new loader needs for the item after a position."""
+    """Returns the number of reads that a new loader needs to yield the item after a position."""
     loader = make()
     iterator = iter(loader)
     given = next(islice(iterator, at - 1, None))
@@ -153,7 +151,7 @@ def reads_to_resume(make: Callable[[], Any], at: int) -> int:
     before = reads.value
     item = next(iter(later))
     assert item >= given, "positions were not restored"
-    end(later)  # so that no worker reads ahead while the next count begins
+    end(later)  # a running worker might read ahead during the next count
     return int(reads.value) - before
 
 
@@ -168,15 +166,15 @@ def test_reads_to_resume_do_not_grow_with_the_position(
     name: str, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshots, "SECONDS", 0.0)
-    monkeypatch.setattr(snapshots, "FACTOR", 0.0)  # a snapshot after each item
-    monkeypatch.setattr(_cadence, "_DEAR", 1e9)  # the same in a StatefulDataLoader
+    monkeypatch.setattr(snapshots, "FACTOR", 0.0)  # takes a snapshot after each item
+    monkeypatch.setattr(_cadence, "_DEAR", 1e9)  # does the same for a StatefulDataLoader
     near, far = (reads_to_resume(lambda: LOADERS[name](workers), at) for at in (NEAR, FAR))
-    ahead = 3600 if "file" in name else 300  # blocks of a file, and items that workers read ahead
+    ahead = 3600 if "file" in name else 300  # a file is read in blocks, and workers read items ahead
     assert 0 < far <= near + ahead
 
 
 class SlowAtFirst(IterDataPipe[int]):
-    """Numbers without an end. The first state takes 100 ms, like code that runs for the first time."""
+    """An endless stream of numbers. Saving the first state takes 100 ms, like code that runs for the first time."""
 
     def __init__(self) -> None:
         self.at, self.saved = 0, 0

@@ -1,4 +1,4 @@
-"""Ranks stay in step when they resume and reread different numbers of items."""
+"""Ranks stay in step if they reread different numbers of items when they resume."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ def main(rank):
     return found
 """
 
-#: The difference between the ranks, and how many items were yielded before the state: one rank has snapshots of its
-#: pipes, replays its graph, holds more items after `fullsync`, or has workers that send no snapshots.
+#: The difference between the ranks, and the number of items before the state. One rank has snapshots of its pipes,
+#: replays its graph, keeps more items after `fullsync`, or has workers that send no snapshots.
 CASES = {"looked at": 5, "replayed on one": 5, "held behind": 6, "workers": 5}
 
 
 def test_ranks_that_recompute_different_numbers_of_items_stay_in_step(tmp_path: Path) -> None:
-    plans = [(case, *each) for case in CASES for each in ((0, 0), (1, 1))]  # the shorter rank, and the epoch
+    plans = [(case, *each) for case in CASES for each in ((0, 0), (1, 1))]  # the rank with fewer items, and the epoch
     with gloo_job(tmp_path, BODY.replace("{plans!r}", repr(plans))) as job:
         outcomes = job.outcomes(110)
     assert not any(isinstance(outcome, BaseException) for outcome in outcomes), outcomes
@@ -118,7 +118,7 @@ def test_a_rank_that_cannot_recompute_its_items_raises_an_error_on_all_ranks() -
 
 
 class Agreeing(Alone):
-    """Represents another rank that has an item whenever this one does."""
+    """Simulates a second rank, which has an item whenever this rank has one."""
 
     world_size = 2
 

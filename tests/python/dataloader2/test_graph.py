@@ -39,8 +39,6 @@ Pair = namedtuple("Pair", ["left", "right"])
 
 
 class Reader(IterDataPipe):
-    """Reads from the pipe in its attribute."""
-
     def __init__(self, held: Any) -> None:
         self.held = held
 
@@ -60,7 +58,7 @@ class NotReplicable(Reader):
 
 
 class Counter:
-    """A seed generator with seeds that show where they were drawn."""
+    """A seed generator that returns consecutive seeds, so that a seed shows from where it was drawn."""
 
     def __init__(self) -> None:
         self.shared = 0
@@ -140,7 +138,7 @@ def test_replacing_the_last_pipe_returns_the_graph_of_the_new_one():
     end = start.map(str)
     new = start.map(hex)
     assert replace_dp(traverse_dps(end), end, new) == traverse_dps(new)
-    around = end.batch(2)  # reads from the pipe that it replaces
+    around = end.batch(2)  # the new pipe reads from the pipe that it replaces
     assert replace_dp(traverse_dps(end), end, around) == traverse_dps(around)
     assert list(around) == [["0", "1"], ["2", "3"], ["4", "5"]]
 
@@ -361,8 +359,9 @@ def test_what_reads_from_a_non_replicable_pipe_stays_in_main():
 
 
 def circle():
-    """A single branch, a branch of forks, and a branch with a source that refers to the map after it; the last pipe
-    reads all three."""
+    """Returns a pipe that reads three branches: a single one, one of forks, and one with a source that refers to the
+    `map` after it.
+    """
     single = source()
     left, right = source().fork(2)
     forked = left.zip(right)

@@ -23,12 +23,11 @@ def is_even(number: int) -> bool:
 
 
 def shards(*sizes: int) -> Any:
-    """A pipeline that shares shards of this many items among the workers."""
+    """Returns a pipeline with one shard for each given number of items, shared among the workers."""
     return IterableWrapper(sizes).sharding_filter().flatmap(shard)
 
 
 def told(pipe: Any, workers: int, epochs: int = 2, **options: Any) -> list[str]:
-    """The warnings of a loader in some epochs."""
     loader = DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, **options))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -53,7 +52,7 @@ def test_one_line_reports_fewer_shards_than_workers() -> None:
         "blocks of ShardingPolicy (1) are divided among the workers than there are workers (2). Use num_workers=1, or "
         "more and smaller shards and blocks"
     ]
-    behind = shards(50, 30).pin_memory(pin_memory_fn=unpinned)  # which stays in the main process
+    behind = shards(50, 30).pin_memory(pin_memory_fn=unpinned)  # this part of the pipeline stays in the main process
     [warning] = told(behind, 3)
     assert "worker process 2 has given no item in this epoch, the others up to 50" in warning
 
@@ -61,16 +60,17 @@ def test_one_line_reports_fewer_shards_than_workers() -> None:
 @pytest.mark.parametrize(
     ("pipe", "workers", "options"),
     [
-        (IterableWrapper(range(3)).sharding_filter(), 4, {}),  # a small dataset
+        (IterableWrapper(range(3)).sharding_filter(), 4, {}),  # the dataset is small
         (IterableWrapper(range(9)).sharding_filter().batch(9), 4, {}),
         (shards(9, 9), 3, {}),
         (shards(9, 30), 3, {}),
         (IterableWrapper([]).sharding_filter(), 2, {}),
         (shards(50, 30), 2, {}),
         (shards(10, 0, 40, 0, 10), 3, {}),
-        (shards(50, 30), 4, {"in_order": False}),  # the order in which items come tells nothing then
+        (shards(50, 30), 4, {"in_order": False}),  # out of order, the order of items shows nothing
         (shards(50), 1, {}),
-        (IterableWrapper([50, 30]).sharding_round_robin_dispatch().flatmap(shard), 3, {}),  # a filter may do the same
+        # A filter may have the same effect as this pipeline.
+        (IterableWrapper([50, 30]).sharding_round_robin_dispatch().flatmap(shard), 3, {}),
     ],
 )
 def test_nothing_is_reported_about_busy_workers_or_small_datasets(

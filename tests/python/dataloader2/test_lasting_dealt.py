@@ -1,4 +1,6 @@
-"""State that child processes keep between epochs is part of the states of later epochs, from their beginning."""
+"""If child processes keep state between epochs, the states of later epochs include it, from the beginning of each
+epoch.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def half_of_them(item: int) -> bool:
 
 
 def loader(workers: int, state: State | None = None) -> DataLoader2[Any]:
-    """Returns a loader over items that are chosen at random in the first epoch, and stay the same in later ones."""
+    """Returns a loader over items that are chosen at random in the first epoch, and are the same in later epochs."""
     pipe = IterableWrapper(range(30)).filter(half_of_them).in_memory_cache().sharding_round_robin_dispatch()
     return begun(DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, "fork")), state)
 
@@ -44,7 +46,7 @@ def test_states_of_later_epochs_contain_a_cache_before_the_dispatch(workers: int
         for epoch in range(3):
             items = []
             iterator = iter(whole)
-            states[epoch, 0] = whole.state_dict()  # the epoch has begun, but nothing was read
+            states[epoch, 0] = whole.state_dict()  # the epoch has begun, but no item was read
             for item in iterator:
                 items.append(item)
                 states[epoch, len(items)] = whole.state_dict()
@@ -55,7 +57,7 @@ def test_states_of_later_epochs_contain_a_cache_before_the_dispatch(workers: int
 
 
 class Counting(IterDataPipe[int]):
-    """A user's pipe that counts its epochs, with a delay before the first item of each."""
+    """A user-defined pipe that counts its epochs, with a delay before the first item of each epoch."""
 
     def __init__(self, source: Any, seconds: float) -> None:
         self.source, self.seconds, self.epochs = source, seconds, 0
@@ -76,7 +78,7 @@ class Counting(IterDataPipe[int]):
 
 
 class Silent(IterDataPipe[int]):
-    """Yields its own items first, and reads the dispatching process's items late or never."""
+    """A pipe that first yields its own items, and reads the dispatching process's items late or never."""
 
     def __init__(self, source: Any, ever: bool) -> None:
         self.source, self.ever = source, ever
@@ -158,7 +160,7 @@ def test_an_empty_epoch_ends_while_its_snapshot_is_awaited() -> None:
 
 
 class SlowToBegin(IterDataPipe[int]):
-    """A user's pipe with a delay before it returns an iterator in later epochs."""
+    """A user-defined pipe. In later epochs, returning its iterator takes some time."""
 
     def __init__(self, source: Any, seconds: float) -> None:
         self.source, self.seconds, self.epochs = source, seconds, 0
@@ -170,7 +172,7 @@ class SlowToBegin(IterDataPipe[int]):
 
 
 def slow_loader(seconds: float, dispatched: bool, **options: Any) -> DataLoader2[Any]:
-    """Returns a loader over items that a pipe draws with its own seed, different ones in each epoch."""
+    """Returns a loader over items that a pipe chooses with its own seed, so that each epoch has different items."""
     drawn: Any = SampleMultiplexer({IterableWrapper(range(8)): 1, IterableWrapper(range(8, 16)): 1}, seed=3)
     if dispatched:
         pipe = SlowToBegin(drawn, seconds).sharding_round_robin_dispatch()
@@ -186,7 +188,7 @@ def test_a_state_is_exact_even_if_an_epoch_takes_long_to_begin(dispatched: bool)
     loader = slow_loader(1.5, dispatched)
     list(loader)
     _, state, rest = continued(loader, 0)
-    assert resumed(slow_loader(1.5, dispatched), state) == [rest]  # its workers begin their first epoch at once
+    assert resumed(slow_loader(1.5, dispatched), state) == [rest]  # its first epoch begins without a delay
 
 
 @pytest.mark.parametrize(
@@ -222,8 +224,8 @@ def test_a_loader_that_waits_for_an_epoch_to_begin_is_shut_down_by_another_threa
 
 
 class ReadsTwiceAtOnce(IterDataPipe[int]):
-    """Reads its share of the dispatched items in two passes before it yields an item, so no snapshot is taken in
-    between.
+    """A pipe that reads its dispatched items in two passes before it yields an item, so that no snapshot is taken
+    between the passes.
     """
 
     def __init__(self, source: Any) -> None:
@@ -250,13 +252,13 @@ def test_lasting_state_of_the_dispatching_process_is_saved_although_no_worker_se
 
 
 class CountingItsEnds(IterDataPipe[int]):
-    """A user's pipe that counts its complete passes. Saving the state of this pipe is slow, so snapshots are rare."""
+    """A user-defined pipe that counts its complete passes. Saving its state is slow, so snapshots are rare."""
 
     def __init__(self, source: Any) -> None:
         self.source, self.ends = source, 0
 
     def reset(self) -> None:
-        """Keeps the number. The state of a class with `reset` is kept between passes."""
+        """Does not reset the number. The state of a class with `reset` is kept between passes."""
 
     def __iter__(self) -> Iterator[int]:
         for item in self.source:
@@ -273,7 +275,7 @@ class CountingItsEnds(IterDataPipe[int]):
 
 
 class HeldBack(IterDataPipe[int]):
-    """A pipe without a state, which reads its source to the end before it yields the items."""
+    """A pipe without a state, which reads all items of its source before it yields them."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -308,7 +310,7 @@ def test_work_at_the_end_of_the_dispatching_process_is_done_even_if_workers_resu
     with made() as whole:
         for epoch in range(2):
             for at, _ in enumerate(whole, 1):
-                time.sleep(0.005)  # so that the workers are asked now and then
+                time.sleep(0.005)  # gives the main process time to request states of workers
                 states[epoch, at] = whole.state_dict()
     length = len(expected[0])
     for epoch, at in [(0, length), (1, length - 2)]:

@@ -1,4 +1,4 @@
-"""A state can be requested while workers exit or hang between two epochs, if a pipe keeps a state between epochs."""
+"""If a pipe keeps state between epochs, a state can be requested even while workers exit or hang between two epochs."""
 
 from __future__ import annotations
 

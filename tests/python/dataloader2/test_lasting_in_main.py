@@ -1,4 +1,4 @@
-"""State that pipes of the main process keep between epochs is part of the states of later epochs."""
+"""If pipes in the main process keep state between epochs, the states of later epochs include it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ Pipe = Any
 
 
 def in_main() -> Pipe:
-    """Returns items in another order in each epoch, in the main process."""
     pipe = IterableWrapper(range(12)).shuffle(buffer_size=3).sharding_filter()
     return pipe.pin_memory(pin_memory_fn=unpinned)
 
@@ -72,9 +71,9 @@ def drawn(item: int) -> bool:
 
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_workers_end_an_epoch_whose_last_items_the_main_process_had_read_ahead(dispatched: bool) -> None:
-    """The workers complete their kept state, although no further item is requested."""
+    """The workers finish the epoch and update their kept state, although the main process requests no further item."""
 
-    (caches,) = (row for row in ROWS if row.name == "on_disk_caches_in_turn")  # these read ahead
+    (caches,) = (row for row in ROWS if row.name == "on_disk_caches_in_turn")  # the pipes of this row read ahead
 
     def build() -> Pipe:
         pipe = IterableWrapper(range(30)).filter(drawn)
@@ -110,7 +109,7 @@ OVER_CHILDREN: dict[str, Callable[[Pipe], Pipe]] = {
 def test_a_loader_whose_items_were_all_read_ahead_ends_and_continues_with_the_next_epochs(
     over: Callable[[Pipe], Pipe],
 ) -> None:
-    """The children of a fork hold the items, so the workers' items are not read before the next epoch."""
+    """The children of `fork` buffer the items, so the workers' items are not read before the next epoch."""
 
     def build() -> Pipe:
         pipe = SampleMultiplexer({IterableWrapper(range(4)): 1, IterableWrapper(range(4, 6)): 1}, seed=3)
@@ -142,7 +141,7 @@ def is_small(item: int) -> bool:
 
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_a_state_at_the_end_is_final_although_the_main_process_drops_the_last_items(one_by_one: bool) -> None:
-    """The last snapshot of the main process's part may be from before these items."""
+    """The last snapshot of the pipes in the main process may be older than the dropped items."""
 
     def build() -> Pipe:
         pipe = SampleMultiplexer({IterableWrapper(range(5)): 1, IterableWrapper(range(5, 12)): 1}, seed=3)
@@ -173,7 +172,7 @@ def test_a_replay_in_the_main_process_begins_where_the_workers_of_the_loaded_run
     for at in range(0, len(expected), 4):
         with loader_of(build()) as loader:
             iterator = iter(loader)
-            # a thread reads the first item meanwhile; the beginning of the epoch then has its own snapshot
+            # a thread reads the first item meanwhile, so the beginning of the epoch has its own snapshot
             time.sleep(0.02)
             loader.state_dict()
             assert [next(iterator) for _ in range(at)] == expected[:at]
@@ -199,9 +198,9 @@ def test_a_pipe_of_the_main_process_that_reads_the_workers_items_several_times_r
         iterator, states = iter(loader), []
         for item in expected:
             assert next(iterator) == item
-            time.sleep(0.02)  # read-ahead reaches the end of a pass meanwhile
+            time.sleep(0.02)  # the thread reads ahead to the end of a pass meanwhile
             states.append(loader.state_dict())
-    for at in (2, 5, 12, 17):  # within a pass, before an end, at one, and before the last
+    for at in (2, 5, 12, 17):  # within a pass, before its end, at its end, and before the last item
         state = states[at - 1]
         with loader_of(build(), state=state) as loader:
             again = loader.state_dict() if at % 2 else None
@@ -225,7 +224,7 @@ def test_lasting_state_is_kept_with_another_number_of_workers_in_the_next_epoch(
 
 
 class CountsEpochs(IterDataPipe[int]):
-    """A user's pipe that begins to read its source at once, not when its first item is requested."""
+    """A user-defined pipe that begins to read its source in `iter()`, before its first item is requested."""
 
     def __init__(self, source_datapipe: Pipe) -> None:
         self.source_datapipe, self.epoch = source_datapipe, 0
@@ -273,8 +272,8 @@ def test_it_is_refused_if_the_main_process_runs_the_whole_pipeline() -> None:
 
 
 def drawn_by_its_own_seed(dispatched: bool) -> Pipe:
-    """Returns items in another order in each epoch and pass, which depends on a pipe's kept state; in the main process
-    from `pin_memory` on.
+    """Returns a pipeline that yields another order in each epoch and pass, depending on a pipe's kept state. From
+    `pin_memory` on, its pipes are in the main process.
     """
     pipe: Pipe = SampleMultiplexer({IterableWrapper(range(6)): 1, IterableWrapper(range(6, 12)): 1}, seed=3)
     pipe = pipe.sharding_round_robin_dispatch() if dispatched else pipe.sharding_filter()
@@ -287,8 +286,8 @@ def whole_tails(build: Callable[[], Pipe], state: dict[str, Any], epochs: int = 
 
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_passes_of_a_first_epoch_do_not_count_as_epochs(dispatched: bool) -> None:
-    """No snapshot was taken within the epoch, which the main process reads three times, so it is run again from its
-    beginning.
+    """The main process reads the workers' epoch three times. No snapshot is taken within the epoch, so the resumed
+    loader runs it from the beginning.
     """
 
     def build() -> Pipe:
@@ -311,7 +310,7 @@ def test_passes_of_a_first_epoch_do_not_count_as_epochs(dispatched: bool) -> Non
 
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_a_position_in_the_first_of_two_passes_is_known_in_the_second_one(dispatched: bool) -> None:
-    """In the first pass of a loader's first epoch, no state has been kept, so its items need not be recorded."""
+    """In the first pass of the first epoch, no state has been kept yet, so the loader need not record the items."""
     pipe = drawn_by_its_own_seed(dispatched).cycle(2).map(plus_one)
     with loader_of(pipe) as loader:
         state, whole = loader.state_dict(), list(loader)
@@ -342,7 +341,7 @@ def test_an_epoch_ends_unread_if_a_full_cache_makes_the_workers_unnecessary(disp
 
 
 class ReadsAtOnce(IterDataPipe[int]):
-    """A user's pipe that has read its first item before one is requested."""
+    """A user-defined pipe that reads the first item of its source before an item is requested."""
 
     def __init__(self, source_datapipe: Pipe) -> None:
         self.source_datapipe = source_datapipe
@@ -373,7 +372,7 @@ def test_a_state_of_a_later_epoch_whose_first_item_the_main_process_has_read_ahe
 
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_the_end_of_a_resumed_epoch_that_needs_no_more_items_is_the_workers_end_too(dispatched: bool) -> None:
-    """A resumed loader does not read any more items of the workers' epoch, which must nevertheless be run."""
+    """The resumed loader needs no more items of the workers' epoch, but must nevertheless run this epoch to its end."""
 
     def build() -> Pipe:
         return drawn_by_its_own_seed(dispatched).map(plus_one).map_batches(list, batch_size=11)
@@ -382,10 +381,10 @@ def test_the_end_of_a_resumed_epoch_that_needs_no_more_items_is_the_workers_end_
     with loader_of(build()) as loader:
         iterator = iter(loader)
         assert [next(iterator) for _ in range(11)] == expected[0][:11]
-        time.sleep(0.1)  # a thread takes the last item meanwhile, and has no room for the end
+        time.sleep(0.1)  # a thread takes the last item meanwhile, but its buffer has no space for the end
         state = loader.state_dict()
     with loader_of(build(), state=state) as loader:
-        assert next(iter(loader)) == expected[0][11]  # in a batch that the end has shortened
+        assert next(iter(loader)) == expected[0][11]  # the item is in the last batch, which is shorter
         state = loader.state_dict()
     assert whole_tails(build, state) == [[], expected[1]]
 
@@ -400,8 +399,6 @@ def slowly(item: int) -> int:
 
 
 class BeginsSlowly(IterDataPipe[int]):
-    """A user's pipe with a delay before its first item."""
-
     one_to_one = True
 
     def __init__(self, source_datapipe: Pipe) -> None:
@@ -474,7 +471,7 @@ def test_a_pass_that_a_thread_has_begun_does_not_count_as_the_epoch_s_beginning(
         iterator, states = iter(loader), []
         for at, item in enumerate(expected, 1):
             assert next(iterator) == item
-            time.sleep(0.03)  # the thread reaches the next pass meanwhile, which takes 0.1 s to begin
+            time.sleep(0.03)  # the thread begins the next pass meanwhile, which takes 0.1 s
             states.append((at, loader.state_dict()))
     for at, state in states[::5]:
         assert whole_tails(build, state, 1) == [expected[at:]], at

@@ -1,4 +1,4 @@
-"""The global generators of libraries that are imported within an epoch are seeded like all other generators."""
+"""If a library is imported within an epoch, its global generator is seeded like all other generators."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ if __name__ == "__main__":
 
 
 def printed(*command: str) -> str:
-    if command[0] == "-c":  # interpreter exit would visit all objects of torch
+    if command[0] == "-c":  # without freezing, the interpreter visits all objects of torch at exit
         command = ("-c", command[1] + "\nimport gc; gc.freeze()\n")
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
@@ -141,7 +141,7 @@ def test_runs_repeat_even_if_a_function_imports_numpy_within_the_epoch(where: st
     assert first == again
     assert first != other
     assert first[0] != first[1]
-    assert [late for _, late, _ in first[0]] == [True, False, False, False]  # the function imported it
+    assert [late for _, late, _ in first[0]] == [True, False, False, False]  # first, the function imported the library
     assert loaded_in_main.strip() == "False"
 
 

@@ -25,7 +25,7 @@ from torchdata.datapipes.map import SequenceWrapper
 
 
 class Closing(IterDataPipe):
-    """A user's pipe that closes a resource at its end. The copy of the pipe shares the resource."""
+    """A user-defined pipe that closes a resource when it is deleted. Copies of the pipe share the resource."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(3))
@@ -45,7 +45,7 @@ def keep(datapipe: Any, *_: Any) -> Any:
     return datapipe
 
 
-#: Steps of random pipelines, each a function of a pipe and a number from 1 to 5.
+#: The steps of random pipelines. Each step is a function of a pipe and a number from 1 to 5.
 STEPS: dict[str, Callable[[Any, int], Any]] = {
     "map": lambda pipe, n: pipe.map(str),
     "shuffle": lambda pipe, n: pipe.shuffle(),
@@ -62,7 +62,7 @@ STEPS: dict[str, Callable[[Any, int], Any]] = {
     "in main": lambda pipe, n: InMain(pipe),
 }
 
-#: The pipes that add a branch.
+#: The steps that add a branch to the pipeline.
 JOINS = {"concat", "zip", "mux_longest"}
 
 SOURCES: dict[str, Callable[[int], Any]] = {
@@ -76,7 +76,7 @@ SOURCES: dict[str, Callable[[int], Any]] = {
 
 
 class Replicated(IterableWrapper):
-    """Does not split its items. The linter does not warn about it, because it is a user's pipe."""
+    """A source that yields all its items in each worker. As a user-defined pipe, it causes no warning."""
 
 
 Replicated.__module__ = __name__
@@ -93,7 +93,7 @@ def test_the_length_is_the_number_of_items(source: str, count: int, steps: list[
     pipe = SOURCES[source](count)
     for place, (step, number) in enumerate(steps):
         if step in JOINS and "in main" in dict(steps[:place]):
-            continue  # a second branch, which loaders refuse
+            continue  # loaders refuse a second branch in this case
         pipe = STEPS[step](pipe, number)
     with warnings.catch_warnings(), loader(pipe, workers) as loading:
         warnings.simplefilter("ignore")  # the linter's warning about sources that are deliberately not sharded
@@ -124,7 +124,7 @@ def test_ranks_have_the_length_of_the_shortest_before_and_after_the_first_epoch(
         pipe = IterableWrapper(range(17)).sharding_filter().batch(2)
         with DataLoader2(pipe, reading_service=service) as loading:
             told.append(len(loading))
-            counted.append(sum(1 for _ in loading))  # because no rank ends the others here
+            counted.append(sum(1 for _ in loading))  # each rank reads all of its items here
             assert len(loading) == told[-1]
     assert told == [min(counted)] * ranks
 

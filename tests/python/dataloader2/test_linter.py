@@ -36,7 +36,7 @@ def dispatched(pipe: Any) -> Any:
 
 
 class Mine(IterDataPipe):
-    """A user's pipe that may or may not split its items."""
+    """A user-defined pipe. The linter does not know whether it splits its items."""
 
     def __init__(self, *datapipes: Any) -> None:
         self.datapipes = datapipes
@@ -47,15 +47,11 @@ class Mine(IterDataPipe):
 
 
 class MySharding(Mine):
-    """A user's pipe that splits its items."""
-
     def apply_sharding(self, num_of_instances: int, instance_id: int) -> None:
         self.share = (num_of_instances, instance_id)
 
 
 class InMain(Mine):
-    """A user's pipe that must not be replicated."""
-
     def is_replicable(self) -> bool:
         return False
 
@@ -66,7 +62,7 @@ class MyIterable:
 
 
 class Foreign:
-    """A class that resembles a pipe of an unknown library."""
+    """A class that resembles a pipe, but belongs to an unknown library."""
 
     IterDataPipe = type("IterDataPipe", (), {"__iter__": lambda self: iter([1])})
 
@@ -79,7 +75,7 @@ def key(item: Any) -> Any:
     return item
 
 
-#: Graphs and the kinds of their findings. A kind ends with "!" if the service warns of it.
+#: Graphs and the expected kinds of findings. "!" after a kind means that the service also warns about it.
 GRAPHS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "shuffled and sharded": (lambda: sharded().map(str).batch(2), []),
     "sharded without shuffle": (lambda: ints().map(str).sharding_filter(), ["no-shuffle-before-sharding"]),
@@ -217,7 +213,6 @@ def test_the_way_to_a_pipe_of_a_long_graph_is_cut_short() -> None:
 
 
 def run(pipe: Any, num_workers: int = 2, **options: Any) -> tuple[list[Any], list[str]]:
-    """Returns the items of a loader with workers in two epochs, and its warnings."""
     service = MultiProcessingReadingService(num_workers, multiprocessing_context="fork", **options)
     with warnings.catch_warnings(record=True) as caught, DataLoader2(pipe, reading_service=service) as loader:
         warnings.simplefilter("always")
@@ -281,7 +276,7 @@ def joined(groups):
 
 
 def exact_mix(letters, mixed_in):
-    """Returns an exact mix of three items A and one item B. The function takes the two inputs."""
+    """Returns a mix of exactly three items A per item B. `mixed_in` combines the two inputs."""
     return mixed_in(IterableWrapper(letters[0] * 24).shuffle(), IterableWrapper(letters[1] * 8).shuffle())
 
 
@@ -325,8 +320,6 @@ def test_lint_finds_that_two_inputs_in_turn_leave_each_of_two_workers_one_input(
 
 
 class Reordered:
-    """Yields items in its own order."""
-
     def __iter__(self) -> Iterator[int]:
         items = list(range(5))
         random.shuffle(items)

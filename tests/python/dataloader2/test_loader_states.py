@@ -1,4 +1,4 @@
-"""The states of a loader have documented contents, restore the loader, and are refused if they do not fit."""
+"""The states of a loader have the documented contents, and restore the loader. States that do not fit are refused."""
 
 from __future__ import annotations
 
@@ -25,14 +25,12 @@ from torchdata.datapipes.iter import IterableWrapper
 
 
 class Stateless(ReadingServiceInterface):
-    """A user-defined service."""
-
     def initialize(self, datapipe):
         return datapipe
 
 
 class Checkpointed(Stateless, CheckpointableReadingServiceInterface):
-    """A service with a state. The service records the state that it is restored from."""
+    """A service with a state. The service records the states that it is restored from."""
 
     restored: ClassVar[list[bytes]] = []
 
@@ -226,7 +224,7 @@ else:
 
 
 class Held:
-    """The events that keep the thread of a loader's first epoch in its first item until it is released."""
+    """Events that block a thread at the first item of the loader's first epoch until the test releases it."""
 
     begins, entered, go_on, has_left = (threading.Event() for _ in range(4))
 
@@ -245,7 +243,7 @@ def held_once(item: int) -> int:
 )
 def test_a_thread_ends_before_another_state_is_loaded(service: Any) -> None:
     def loader() -> DataLoader2[Any]:
-        pipe = IterableWrapper(range(40)).map(held_once).enumerate()  # its state is the number of yielded items
+        pipe = IterableWrapper(range(40)).map(held_once).enumerate()  # `enumerate` stores the number of yielded items
         return DataLoader2(pipe if service else pipe.prefetch(3), reading_service=copy.copy(service))
 
     head, state = stopped(loader(), 5)

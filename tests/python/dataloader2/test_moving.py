@@ -1,4 +1,4 @@
-"""States move between loaders with and without workers within an epoch, and the later items are the same."""
+"""Within an epoch, a state can be moved between loaders with and without workers, and the later items are the same."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNITS = 30
 
 
 class Bad(ValueError):
-    """The exception of one item."""
+    """The exception that one item causes."""
 
 
 def failing(item: int) -> int:
@@ -61,7 +61,7 @@ def test_a_state_moves_from_workers_to_none_and_back_in_the_same_order(kind: str
     state = None
     services = [in_main(), MultiProcessingReadingService(2), in_main(), MultiProcessingReadingService(3), in_main()]
     for number, (each, ago) in enumerate(zip(services, [0, 2, 1, 0, 0], strict=True)):
-        random.seed(number)  # nothing may depend on the program's generators
+        random.seed(number)  # the items must not depend on the program's generators
         with loader(pipe(), each, state, block) as made:
             if not number:
                 assert list(made) == whole[0]
@@ -131,7 +131,7 @@ def test_an_error_that_was_read_ahead_is_raised_at_its_position(ahead: str, befo
         with loader(pipe, service(before)) as made:
             reading = iter(made)
             got = [next(reading) for _ in range(place)]
-            time.sleep(0.02)  # threads usually reach the error meanwhile
+            time.sleep(0.02)  # threads usually reach the failing item meanwhile
             state = saved(made)
         with loader(pipe, service(after), state) as made:
             assert got + read(made) == whole

@@ -20,8 +20,6 @@ from torchdata.datapipes.map import SequenceWrapper
 
 @dataclass
 class Case:
-    """A sample like those of real programs."""
-
     key: str
     pixels: Any
 
@@ -33,7 +31,7 @@ def as_case(number: int) -> Case:
 
 
 class Shuffled:
-    """Numbers in a different order in each process."""
+    """An iterable of numbers in a different order in each process."""
 
     def __init__(self, size: int, make: Callable[[int], Any] = int, seed: int | None = None) -> None:
         self.size, self.make, self.seed = size, make, seed
@@ -45,21 +43,17 @@ class Shuffled:
 
 
 class SizedSampler(Shuffled):
-    """The same with a length."""
-
     def __len__(self) -> int:
         return self.size
 
 
 class Augmented:
-    """Numbers in one order, each with its own random value."""
-
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return ((number % 50, random.randrange(4)) for number in range(500))
 
 
 def endless() -> Iterator[int]:
-    """Yields numbers through a buffer from which each worker takes them at random."""
+    """Yields numbers from a buffer, from which each worker draws them at random."""
     dice, number, buffer = random.Random(), 0, list(range(1, 100))
     while True:
         place = dice.randrange(len(buffer))
@@ -152,11 +146,13 @@ def is_sampled(_number: int) -> bool:
 
 
 def test_a_worker_that_continues_from_a_snapshot_samples_nothing(often: None) -> None:
-    """Its filters may be in another pass of the source than those of other workers, so orders cannot be compared."""
+    """The worker's filters may be in another pass than the filters of other workers, so their orders cannot be
+    compared.
+    """
     pipe = IterableWrapper(Counting(40)).shuffle().sharding_filter().cycle(2).map(is_sampled)
     head, state = stopped(loading(pipe), 41)
     assert all(head)
-    rest, following = resumed(loading(pipe), state, 2, strict=False)  # strictness would report the repeated items
+    rest, following = resumed(loading(pipe), state, 2, strict=False)  # a strict loader would report the repeated items
     assert not any(rest)
     assert all(following), "the next epoch is compared again"
 
@@ -169,7 +165,7 @@ def test_an_iterator_that_starts_over_yields_each_item_once(block: int) -> None:
 
 
 class Counting:
-    """Numbers from an iterator that starts over if an item is requested after its end."""
+    """An iterable of numbers. If an item is requested after the end, the iterator starts again."""
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -1,4 +1,4 @@
-"""A user's batching pipe after the sharding resumes with any number of workers, like `batch`."""
+"""A user-defined batching pipe after the sharding resumes with any number of workers, like `batch`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ SIZE = 3
 
 
 class Tuples(IterDataPipe[tuple[int, ...]]):
-    """Tuples of consecutive items."""
-
     iteration_state = ()
 
     def __init__(self, source: Any, size: int, drop_last: bool = False) -> None:
@@ -65,5 +63,5 @@ def test_skip_passes_over_its_items(count: int, size: int, drop_last: bool) -> N
     ):
         items = list(whole)
         assert loader.skip(count) == min(count, len(items))
-        # If more items were skipped than the epoch has, the loader begins the next epoch.
+        # If `skip` was asked for more items than the epoch has, the loader begins the next epoch.
         assert list(loader) == (items[count:] if count <= len(items) else items)

@@ -1,7 +1,7 @@
 """A reading service that is written from the documentation alone has all features of the package's services.
 
-The service imports only public names, and runs the graph in a thread that reads ahead through a bounded queue, outside
-the main thread and ahead of the user.
+The service imports only public names. The service runs the graph in a separate thread, which reads ahead into a bounded
+queue.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ END = object()
 
 
 class Elsewhere:
-    """A graph that a thread reads, up to four items ahead."""
+    """Reads a graph in a thread, up to four items ahead."""
 
     def __init__(self, graph: Any) -> None:
         self.graph = graph
@@ -80,7 +80,7 @@ class Elsewhere:
 
 
 class FromElsewhere(IterDataPipe[Any]):
-    """The pipe that the loader reads. The state of the pipe is the number of received items."""
+    """The pipe that the loader reads, with the number of received items as its state."""
 
     def __init__(self, elsewhere: Elsewhere) -> None:
         self.elsewhere = elsewhere
@@ -102,8 +102,6 @@ class FromElsewhere(IterDataPipe[Any]):
 
 
 class OwnService(ReadingServiceInterface):
-    """The service, which implements everything in the documentation."""
-
     def initialize(self, datapipe: Any) -> Any:
         self.elsewhere = Elsewhere(datapipe)
         return FromElsewhere(self.elsewhere)
@@ -175,7 +173,7 @@ def test_a_service_of_ranks_and_workers_has_the_length_of_the_least_rank() -> No
             return Shares(workers=2, ranks=2)
 
     with loader_of(IterableWrapper(range(11)).sharding_filter().batch(2), Four()) as loader:
-        assert len(loader) == 3  # the second rank has two workers with 3 and 2 items
+        assert len(loader) == 3  # the second rank has two workers, which create 3 and 2 batches
 
 
 @pytest.mark.parametrize("given", [0, 1, 5, 19, 20])
@@ -240,14 +238,14 @@ def test_a_service_learns_whether_pipes_are_timed_and_which_shards_a_resumed_epo
             told.append((full_stats, None if shards is None else len(shards), ranks()))
 
         def __deepcopy__(self, memo: dict[int, Any]) -> Told:
-            return self  # reports the call to this test
+            return self  # copies must also report their calls to this test
 
     for workers in (None, 0, 3):
         with DataLoader2(shuffled(), reading_service=Told(), stats="full") as loader:
             if workers is not None:
                 loader.load_state_dict(_state_after_one(workers))
-            # The service reads the shards of workers, and each shard yields all items. The pipe keeps a state between
-            # epochs, so the shards stay.
+            # The service reads one shard per worker, and each shard yields all items. The pipe keeps state between
+            # epochs, so later epochs have the same shards.
             assert len(list(loader)) == 20 * (workers or 1) - (workers is not None)
             assert len(list(loader)) == 20 * (workers or 1)
     assert told == [(True, None, None), (True, None, None), (True, 3, None)]
@@ -256,7 +254,7 @@ def test_a_service_learns_whether_pipes_are_timed_and_which_shards_a_resumed_epo
 def _state_after_one(workers: int) -> dict[str, Any]:
     service = MultiProcessingReadingService(workers) if workers else OwnService()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # nothing distributes the items among the workers
+        warnings.simplefilter("ignore")  # no pipe distributes the items among the workers
         with loader_of(shuffled(), service) as loader:
             next(iter(loader))
             return loader.state_dict()
@@ -285,7 +283,7 @@ def test_an_own_service_works_after_a_distributed_service_with_length_state_and_
 
 
 class _Plain:
-    """A service as in 0.9, without a base class of the package."""
+    """A service as in torchdata 0.9, without a base class of the package."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

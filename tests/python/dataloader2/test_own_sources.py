@@ -1,4 +1,6 @@
-"""Loaders read datasets of other libraries and users, such as datasets that split themselves or have `set_epoch`."""
+"""Loaders read datasets of other libraries and of users, for example datasets that split themselves or have
+`set_epoch`.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 
 class Epochs:
-    """Numbers in an order that depends on `set_epoch`, like Hugging Face's datasets."""
+    """A dataset with an order that depends on `set_epoch`, like Hugging Face's datasets."""
 
     def __init__(self) -> None:
         self._epoch = 0
@@ -45,8 +47,6 @@ class Epochs:
 
 
 class CountingEpochs(Epochs):
-    """The same, with its own epoch counter."""
-
     def __iter__(self) -> Iterator[int]:
         self._epoch += 1
         return iter(order_of(self._epoch - 1))
@@ -98,7 +98,7 @@ def test_a_state_contains_the_epoch_in_which_it_was_saved() -> None:
     pipe = IterableWrapper(epochs)
     items = iter(pipe)
     begun = [next(items) for _ in range(4)]
-    epochs.set_epoch(4)  # already for the next epoch
+    epochs.set_epoch(4)  # the new number already belongs to the next epoch
     other = IterableWrapper(Epochs())
     load_state(other, save_state(pipe))
     assert begun + list(other) == order_of(3)
@@ -134,11 +134,13 @@ else:
 
 @pytest.fixture
 def libraries(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns imitations of some libraries' classes, by short names."""
+    """Provides imitations of some libraries' classes under short names."""
     data = pytest.importorskip("torch").utils.data
 
     class Splitting(data.IterableDataset):  # type: ignore[misc, name-defined]
-        """Imitates their common, hidden behavior: `info` is bound in another module."""
+        """A dataset that splits itself, as many libraries do. `get_worker_info` is bound in another module, so the call
+        is hidden.
+        """
 
         def __iter__(self) -> Iterator[int]:
             info = getattr(data, "get_worker" + "_info")()
@@ -211,8 +213,6 @@ def twenty(shard: int) -> list[int]:
 
 
 def lengths(pipe: IterDataPipe[Any], workers: int, take: int | None = None) -> tuple[list[Any], list[str]]:
-    """Returns for each rank the lengths of two epochs, and the warnings."""
-
     def run(group: ThreadGroup) -> list[int]:
         service: Any = DistributedReadingService(process_group=group)
         if workers:

@@ -1,4 +1,4 @@
-"""Seeds are shared between processes, independent for each worker, or repeated, as documented."""
+"""Seeds are shared between processes, different for each worker, or repeated, as documented."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from torchdata.datapipes.iter import IterableWrapper
 from waiting import wait_for
 
 pytestmark = [
-    # On a busy machine.
+    # On a busy machine, workers may start late.
     pytest.mark.filterwarnings("ignore:resuming from this state"),
     pytest.mark.filterwarnings("ignore:RayReadingService.* workers"),
     needs_ray,
@@ -50,7 +50,7 @@ def test_large_arrays_come_whole_through_small_frames_and_a_small_budget() -> No
 
     options = {"memory_budget": 8 << 20, "chunk_bytes": 1 << 20}
     with DataLoader2(make(), reading_service=remote(**options)) as loader:
-        kept = list(loader)  # more than the budget, all at once
+        kept = list(loader)  # the kept items exceed the memory budget
     assert [(len(one), int(one[0]), bool((one == one[0]).all())) for one in kept] == [
         (400_000, x, True) for x in range(12)
     ]
@@ -67,7 +67,7 @@ def test_functions_of_the_user_run_in_the_worker_and_see_its_number() -> None:
 
 def test_a_warning_reports_workers_for_which_ray_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "LATE", 0.5)
-    service = remote(1, ray_remote_args={"num_cpus": 3})  # the cluster has two processors
+    service = remote(1, ray_remote_args={"num_cpus": 3})  # three processors are required, but the cluster has two
     with DataLoader2(numbered(300), reading_service=service) as loader, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         iter(loader)
@@ -120,7 +120,7 @@ def test_a_shutdown_does_not_wait_for_a_worker_that_has_sent_more_than_fits(monk
     pipe = IterableWrapper(range(4000)).sharding_filter().map(lambda x: b"0" * 8000)
     with DataLoader2(pipe, reading_service=remote()) as loader:
         iterator = iter(loader)
-        next(iterator), next(iterator)  # both are running
+        next(iterator), next(iterator)  # after two items, both workers are running
     assert ended == [True] * WORKERS
 
 

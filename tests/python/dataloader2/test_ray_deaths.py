@@ -1,4 +1,4 @@
-"""Workers on three nodes of a Ray cluster, whose processes, actors and nodes exit; and exit of the main process."""
+"""Workers run on three nodes of a Ray cluster, and processes, actors, nodes or the main process exit."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ pytestmark = [
 ]
 
 WORKERS, NODES = 2, 2
-#: A node that does not answer is given up after some seconds rather than a minute.
+#: Ray's settings for removing a node that does not answer after some seconds instead of a minute.
 PROMPT = {"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "2000"}
 
 
 @pytest.fixture(autouse=True, scope="module")
 def machines() -> Iterator[Any]:
-    """A cluster of three nodes whose first node runs no worker."""
     with nodes(NODES, **PROMPT) as found:
         yield found
 
@@ -48,7 +47,7 @@ def remote(**options: Any) -> RayReadingService:
 
 
 def about(loader: DataLoader2[Any]) -> list[Any]:
-    """Returns for each worker what is known about it; None while it is not running."""
+    """Returns the known facts about each worker. The value is None for a worker that is not running."""
     children = loader.reading_service.engine_processes()
     return [process.about for process in children._processes]
 
@@ -84,7 +83,7 @@ def test_an_error_gives_ray_s_reason_for_a_lost_node(machines: Any, how: str) ->
     ):
         for number, _ in enumerate(loader):
             if number > 20:
-                time.sleep(0.01)  # a stopped raylet is noticed after seconds, during which its workers continue
+                time.sleep(0.01)  # a stopped raylet is detected after some seconds, while its workers continue
             if number == 20:
                 node = about(loader)[0].node
                 if how != "node":
@@ -97,7 +96,7 @@ def test_an_error_gives_ray_s_reason_for_a_lost_node(machines: Any, how: str) ->
         machines.remove_node(doomed, allow_graceful=False)
     import ray
 
-    wait_for(lambda: sum(node["Alive"] for node in ray.nodes()) == 1 + NODES)  # otherwise, it may get the next worker
+    wait_for(lambda: sum(node["Alive"] for node in ray.nodes()) == 1 + NODES)  # a removed node must not get a worker
 
 
 def test_an_actor_that_is_stopped_is_found_by_the_timeout_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +107,7 @@ def test_an_actor_that_is_stopped_is_found_by_the_timeout_and_replaced(monkeypat
         for number, item in enumerate(loader):
             yield item
             if number == 100:
-                # Until its first item has arrived, a worker counts as starting, which may take a minute.
+                # A worker counts as starting until its first item has arrived, and starting may take a minute.
                 wait_for(lambda: loader.stats().workers[0].items)
                 deaf.append(about(loader)[0])
                 os.kill(deaf[0].host, signal.SIGSTOP)
@@ -125,7 +124,7 @@ def test_an_actor_that_is_stopped_is_found_by_the_timeout_and_replaced(monkeypat
 
 def test_an_actor_that_is_stopped_raises_an_error_after_the_timeout_and_ends_with_the_loader() -> None:
     pipe = IterableWrapper(range(100_000)).sharding_filter().map(reading)
-    # sufficient for actors to start on a busy machine
+    # The timeout is long enough for actors to start on a busy machine.
     with DataLoader2(pipe, reading_service=remote(timeout=20.0)) as loader:
         got = []
         with pytest.raises(TimeoutError, match=r"no item came from worker process 1 within 20 s"):
@@ -206,8 +205,8 @@ except WorkerExitedError as error:
 """
 
 
-# With Ray's own hooks, an interrupted program exits with code 1. Ray kills a process that has lost the cluster's head,
-# and a process in which a thread calls Ray while the main process leaves the cluster.
+# Ray's own hooks make an interrupted program exit with code 1. Ray also kills a process that has lost the cluster's
+# first node, and a process in which a thread calls Ray while the main thread leaves the cluster.
 @pytest.mark.parametrize(
     ("how", "codes", "says"),
     [

@@ -1,4 +1,4 @@
-"""The programs of the guide on Ray that need a cluster print what the guide shows."""
+"""In the guide on Ray, the programs that need a cluster print the output that the guide shows."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ pytest.importorskip("pyarrow", reason="Ray Data needs pyarrow, of the parquet ex
 
 pytestmark = [needs_ray, *of_ray]
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "more-machines.md"
-#: Makes Ray Train check its workers more often than every two seconds, without metrics and preemption checks.
+#: Ray Train checks its workers more often than every two seconds, and collects no metrics.
 PROMPT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.3",
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
 }
-#: Starts a cluster and runs the given code as a program, in a process that ends with all leftovers of Ray Train.
+#: Starts a cluster, and runs the given code as a program. The process ends together with all leftovers of Ray Train.
 PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -41,7 +41,7 @@ if __name__ == "__main__":
 
 
 def programs() -> list[tuple[str, str]]:
-    """Returns the blocks that name this file, each with the output that the page shows."""
+    """Returns the page's blocks that name this file, each with the output that the page shows."""
     found = doc_blocks.blocks(PAGE)
     return [
         (one.code, shown.code)

@@ -1,4 +1,6 @@
-"""Processes that exit in the middle of an epoch are replaced: all items arrive in order, and nothing is left behind."""
+"""If a process exits in the middle of an epoch, it is replaced. All items arrive in order, and no process or memory is
+left behind.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:.* has taken its place")]
 
-#: The words that report an exit.
+#: The words with which a warning reports a replaced process.
 TOLD = "has taken its place"
 
 
@@ -45,7 +47,7 @@ def test_the_order_of_thousands_of_items_survives_processes_that_are_killed(disp
     expected = undisturbed(pipeline(2000, dispatched), 2, num_workers=3)
     every = 250 if dispatched else 131
     with restarting(pipeline(2000, dispatched), num_workers=3) as loader:
-        for epoch in range(2):  # all are replaced together
+        for epoch in range(2):  # with dispatching, all processes are replaced together
             assert (
                 read(loader, range(65, 2000, every), lambda _: dice.randrange(len(pids_of(loader)))) == expected[epoch]
             )
@@ -53,7 +55,7 @@ def test_the_order_of_thousands_of_items_survives_processes_that_are_killed(disp
 
 
 def read(loader, numbers, victim):
-    """Returns the items of an epoch in which a process is killed after each of these items."""
+    """Returns the items of an epoch. After each item in `numbers`, a process is killed."""
     got = []
     for number, item in enumerate(loader):
         got.append(item)
@@ -75,7 +77,7 @@ def by_worker(items):
 
 
 def out_of_order(dispatched):
-    """Returns for each worker its items while processes are killed, and its items without that."""
+    """Returns each worker's items in a run in which processes are killed, and its items in an undisturbed run."""
     options = {"in_order": False, "worker_init_fn": tag}
     with restarting(pipeline(300, dispatched), **options) as loader:
         got = read(loader, (9, 40, 69, 94), lambda number: (number + 1) % (2 + dispatched))
@@ -100,8 +102,6 @@ def test_out_of_order_items_go_to_idle_workers_and_random_draws_continue_even_if
 
 
 class Poisoned:
-    """Always kills its process at one item."""
-
     def __init__(self, at, folder):
         self.at = at
         self.folder = folder

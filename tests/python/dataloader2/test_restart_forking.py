@@ -1,4 +1,4 @@
-"""The process that forks replacements is killed, stopped, or reaches the limit of processes."""
+"""The process that forks replacements is killed or stopped, or reaches the limit of processes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_error_names_the_worker_and_the_cause_if_the_fork_server_has_exited(
         next(iterator)
         os.kill(forker_of(loader), signal.SIGKILL)
         pid = kill_first(loader)
-        for items in (iterator, loader):  # the same error in the next epoch
+        for items in (iterator, loader):  # the next epoch raises the same error
             with pytest.raises(WorkerExitedError, match="the forking process has ended: it was killed") as caught:
                 list(items)
             assert isinstance(caught.value.__cause__, OSError)
@@ -104,7 +104,7 @@ def test_every_caller_learns_how_a_child_has_ended_even_if_a_reply_was_lost():
     loader, iterator, got = begun()
     with loader:
         before = kill_first(loader)
-        while pids_of(loader)[0] == before:  # the next one is forked there
+        while pids_of(loader)[0] == before:  # the replacement is then forked by the forking process
             got.append(next(iterator))
         process = loader.reading_service._children._members.processes[0]
         assert isinstance(process, forker.RemoteChild)
@@ -155,7 +155,9 @@ def test_a_forked_child_ends_although_the_main_process_never_learned_of_it(monke
 
 
 def full(times):
-    """Returns a replacement for forking that fails this many times for lack of room."""
+    """Returns a function that replaces forking. The first `times` calls of the function fail because no more processes
+    are allowed.
+    """
     fork = forking_process._ForkingProcess._fork
 
     def tried(self, *arguments):
@@ -170,7 +172,9 @@ def full(times):
 
 @pytest.mark.parametrize("is_watched", [False, True])
 def test_ctrl_c_while_the_process_that_forks_is_started_leaves_no_process_behind(monkeypatch, is_watched):
-    """The signal arrives when the process is running, before or after the main process has a descriptor for it."""
+    """The forking process is already running when Ctrl-C arrives. The main process may not have a descriptor for it
+    yet.
+    """
     fork_all = forker.fork_all
 
     def pressed(children, started, deliver):

@@ -1,4 +1,4 @@
-"""Loaders resume from a state saved at any moment, with any service, in another process, or refuse the state."""
+"""Loaders resume from a state that was saved at any moment, in any service or process, or they refuse the state."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def beginnings():
 
 @pytest.mark.usefixtures("often")
 def test_workers_that_leave_a_pass_early_continue_with_the_next_one():
-    for items in (1, 3, 4, 5):  # in the first pass, at its end for one worker and for both, and in the second one
+    for items in (1, 3, 4, 5):  # within the first pass, at its end for one or both workers, and in the second pass
         loader, iterator, _ = begun(workers(), beginnings, items=items)
         with loader:
             state = loader.state_dict()
@@ -198,7 +198,8 @@ def test_full_arenas_and_none_only_make_snapshots_rarer(dispatched, budget, recw
         expected = [item.tolist() for item in iterator]
     with DataLoader2.from_state(state, workers(memory_budget=budget)) as other:
         assert [item.tolist() for item in other] == expected
-    # Only without a budget, further dispatched workers are awaited.
+    # The warning is only allowed with dispatching and a budget of 0, because the main process then waits for further
+    # workers.
     assert not recwarn.list or (dispatched and budget == 0), [str(one.message) for one in recwarn.list]
 
 
@@ -235,8 +236,8 @@ print(json.dumps(found))
 
 
 def test_snapshots_of_any_size_reach_main_whole():
-    """Snapshots are sent inline in a unit up to 4 KiB, and otherwise in a block. Snapshots of the dispatching process
-    pass a worker.
+    """A snapshot of up to 4 KiB is sent inside a unit, and a larger one in a block. Workers relay snapshots of the
+    dispatching process.
     """
     run = subprocess.run([sys.executable, "-c", OF_ANY_SIZE], capture_output=True, text=True, timeout=250)
     assert run.returncode == 0, run.stderr
@@ -276,7 +277,7 @@ def unsteady():
 
 
 def test_a_pipeline_that_does_not_repeat_itself_is_an_error_that_names_worker_and_item(monkeypatch):
-    monkeypatch.setattr(snapshots, "SECONDS", 1000.0)  # so that only the beginning of the epoch is available
+    monkeypatch.setattr(snapshots, "SECONDS", 1000.0)  # without snapshots, the epoch restarts from its beginning
     loader, _, _ = begun(workers(), unsteady, items=9)
     with loader:
         state = saved(loader)
@@ -410,7 +411,8 @@ def test_a_program_that_is_killed_while_it_saves_resumes_from_its_last_file(tmp_
         process.kill()
         process.wait()
     lines = (tmp_path / "log").read_text().splitlines()
-    # An item is logged before its state replaces the previous state, so the item at the kill may be repeated.
+    # The program logs an item before it stores the new state. If the program is killed in between, the item is
+    # repeated.
     once = [line for number, line in enumerate(lines) if number == 0 or line != lines[number - 1]]
     with DataLoader2(pipeline(True), reading_service=workers()) as loader:
         loader.seed(7)

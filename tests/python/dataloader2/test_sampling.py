@@ -1,4 +1,4 @@
-"""Pipes choose among several inputs at random by weight, or in turn until the longest input ends."""
+"""Pipes combine several inputs: at random by weight, or in turn until the longest input ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from torchdata.datapipes.state import load_state, save_state
 
 
 def letters(seed: int | None = None, **weights: float) -> SampleMultiplexer:
-    """Returns an endless pipe for each letter."""
     return SampleMultiplexer({IterableWrapper(letter).cycle(): w for letter, w in weights.items()}, seed)
 
 
@@ -64,7 +63,7 @@ def test_choices_have_the_frequencies_of_the_weights(weights: dict[str, float]) 
     counts = Counter(letters(7, **weights).header(total))
     expected = {key: weight / sum(weights.values()) * total for key, weight in weights.items()}
     chi_square = sum((counts[key] - expected[key]) ** 2 / expected[key] for key in weights)
-    assert chi_square < 16.3  # at most 3 degrees of freedom, for which 0.1 % are larger; the seed is fixed
+    assert chi_square < 16.3  # with 3 degrees of freedom, only 0.1 % of random results are larger
 
 
 def test_the_other_inputs_keep_their_ratio_after_one_has_ended() -> None:

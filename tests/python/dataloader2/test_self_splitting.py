@@ -1,4 +1,4 @@
-"""If sources may split their items among the workers themselves, each item arrives once, or an error explains why."""
+"""Some sources may split their items among the workers. Each item then arrives once, or an error explains why."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ torch = pytest.importorskip("torch")
 
 
 class Seeded:
-    """A stream that uses its worker's number only as a seed."""
-
     def __iter__(self) -> Iterator[int]:
         worker = torch.utils.data.get_worker_info()
         random.Random(0 if worker is None else worker.seed)
@@ -27,8 +25,6 @@ class Seeded:
 
 
 class SeededItems:
-    """An indexable dataset that uses the number of its worker and of all workers."""
-
     def __len__(self) -> int:
         return 10
 
@@ -39,8 +35,6 @@ class SeededItems:
 
 
 class Logging:
-    """A stream that uses the number of workers without splitting its items."""
-
     def __init__(self, items: int, shuffles: bool = False) -> None:
         self.items, self.shuffles = items, shuffles
 
@@ -54,8 +48,6 @@ class Logging:
 
 
 class Dividing(Logging):
-    """A stream that splits its items."""
-
     def __iter__(self) -> Iterator[dict[str, Any]]:
         worker = torch.utils.data.get_worker_info()
         first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
@@ -63,7 +55,7 @@ class Dividing(Logging):
 
 
 class Header:
-    """A stream that splits its rows. Each worker's part begins with an equal item."""
+    """A stream that splits its rows. Each worker's part begins with the same header."""
 
     def __iter__(self) -> Iterator[str]:
         worker = torch.utils.data.get_worker_info()
@@ -112,7 +104,7 @@ def test_equal_items_of_a_source_that_is_said_to_split_itself_are_no_error() -> 
         list(loader)
 
 
-# -- sharding filters whose order of items is compared between workers ------------------------------
+# -- sharding filters: the workers' orders of items are compared -------------------------------------
 
 
 def is_sampled(_item: Any) -> bool:

@@ -1,4 +1,4 @@
-"""A source that is a set is read in the same order in every process, or refused by name, in all loaders."""
+"""A set as a source is read in the same order in every process, or an error names it, in all loaders."""
 
 from __future__ import annotations
 

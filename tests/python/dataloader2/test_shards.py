@@ -1,4 +1,4 @@
-"""States resume with another number of workers: the remaining epoch is split as among the original workers."""
+"""States resume with another number of workers. The rest of the epoch is split into the original workers' shards."""
 
 from __future__ import annotations
 
@@ -38,8 +38,6 @@ COUNTS = (0, 1, 2, 3, 5, 8)
 
 
 class Generated(IterDataPipe):
-    """A user's pipe without a state, which counts its reads in its own objects."""
-
     def __init__(self, source: Any) -> None:
         self.source, self.counts = source, {"read": 0}
 
@@ -51,8 +49,6 @@ class Generated(IterDataPipe):
 
 
 class Counting(IterDataPipe):
-    """A user's pipe with a state."""
-
     def __init__(self, source: Any) -> None:
         self.source, self.count = source, 0
 
@@ -69,7 +65,6 @@ class Counting(IterDataPipe):
 
 
 def drawn(item: Any) -> Any:
-    """Returns an item with a random number of the worker, if a worker computes it."""
     return item, random.random() if os.environ.get("DRAWS") else 0
 
 
@@ -140,7 +135,7 @@ def test_the_rest_of_an_epoch_keeps_the_number_of_workers_that_began_it(form: st
     for old in COUNTS:
         for turn, (place, state) in enumerate(states[old].items()):
             new = COUNTS[(COUNTS.index(old) + turn + 1) % len(COUNTS)]
-            # State that is kept between epochs belongs to its shard.
+            # State that is kept between epochs belongs to a shard, so later epochs keep the number of shards.
             expected = [whole[old][0][place:], *whole[old if keeps else new][1:]]
             assert epochs_of(loader(form, new, copy.deepcopy(state)), 3) == expected, (old, new, place)
 
@@ -171,7 +166,7 @@ def test_random_numbers_of_functions_belong_to_the_shard(form: str, monkeypatch:
 
 
 class WhoAmI(IterDataPipe):
-    """Yields the number of the worker that runs it, according to torch."""
+    """A pipe that yields the number of its worker, according to torch."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -234,7 +229,7 @@ RANKED: dict[str, Callable[[], Any]] = {
 def of_ranks(
     form: str, ranks: int, workers: int, count: int | None, states: Any = None, adapters: Any = None
 ) -> list[Any]:
-    """Returns for each rank the items that are read, and the state after them."""
+    """Returns for each rank the items that were read, and the state after these items."""
 
     def body(group: ThreadGroup) -> Any:
         inner = service(workers)
@@ -268,7 +263,7 @@ def test_states_of_all_ranks_resume_with_another_number_of_ranks(form: str, old:
     (ranks, workers), count = old, 2
     whole = [got for got, _ in of_ranks(form, ranks, workers, None)]
     states = {rank: state for rank, (_, state) in enumerate(of_ranks(form, ranks, workers, count))}
-    # The remaining items of each shard, by turn and rank.
+    # The remaining items of each shard, ordered by worker and then by rank.
     left = [[*got[worker::workers][len(range(worker, count, workers)) :]] for worker in range(workers) for got in whole]
     turn = count % workers * ranks
     expected = []
@@ -279,7 +274,7 @@ def test_states_of_all_ranks_resume_with_another_number_of_ranks(form: str, old:
         while queues := [queue for queue in queues if queue]:
             rest += [queue.pop(0) for queue in queues]
         expected.append(rest)
-    shortest = min(map(len, expected))  # all ranks end together
+    shortest = min(map(len, expected))  # all ranks end at the same step
     assert [rest for rest, _ in of_ranks(form, *new, None, states)] == [rest[:shortest] for rest in expected]
 
 
@@ -332,7 +327,6 @@ def of_split_ranks(ranks: int, workers: int, count: int | None, states: Any = No
 
 
 def in_steps(by_rank: list[Any]) -> list[Any]:
-    """Returns the items of all ranks, step by step."""
     return [item for step in zip(*(got for got, _ in by_rank), strict=True) for item in step]
 
 
@@ -351,11 +345,11 @@ def test_with_splits_the_order_is_the_same_for_any_number_of_ranks(old: Any, new
 def test_a_thread_that_reads_ahead_while_a_state_is_saved_does_not_take_the_shards_out_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`fullsync` of each rank reads ahead in a thread, which must not take an item while the shards are saved."""
+    """A thread of each rank's `fullsync` reads ahead. The thread must not take an item while the shards are saved."""
     position = WorkerOutput.position
 
     def later(self: WorkerOutput, delivered: int) -> Any:
-        time.sleep(0.1)  # the thread takes an item meanwhile, unless it stands still
+        time.sleep(0.1)  # the thread would take an item meanwhile if it were not paused
         return position(self, delivered)
 
     monkeypatch.setattr(WorkerOutput, "position", later)
@@ -444,7 +438,7 @@ def test_threads_that_read_shards_in_one_process_leave_none_of_a_shard_s_globals
         pipe = IterableWrapper(range(4)).sharding_filter().map(note)
         return DataLoader2(pipe, splits=3 if name == "first" else 4)
 
-    def overlap() -> None:  # The bound is for threads that exclude each other, as they should.
+    def overlap() -> None:  # the timeout is needed, because correct threads exclude each other
         second_is_in_its_shard.set()
         first_is_done.wait(0.3)
 

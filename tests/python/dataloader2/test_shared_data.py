@@ -1,4 +1,4 @@
-"""A loader copies the pipes of a graph and shares the data in them, unless a start method requires pickling."""
+"""A loader copies the pipes of a graph, and shares the data in the pipes, unless a start method requires pickling."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SIZE = 4
 
 
 class Views:
-    """Two tensors of one storage: the first is written, and the second is read."""
+    """Two tensors with the same storage. The first tensor is written to, and the second one is read."""
 
     def __init__(self) -> None:
         self.written = torch.zeros(SIZE)
@@ -48,7 +48,7 @@ class Views:
 
 
 class Forgetful(Views):
-    """Loses its contents by pickle and `copy`."""
+    """An object that loses its contents when it is pickled or copied."""
 
     def __init__(self, value: int = 100) -> None:
         self.value = value
@@ -61,7 +61,7 @@ class Forgetful(Views):
 
 
 class Named(np.ndarray):
-    """An array with an attribute that pickle loses."""
+    """An array with an attribute that pickling loses."""
 
     value: int | None
 
@@ -79,8 +79,6 @@ class HoldsArray(Views):
 
 
 class HoldsHandles(Views):
-    """Holds handles that neither pickle nor `copy` supports."""
-
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.generator = (100 for _ in itertools.count())
@@ -91,8 +89,6 @@ class HoldsHandles(Views):
 
 
 class Source(IterDataPipe):
-    """A user's own pipe over data."""
-
     def __init__(self, data: Any) -> None:
         self._data = data
 
@@ -157,7 +153,7 @@ def test_changes_that_a_program_makes_to_its_dataset_reach_the_loader() -> None:
 
 
 class Window(IterDataPipe):
-    """A user's pipe which keeps its iteration state in undeclared attributes."""
+    """A user-defined pipe that keeps its iteration state in undeclared attributes."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -190,8 +186,6 @@ def test_a_loaded_state_begins_with_the_iteration_state_that_the_pipe_had() -> N
 
 
 class Reader:
-    """An object of a user's class, which refers to a pipe."""
-
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
 
@@ -271,7 +265,7 @@ def test_a_state_pickles_only_the_data_that_it_may_contain() -> None:
 
 
 class DiesOnce(Views):
-    """Cannot be pickled, and ends the first process that reads item 2."""
+    """An object that cannot be pickled, and that ends the first process that reads item 2."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -295,8 +289,6 @@ def test_a_forked_replacement_process_inherits_the_data(tmp_path: Path) -> None:
 
 
 class Shared(Views):
-    """Arrays and tensors that a worker modifies."""
-
     def __init__(self) -> None:
         super().__init__()
         self.array, self.constant = np.zeros(1000), np.zeros(1000)
@@ -329,7 +321,7 @@ def test_a_program_for_spawned_workers_holds_each_storage_once() -> None:
 
 
 class Mapped(Views):
-    """Memory-mapped arrays: as they were opened, a part of one, and an array that can be written to."""
+    """Memory-mapped arrays: complete arrays, parts of an array, and arrays that can be written to."""
 
     def __init__(self, path: Path) -> None:
         whole = np.load(path, mmap_mode="r")

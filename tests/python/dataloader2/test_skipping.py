@@ -21,7 +21,7 @@ def many(item: int) -> list[int]:
     return [item] * (item % 3)
 
 
-#: By name: the pipeline over 200 items.
+#: Pipelines over 200 items, by name.
 PIPES: dict[str, Callable[[], Any]] = {
     "a range": lambda: IterableWrapper(range(200)).sharding_filter().map(str),
     "a shuffled map pipe": lambda: SequenceWrapper(range(200)).map(str).shuffle().sharding_filter(),
@@ -154,7 +154,7 @@ def test_an_item_that_cannot_be_made_raises_its_error_and_ends_the_epoch(workers
         assert next(reading) == 1
         with pytest.raises(ZeroDivisionError):
             made.skip(3)
-        assert made.skip(2) == 2  # items of the next epoch
+        assert made.skip(2) == 2  # these items belong to the next epoch
         with pytest.raises(ZeroDivisionError):
             list(made)
 
@@ -172,8 +172,6 @@ def test_skipped_items_are_computed(workers: int | None, tmp_path: Path) -> None
 
 
 class _Noting:
-    """A function that leaves a file for each item."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 

@@ -1,4 +1,4 @@
-"""Loaders warn if a pipeline cannot be saved, or if resuming from a state must recompute many items."""
+"""Loaders warn if a pipeline cannot be saved, or if a resume must recompute many items."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("often")]
 
 
 class Unsaveable(IterDataPipe):
-    """A user's pipe that cannot report its position."""
+    """A user-defined pipe that cannot report its position."""
 
     def __init__(self, source: Any) -> None:
         self.source = source

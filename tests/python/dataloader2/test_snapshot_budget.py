@@ -29,7 +29,6 @@ def array(item: int) -> Any:
 
 
 def holding(kind: str) -> Any:
-    """Returns a pipeline in which a pipe holds up to a megabyte."""
     pipe: Any = IterableWrapper(range(ITEMS))
     if kind == "dispatched":
         return (
@@ -54,7 +53,7 @@ def numbers(items: Any) -> list[int]:
 
 
 def snapshot_sizes(state: Any) -> list[int]:
-    """Returns the bytes of the snapshots in the state of a loader."""
+    """Returns the sizes in bytes of the snapshots in a loader's state."""
     found = [len(state)] if isinstance(state, bytes) else []
     children = state.values() if isinstance(state, dict) else state if isinstance(state, (list, tuple)) else ()
     return found + [size for child in children for size in snapshot_sizes(child)]
@@ -88,7 +87,7 @@ def test_states_contain_what_pipes_hold_after_a_state_was_requested(kind: str) -
             loader.state_dict()
         before = numbers(next(iterator) for _ in range(35))
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # the size is reported once
+            warnings.simplefilter("error")  # the size was already reported once
             state = loader.state_dict()
         del iterator
     assert max(snapshot_sizes(state)) > BUDGET

@@ -1,4 +1,4 @@
-"""Within an epoch, each rank loads only its own state, and the state of another rank causes an explanatory error."""
+"""Within an epoch, each rank loads only its own state. The state of another rank causes an error that explains this."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 
 def drawn(x: int) -> tuple[int, float]:
-    """An augmentation with random numbers that differ between ranks."""
+    """An augmentation that draws different random numbers on each rank."""
     return x, random.random()
 
 
@@ -29,13 +29,15 @@ def loader(group: ThreadGroup, workers: int, items: int) -> DataLoader2[Any]:
     if workers:
         service = SequentialReadingService(service, MultiProcessingReadingService(workers, "fork"))
     pipe: Any = IterableWrapper(list(range(items))).shuffle().sharding_filter()
-    if workers:  # ranks are threads here, and share the random numbers of the main process
+    if workers:  # without workers, ranks would share the random numbers of this process, because they are threads
         pipe = pipe.map(drawn)
     return DataLoader2(pipe, reading_service=service)
 
 
 def saved(workers: int, count: int | None) -> list[Any]:
-    """By rank, the state after `count` items, or before the epoch, and the remaining items of the epoch."""
+    """Returns for each rank a state, and the remaining items of the epoch. `count` is None for a state before the
+    epoch.
+    """
 
     def body(group: ThreadGroup) -> Any:
         made = begun(loader(group, workers, 40))
@@ -47,7 +49,7 @@ def saved(workers: int, count: int | None) -> list[Any]:
 
 
 def resumed(ranks: int, workers: int, items: int, states: dict[int, Any]) -> list[Any]:
-    """By rank, the items after its state, or after that of rank 0."""
+    """Returns for each rank the items after its own state. Ranks without a state use that of rank 0."""
 
     def body(group: ThreadGroup) -> Any:
         with begun(loader(group, workers, items), states.get(group.rank, states[0])) as made:

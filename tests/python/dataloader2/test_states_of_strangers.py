@@ -1,4 +1,4 @@
-"""Untrusted states are never unpickled without permission, and all their numbers are checked."""
+"""Untrusted states are unpickled only with permission, and all their numbers are checked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import numpy.random  # NumPy itself imports it late; its generator is saved once it is imported
+import numpy.random  # imported here, because NumPy imports it late, and its generator is only saved after the import
 import pytest
 
 from pipes_table import ROWS, seed
@@ -38,17 +38,17 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The length of this HeaderIterDataPipe"),
 ]
 
-#: Targets of `fuzz_states`.
+#: The targets of `fuzz_states` that this file runs.
 TARGETS = "loader_value,loader_bytes,graph_value,plain_pickle"
 
 ITEMS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 0, 7]
 
-#: Rows with values that require pickle: user-defined objects, and streams that are reopened with settings.
+#: Rows with states that need pickle, because they contain user-defined objects or streams.
 ONLY_PICKLED = {"sampler"}
 
 
 class Boom:
-    """Reports that it is unpickled."""
+    """An object that records when it is unpickled."""
 
     opened: ClassVar[list[str]] = []
 
@@ -64,7 +64,6 @@ def nothing_opened():
 
 
 def resealed(state, **changes):
-    """Returns the state with changed fields and matching checksums."""
     state = {**state, **changes}
     return {**state, "checksums": checksums(state)}
 
@@ -172,7 +171,7 @@ def test_every_pipe_over_plain_items_saves_and_loads_without_pickle(row):
         again = row.build(lambda: IterableWrapper(ITEMS), **row.example)
         try:
             state = save_state(pipe)
-        except TypeError:  # user pipes that cannot be saved
+        except TypeError:  # some user-defined pipes cannot be saved
             return
         if row.name in ONLY_PICKLED:
             with pytest.raises(ValueError, match="values that need pickle"):
@@ -326,7 +325,7 @@ def test_plain_pickles_hold_numbers_and_containers_and_nothing_else(value):
         pickle.dumps(Boom()),
         b"\x80\x05ctorchdata.dataloader2\ndescribe\n.",
         b"\x80\x05\x8c\x02os\x94\x8c\x06system\x94\x93\x94\x8c\x04true\x94\x85R.",
-        b"\x80\x05Nr\xff\xff\xff\x7f.",  # an index in the memo: 16 GiB
+        b"\x80\x05Nr\xff\xff\xff\x7f.",  # an index of the memo that would need 16 GiB
         b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little") + b".",
         b"\x80\x05I" + b"9" * 5000 + b"\n.",
         b"\x80\x05e.",

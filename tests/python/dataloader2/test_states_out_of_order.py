@@ -1,4 +1,4 @@
-"""Loaders without workers continue epochs whose workers sent items in any order."""
+"""Loaders without workers can continue an epoch in which workers sent items in any order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.alone
 
 ITEMS = 40
 ALL = Counter(range(ITEMS))
-#: Whether workers may compute the items of the first shard.
+#: Set while workers may compute the items of the first shard.
 first_shard_may_run = multiprocessing.get_context("fork").Event()
 
 
@@ -32,7 +32,7 @@ def running() -> None:
     first_shard_may_run.set()
 
 
-#: What the function of the pipe calls once.
+#: Functions that the pipe's function calls once.
 calls: list[Callable[[], object]] = []
 
 
@@ -68,14 +68,14 @@ def loader(workers: int, state: Any = None, datapipe: Any = None, strict: bool =
 
 
 def first(workers: int, count: int, state: Any = None, ago: int = 0) -> tuple[list[Any], Any]:
-    """Reads `count` items; returns those before the state of `ago` items ago, and that state."""
+    """Reads `count` items. Returns a state as of `ago` items earlier, and the items before this state."""
     with loader(workers, state) as reading:
         got = list(islice(reading, count))
         return got[: count - ago], reading.state_dict(items_ago=ago)
 
 
 def rest_out_of_order(state: Any) -> list[Any]:
-    """Returns the remaining items from two workers, of which the first sends nothing before the second has ended."""
+    """Returns the remaining items from two workers. The first worker sends none until the second worker has ended."""
     first_shard_may_run.clear()
     with loader(2, state) as reading:
         iterator = iter(reading)
@@ -136,7 +136,7 @@ def test_states_saved_after_reading_on_after_ctrl_c_resume_in_any_order_without_
         state = reading.state_dict(items_ago=ago)
         whole = Counter(begin + got + list(iterator))
     assert Counter(begin + got[: len(got) - ago] + rest_out_of_order(state)) == whole
-    assert (ALL - whole).total() == 1  # `map` loses the item, as it does with any iterator
+    assert (ALL - whole).total() == 1  # like any iterator, `map` loses the item at which it was interrupted
 
 
 @pytest.mark.parametrize("ago", [0, 1])

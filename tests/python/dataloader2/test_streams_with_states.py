@@ -1,4 +1,4 @@
-"""Iterables with a state resume in the same way in all loaders, and no item is lost, repeated or read twice."""
+"""Iterables with a state resume in the same way in all loaders. No item is lost, repeated or read twice."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ def state_of(loader: Any) -> Any:
 
 
 class Reader:
-    """Reads epochs of a loader, and stops between any two items and between two epochs."""
+    """Reads epochs of a loader step by step. Reading can stop between any two items, and between two epochs."""
 
     def __init__(self, loader: Any) -> None:
         self.loader, self.iterator = loader, None
         self.epochs: list[list[Any]] = []
 
     def step(self) -> None:
-        """Begins an epoch, or reads an item or the end."""
+        """Performs one step: begins an epoch, reads an item, or reaches the end."""
         if self.iterator is None:
             self.iterator = iter(self.loader)
             self.epochs.append([])
@@ -116,13 +116,13 @@ class Reader:
 
 
 def check_chain(make: Callable[[], Any], stops: list[int]) -> None:
-    """Compares an uninterrupted run of three epochs with a run that uses several loaders in turn."""
+    """Compares an uninterrupted run of three epochs with a run in which several loaders resume from each other."""
     whole = Reader(make()).finish(3)
     state, given, is_inside = None, [], False
     for steps in [*stops, None]:
         reader = Reader(make())
         if state is not None:
-            if isinstance(reader.loader, Loader):  # otherwise, a loop after the last item belongs to the next epoch
+            if isinstance(reader.loader, Loader):  # by default, a loop after the last item reads the next epoch
                 reader.loader.restart_on_stop_iteration = not (is_inside and given[-1])
             reader.loader.load_state_dict(state)
         if is_inside:
@@ -195,7 +195,7 @@ def test_items_before_the_position_are_not_read_again(stream: Any, name: str) ->
     reads.since()
     later.step()
     later.step()
-    assert 0 < reads.since() <= 20  # includes buffers and threads that read ahead
+    assert 0 < reads.since() <= 20  # the count includes items in buffers and items that threads read ahead
     end(reader.loader)
     end(later.loader)
 
@@ -277,7 +277,6 @@ def test_the_indices_of_a_sequential_sampler_are_skipped_at_once() -> None:
 
 
 def parts_of(state: Any) -> list[dict[str, Any]]:
-    """All dicts in a state."""
     if not isinstance(state, dict):
         return []
     return [state, *(part for value in state.values() for part in parts_of(value))]

@@ -1,4 +1,4 @@
-"""Graphs that end in a torch pipe resume from any position, including before the first item of a later epoch."""
+"""Graphs that end in a torch pipe can resume from any position, including the beginning of a later epoch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def sampled() -> Any:
 
 
 class Mapping(torch.utils.data.IterDataPipe):
-    """A user's pipe, derived from torch's base class, that returns an iterator and is not a generator."""
+    """A user-defined pipe with torch's base class, and with an `__iter__` that returns an iterator and is not a
+    generator.
+    """
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -68,7 +70,7 @@ GRAPHS = {
     "not at the end, below a function that makes several items": lambda: Filter(shuffled(), is_odd).flatmap(up_to),
     "one that returns an iterator": lambda: Mapping(Declared(shuffled().map(drawn))),
 }
-#: Torch reports neither the beginning of an iteration nor its end.
+#: For these pipes, torch reports neither the beginning nor the end of an iteration.
 NEED_ITERATE = ("one that returns an iterator", "over random functions that leave items out")
 SERVICES = {
     "none": lambda: None,
@@ -83,7 +85,7 @@ def start(seed: int) -> None:
 
 
 def restarted(pipe: Any, build: Any) -> Any:
-    """Returns a new pipe at the position of this one, in a program that has drawn other numbers."""
+    """Returns a new pipe at the position of the given pipe, as if a new program had drawn other random numbers."""
     state, generators = pickle.loads(pickle.dumps((save_state(pipe), save_generators())))
     start(99)
     pipe = build()
@@ -140,7 +142,7 @@ def test_without_a_loader_a_pipe_resumes_in_the_middle_of_an_epoch_but_not_at_it
 def test_a_torch_pipe_that_returns_an_iterator_and_began_unnoticed_is_refused_with_the_remedy() -> None:
     words = "ends in Mapping can be neither saved nor resumed.*state.iterate.*or append a pipe of this package"
     pipe = Mapping(shuffled())
-    save_state(pipe)  # nothing has begun
+    save_state(pipe)  # no iteration has begun yet
     next(iter(pipe))
     with pytest.raises(TypeError, match=words):
         save_state(pipe)
@@ -180,7 +182,9 @@ def test_before_the_first_item_of_a_later_epoch_a_state_needs_iterate(source: st
 
 
 def following(epochs: list[list[int]], epoch: int, position: int) -> list[list[int]]:
-    """Returns the items after a position. The position after the last item plus one means the end of the epoch."""
+    """Returns the items after a position. A position of one more than the epoch's items stands for the end of the
+    epoch.
+    """
     after = epochs[epoch + 1 : epoch + 2]
     return after if position > len(epochs[epoch]) else [epochs[epoch][position:], *after]
 
@@ -196,8 +200,8 @@ def test_a_loader_resumes_from_every_position_and_in_the_next_epoch(kind: str, s
         warnings.simplefilter("ignore")
         epochs = epochs_of(loader(), 4)
         for epoch in 0, 2:
-            # Workers take long to start, so only every other position is tested, and the first position of the later
-            # epoch.
+            # Workers take long to start. With workers, the test therefore uses only every other position, and the first
+            # position of the later epoch.
             places = range(len(epochs[epoch]) + 2)
             for position in places[epoch == 0 :: 2] if service == "workers" else places:
                 with loader() as made:
@@ -206,7 +210,7 @@ def test_a_loader_resumes_from_every_position_and_in_the_next_epoch(kind: str, s
                     reading = iter(made)
                     list(islice(reading, position))
                     state = saved(made)
-                with loader(state) as made:  # a loaded state that has only begun is also saved again
+                with loader(state) as made:  # the new loader also saves a state before its first item
                     if position <= len(epochs[epoch]):
                         iter(made)
                     state = saved(made)

@@ -1,4 +1,4 @@
-"""Workers seed torch like `torch.manual_seed`, including all devices, at no more than the cost of seeding."""
+"""Workers seed torch and all devices like `torch.manual_seed`, and the seeding costs no more than that function."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def draws(_=None):
 
 
 def expected(epoch_seeds):
-    """Returns the numbers that a worker draws, computed by public functions of the libraries."""
+    """Returns the numbers that a worker must draw, computed by public functions of the libraries."""
     state = random.getstate(), np.random.get_state(), torch.get_rng_state()
     python_seed, torch_seed, numpy_seed = epoch_seeds
     random.seed(python_seed)

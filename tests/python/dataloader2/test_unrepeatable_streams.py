@@ -1,4 +1,4 @@
-"""A stream without a state is reread up to a saved position, and samples are compared with earlier items."""
+"""A stream without a state is reread up to a saved position. Some of the items are compared with the original items."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POSITIONS = 2, 5, 9, 15
 
 
 class InRandomOrder:
-    """An iterable with its own order."""
+    """An iterable with a random order, which depends on a seed if one is given."""
 
     def __init__(self, seed: int | None = None, length: int = 20) -> None:
         self.seed, self.length = seed, length
@@ -95,7 +95,7 @@ def test_a_sampler_without_a_length_in_an_unseeded_order_is_refused(workers: int
     for items in POSITIONS:
         state, rest = state_and_rest(pipe(3), workers, items)
         assert resumed(pipe(3), workers, state) == rest
-        if workers < 2:  # workers that read different orders are another error
+        if workers < 2:  # with several workers, different orders cause another error
             state, rest = state_and_rest(pipe(None), workers, items)
             with pytest.raises(RuntimeError, match="does not repeat itself"):
                 resumed(pipe(None), workers, state)

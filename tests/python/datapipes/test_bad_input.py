@@ -1,7 +1,7 @@
-"""A damaged, hostile or unreadable file among good files causes an error in loaders with and without workers.
+"""A damaged, malicious or unreadable file among good files causes an error in loaders with and without workers.
 
-With every kind the error names pipe and path, no file stays open in any process, and the loader yields all items as
-soon as the file is mended.
+For every kind of file, the error names the pipe and the path, and no file stays open in any process. After the file is
+repaired, the loader yields all items.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from torchdata.datapipes.iter import (
 from torchdata.datapipes.iter.archives import archive, tar
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # protobuf's own about what other versions will do
+    warnings.simplefilter("ignore")  # protobuf warns about future versions
     pytest.importorskip("torch", reason="the library that writes TFRecords imports it")
     from tfrecord import TFRecordWriter
 
@@ -77,13 +77,11 @@ TEXT = b"alpha,beta\n" * 300
 
 @dataclass(frozen=True)
 class Bad:
-    """A kind of bad file."""
-
     good: bytes
     bad: bytes
-    #: From pairs of path and stream to the pipe that meets the file.
+    #: Returns the pipe that reads the file. The argument is a pipe of pairs of path and stream.
     pipe: Callable[[Any], Any]
-    #: The names of the pipe and of the fault.
+    #: The names of the pipe and the kind of the fault in the error.
     names: str
     error: type[Exception] | tuple[type[Exception], ...]
 
@@ -182,7 +180,7 @@ KINDS: dict[str, Bad] = {
 
 
 class AnyPath(dict[str, str]):
-    """Expects the same hash of all files."""
+    """A dict that returns the same hash for all files."""
 
     def __init__(self, digest: str) -> None:
         self.digest = digest
@@ -206,18 +204,20 @@ def _descriptors(process: str) -> list[str]:
 
 
 def open_below(folder: str) -> list[str]:
-    """The files of a folder that this process or one of its children has open."""
+    """Returns the files in a folder that this process or its children have open."""
     found = []
     children = pathlib.Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     for link in itertools.chain.from_iterable(map(_descriptors, ["self", *children])):
-        with suppress(FileNotFoundError, ProcessLookupError):  # closed meanwhile, or the process has ended
+        with suppress(FileNotFoundError, ProcessLookupError):  # the file was closed, or the process has ended
             if (target := os.readlink(link)).startswith(folder):
                 found.append(target)
     return found
 
 
 def none_stays_open(folder: str) -> bool:
-    """Whether all files get closed; a worker that reads ahead does so some time after its item arrived."""
+    """Returns whether all files are closed after a while. A worker that reads ahead closes its files after its item has
+    arrived.
+    """
     deadline = time.monotonic() + 20
     while open_below(folder):
         if time.monotonic() > deadline:
@@ -228,7 +228,9 @@ def none_stays_open(folder: str) -> bool:
 
 @pytest.fixture(autouse=True)
 def _small_bombs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lowers the limit, so that content larger than 1 MiB and out of proportion counts as a decompression bomb."""
+    """Lowers the limit, so that content larger than 1 MiB with a large compression ratio counts as a decompression
+    bomb.
+    """
     for module in (archive, tar):
         monkeypatch.setattr(module, "SMALLEST_BOMB", 1 << 20)
     monkeypatch.setattr(tar, "PIECE", 1 << 18)
@@ -261,7 +263,7 @@ def test_a_bad_file_is_named_and_leaves_the_loader_usable_and_no_file_open(
 
 @contextmanager
 def without_privileges() -> Iterator[None]:
-    """If the tests run as root, acts as another user, so that file permissions apply."""
+    """Runs the block as another user if the tests run as root, so that file permissions apply."""
     if os.geteuid() != 0:
         yield
         return
@@ -277,7 +279,7 @@ def without_privileges() -> Iterator[None]:
 
 @pytest.fixture
 def secret() -> Iterator[pathlib.Path]:
-    """A file and a folder without read permission, in a readable folder."""
+    """Yields a readable folder that contains a file and a folder without read permission."""
     with tempfile.TemporaryDirectory(prefix="torchdata-test-secret-") as name:
         folder = pathlib.Path(name)
         folder.chmod(0o755)
@@ -308,7 +310,7 @@ def test_an_error_names_pipe_and_path_of_an_unreadable_file(
     path = str(secret / target)
     with DataLoader2(build(path)) as loader:
         with suppress(Exception):
-            list(loader)  # imports what it needs while this process may
+            list(loader)  # imports modules while this process still has permission
         with without_privileges(), pytest.raises(PermissionError) as failure:
             list(loader)
         assert path in said(failure.value)

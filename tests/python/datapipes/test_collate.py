@@ -1,4 +1,4 @@
-"""Batches are collated by default rules without torch, and in the same way as by torch if torch is installed."""
+"""Without torch, batches are collated by default rules. If torch is installed, they are collated as by torch."""
 
 from __future__ import annotations
 
@@ -68,28 +68,26 @@ def test_an_error_names_what_cannot_be_collated(batch: Any, error: type[Exceptio
 
 
 class Items(list[Any]):
-    """A list of a user."""
+    """A user-defined list class."""
 
 
 class Pair(tuple[Any, ...]):
-    """A tuple of a user."""
+    """A user-defined tuple class."""
 
 
 class Table(dict[str, Any]):
-    """A dict of a user."""
+    """A user-defined dict class."""
 
 
 class Name(str):
-    """A str of a user."""
+    """A user-defined str class."""
 
 
 class Kind(IntEnum):
-    """Numbers with names."""
-
     SMALL = 1
 
 
-#: Items for batches of two.
+#: Values of which batches of two are made.
 VALUES: dict[str, list[Any]] = {
     "numbers": [1, -1, 1.5, True, 1j, Kind.SMALL, 2**70, None],
     "text": ["a", b"a", Name("a"), bytearray(b"a"), memoryview(b"a")],

@@ -18,7 +18,7 @@ class MirrorIterDataPipe(IterDataPipe):
 
 
 def drawn(pipe: Any, **options: Any) -> tuple[dict[str, str | None], set[tuple[str, str]]]:
-    """The labels of the nodes with their colors, and the arrows between labels; labels must differ."""
+    """Returns the labels of the nodes with their colors, and the arrows between labels. All labels must differ."""
     graph = to_graph(pipe, **options)
     nodes, labels = {}, {}
     for match in re.finditer(r"^\t\"(.+?)\" \[label=(\w+)(?: fillcolor=(\w+))?\]$", graph.source, re.M):

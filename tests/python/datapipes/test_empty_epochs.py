@@ -1,4 +1,4 @@
-"""Epochs without an item cause one warning, except where they are expected."""
+"""An epoch without items causes one warning, unless an empty epoch is expected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 
 class Once:
-    """A dataset that keeps its iterator, and so can be read once."""
+    """A dataset that keeps its iterator, so it can be read only once."""
 
     def __init__(self) -> None:
         self.items = iter(range(3))
@@ -37,7 +37,7 @@ def nothing() -> Iterator[int]:
 
 
 def told(read: Callable[[], Any]) -> list[str]:
-    """The warnings of wrapped iterables that come while something is read."""
+    """Returns the warnings about empty iterables that a function causes."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         read()
@@ -77,13 +77,13 @@ def test_a_correct_item_is_not_reported() -> None:
 
     def read() -> None:
         heads = [list(stream.header(3)) for _ in range(3)]
-        assert heads == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]  # it continues in each epoch
+        assert heads == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]  # each epoch continues after the previous one
         for source in (empty, (), {}, set(), "", range(0)):
             assert list(IterableWrapper(source)) == []
         assert list(IterableWrapper([1]).filter(bool).header(0)) == []
         assert list(IterableWrapper(iter([1])).header(1)) == [1]
         pipe = IterableWrapper(nothing)
-        iter(pipe)  # and leave it
+        iter(pipe)  # begins an iteration, and abandons it
 
     assert told(read) == []
 

@@ -1,4 +1,4 @@
-"""Shards that share one process each have their own global generators and their own worker info of torch."""
+"""Shards that share a process each have their own global generators, and their own worker info of torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _generators_are_put_back() -> Any:
 
 @pytest.fixture(params=["memory", "public functions"])
 def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """How generators are copied: the second way is that of versions which lay them out differently."""
+    """Chooses how generators are copied: from their memory, or by the fallback for other memory layouts."""
     monkeypatch.setattr(exchanging, "_known", (None, None, None))
     if request.param != "memory":
         monkeypatch.setattr(exchanging, "_is_copied", lambda *_: False)
@@ -43,7 +43,7 @@ def seed(number: int) -> None:
 
 
 def draw(times: int = 1) -> list[float]:
-    """Draws normal numbers and other numbers. Generators create normal numbers in pairs, and keep the second number."""
+    """Draws normal numbers and other numbers. Generators create normal numbers in pairs, and keep the second one."""
     drawn: list[float] = []
     for _ in range(times):
         drawn += [random.gauss(0.0, 1.0), random.random(), float(numpy.random.standard_normal()), numpy.random.random()]

@@ -1,4 +1,4 @@
-"""A class can take the functional form of another class only if a notebook cell is run again."""
+"""A class can replace the functional form of another class only if a notebook cell is run again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchdata.datapipes import functional_datapipe
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.datapipes.map import MapDataPipe, SequenceWrapper
 
-#: Cells of a notebook; the second cell is changed and run a second time.
+#: The cells of a notebook. The second cell is changed and run again.
 CELLS = """
 import gc, sys
 if sys.argv[1] == "with torch":
@@ -49,8 +49,6 @@ def test_a_cell_of_a_notebook_that_is_run_again_replaces_its_class(torch: str) -
 
 
 def named(name: str, module: str = __name__, base: Any = IterDataPipe) -> Any:
-    """A class of pipes of that name."""
-
     def __iter__(self: Any) -> Iterator[str]:
         return iter([name])
 

@@ -1,4 +1,4 @@
-"""States of graphs that once showed a fault are now saved and loaded correctly."""
+"""States of graphs for which saving or loading once failed are now saved and loaded correctly."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def numbers(count: int) -> IterableWrapper[int]:
 
 
 def resumed(build: Callable[[], Any], epoch: int, position: int) -> tuple[list[Any], list[Any], list[list[Any]]]:
-    """Returns the items of a resumed graph in this epoch and the next, and the items of an uninterrupted run."""
+    """Returns the items of a resumed graph in an epoch and the next one, and the items of an uninterrupted run."""
     start(5)
     pipe = build()
     epochs = [list(pipe) for _ in range(epoch + 2)]
@@ -250,7 +250,7 @@ def test_items_that_cannot_be_pickled_are_an_error_that_names_pipe_and_attribute
 
 
 class MakesPipes(IterDataPipe):
-    """Makes a pipe in each iteration, and keeps it."""
+    """A pipe that creates another pipe in each iteration, and keeps it."""
 
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe
@@ -261,7 +261,7 @@ class MakesPipes(IterDataPipe):
 
 
 class MakesOnePipe(MakesPipes):
-    """Makes a pipe in the first iteration."""
+    """A pipe that creates another pipe in its first iteration."""
 
     own: Any = None
 
@@ -310,7 +310,7 @@ def test_generators_of_python_and_numpy_resume_from_a_saved_state() -> None:
     numpy = pytest.importorskip("numpy")
     random.seed(1)
     numpy.random.seed(1)
-    numpy.random.standard_normal()  # of which one more is kept
+    numpy.random.standard_normal()  # the generator keeps a second normal number
     random.gauss(0, 1)
     state = pickle.loads(pickle.dumps(save_generators()))
 

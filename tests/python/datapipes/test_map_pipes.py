@@ -1,4 +1,4 @@
-"""Pipes that are read by index can be converted to iter pipes and shuffled."""
+"""Map-style pipes can be converted to iter pipes and shuffled."""
 
 from __future__ import annotations
 
@@ -91,8 +91,6 @@ def test_copies_are_equal_whether_or_not_the_original_was_read(name, copied):
 
 
 class BreaksHalfWay(MapDataPipe):
-    """Raises for its second item."""
-
     def __getitem__(self, index):
         if index == 1:
             raise OSError(5, "Input/output error")
@@ -264,7 +262,7 @@ def test_every_public_map_pipe_is_covered_here():
 
 
 class Endless:
-    """A dataset that takes any index, though it has a length."""
+    """A dataset that has a length, but accepts any index."""
 
     def __len__(self):
         return 4
@@ -274,7 +272,7 @@ class Endless:
 
 
 class Unsized:
-    """A dataset that ends with an IndexError, and has no length."""
+    """A dataset without a length, which raises an IndexError at its end."""
 
     def __getitem__(self, index):
         return "abc"[index]

@@ -1,4 +1,4 @@
-"""Single iter pipes have properties that the table of `test_pipes_model.py` does not state."""
+"""Tests properties of single iter pipes, as far as the table of `test_pipes_model.py` does not cover them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_one_shot_iterator_that_can_be_copied_is_read_in_every_epoch() -> None
 
 
 class ByHand(Sequence[int]):
-    """A sequence that iterates as `collections.abc.Sequence` does."""
+    """A sequence with the iterator of `collections.abc.Sequence`."""
 
     def __getitem__(self, index: Any) -> Any:
         return range(9)[index]
@@ -79,8 +79,6 @@ class ByHand(Sequence[int]):
 
 
 class OddList(list[int]):
-    """A list with a special iteration order."""
-
     def __iter__(self) -> Any:
         return reversed(self)
 
@@ -180,7 +178,7 @@ def test_a_batch_is_a_list_of_its_own_type() -> None:
 
 
 class Item:
-    """An object that can have weak references."""
+    """An object that supports weak references."""
 
 
 def test_a_batch_is_freed_when_its_reader_drops_it() -> None:
@@ -217,7 +215,7 @@ def test_a_full_buffer_of_small_groups_raises_an_error_unless_they_are_dropped()
     ]
 
 
-#: Orders that torchdata 0.9.0 gives for `IterableWrapper(range(10)).shuffle(buffer_size=…).set_seed(…)`.
+#: Orders that torchdata 0.9.0 yields for `IterableWrapper(range(10)).shuffle(buffer_size=…).set_seed(…)`.
 UPSTREAM_ORDERS = {
     (1, 7): [0, 1, 2, 3, 4, 5, 6, 7, 8, 9],
     (3, 0): [1, 3, 0, 4, 2, 6, 8, 9, 7, 5],
@@ -297,7 +295,7 @@ def test_a_pipe_that_holds_much_data_is_searched_without_looking_at_the_data() -
 
 
 class Counted(list[Any]):
-    """A list that counts how many members of such lists were looked at."""
+    """A list that counts how many members of such lists were inspected."""
 
     looked_at = 0
 
@@ -334,7 +332,7 @@ def test_nested_data_is_searched_within_one_budget_per_attribute(
     holder = Holder()
     monkeypatch.setattr(Counted, "looked_at", 0)
     assert sources_of(holder) == [holder.source, holder.other[0]]
-    assert 0 < Counted.looked_at <= 2 * LARGEST_STRUCTURE  # for the types, and for those that may hold pipes
+    assert 0 < Counted.looked_at <= 2 * LARGEST_STRUCTURE  # for the types, and for nested pipes
 
 
 def test_data_in_a_structure_does_not_hide_the_pipes_beside_it() -> None:

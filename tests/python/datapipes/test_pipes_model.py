@@ -28,7 +28,7 @@ from torchdata.datapipes.state import is_restorable, load_state, save_state
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Some child DataPipes are not exhausted"),
     pytest.mark.filterwarnings("ignore:The length of this HeaderIterDataPipe"),
-    pytest.mark.filterwarnings("ignore:FileLister found no file"),  # some folders have none, as in life
+    pytest.mark.filterwarnings("ignore:FileLister found no file"),  # some folders of the tests are empty
 ]
 
 ITEMS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 0, 7]
@@ -66,7 +66,7 @@ def modelled(row: Row, items: list[int] | None = None, **params: Any) -> list[An
 
 
 def positions(pipe: Any) -> Iterator[tuple[list[Any], bytes]]:
-    """The items so far and the pickled state before the first item, after each one, and after the end."""
+    """Yields the items so far and the pickled state: before the first item, after each item, and after the end."""
     head: list[Any] = []
     iterator = iter(pipe)
     yield head, cloudpickle.dumps(save_state(pipe))
@@ -175,9 +175,9 @@ def test_copies_start_over_and_leave_the_original_alone(row: Row) -> None:
 
 
 class Noting(IterDataPipe):
-    """Yields ints, and notes how many bytes Python objects hold before some of them.
+    """A pipe of ints that records how much memory Python objects use before some of the ints.
 
-    The garbage collector has then run, and has emptied Python's lists of free tuples.
+    Before each measurement, the garbage collector runs, which also empties Python's lists of free tuples.
     """
 
     def __init__(self, count: int, before: list[int]) -> None:
@@ -197,7 +197,7 @@ class Noting(IterDataPipe):
 
 
 def held(row: Row, few: int, many: int) -> tuple[int, int]:
-    """How many bytes Python objects hold while a row is iterated: before int `few` is read, and once `many` were.
+    """Returns how many bytes Python objects use while a row is read: before int `few`, and after int `many`.
 
     The first number is 0 if the pipe reads fewer items.
     """
@@ -222,10 +222,10 @@ def held(row: Row, few: int, many: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("row", [row for row in ROWS if not row.grows], ids=lambda row: row.name)
 def test_memory_does_not_grow_with_the_number_of_items(row: Row) -> None:
-    held(row, 20, 50)  # what is made once
-    gc.freeze()  # what other tests have left need not be searched each time
+    held(row, 20, 50)  # creates everything that is created only once
+    gc.freeze()  # objects of other tests are then not visited again
     growth = []
-    for few, more in ((250, 500), (1000, 2000), (8000, 3000)):  # some come to rest late
+    for few, more in ((250, 500), (1000, 2000), (8000, 3000)):  # some pipes reach their final memory only later
         before, after = held(row, few, few + more)
         growth.append((after - (before or held(row, few // 2, few)[1])) / more)
         if growth[-1] < 12:
@@ -234,7 +234,7 @@ def test_memory_does_not_grow_with_the_number_of_items(row: Row) -> None:
 
 
 def in_turn(*shares: list[Any]) -> list[Any]:
-    """Yields one item of each share in turn, until a share has ended."""
+    """Returns the items of shards in turn, one item of each, skipping shards that have ended."""
     nothing = object()
     return [item for turn in itertools.zip_longest(*shares, fillvalue=nothing) for item in turn if item is not nothing]
 
@@ -244,13 +244,13 @@ def named(name: str, item: Any) -> tuple[str, Any]:
 
 
 IN_WORKERS = [row for row in ROWS if not row.not_in_workers]
-#: Rows that one loader runs, since each loader starts processes.
+#: The number of rows that one loader runs, because each loader starts processes.
 AT_ONCE = 12
 
 
 @pytest.mark.parametrize("first", range(0, len(IN_WORKERS), AT_ONCE), ids=lambda first: IN_WORKERS[first].name)
 def test_two_workers_each_process_their_share(first: int) -> None:
-    """Some rows at once: each worker takes an item of each in turn, as long as it has some."""
+    """One loader runs several rows. Each worker takes one item of each row in turn, until the row has ended."""
     rows = IN_WORKERS[first : first + AT_ONCE]
     pipes = [row.build(lambda: IterableWrapper(ITEMS).sharding_filter(), **row.example) for row in rows]
     tagged = [pipe.map(partial(named, row.name)) for row, pipe in zip(rows, pipes, strict=True)]
@@ -260,7 +260,7 @@ def test_two_workers_each_process_their_share(first: int) -> None:
         for _ in range(2):
             loader.seed(1)
             runs.append(list(loader))
-        for _ in itertools.islice(loader, 2 * len(rows)):  # left after the first items
+        for _ in itertools.islice(loader, 2 * len(rows)):  # the epoch is left after the first items
             pass
         loader.seed(1)
         runs.append(list(loader))
@@ -324,7 +324,7 @@ def test_every_row_is_a_graph_whose_pipes_are_found() -> None:
     assert all(is_pipe(pipe) for row in ROWS for pipe in walk(built(row)))
 
 
-#: Pipes that need a server, several processes or a device, and where they are tested instead.
+#: Pipes that need a server, several processes or a device, and the files that test them.
 ELSEWHERE = {
     "AISFileLister": "test_aistore.py",
     "AISFileLoader": "test_aistore.py",
@@ -341,7 +341,8 @@ ELSEWHERE = {
 
 
 def test_every_public_pipe_has_a_row_or_tests_of_its_own() -> None:
-    # Some classes return pipes of other classes when they are called; the rows of those have the name of the form.
+    # Some classes return pipes of other classes when they are called. Rows of these classes have the name of the
+    # functional form.
     forms = {getattr(form, "__wrapped__", form).__name__: name for name, form in IterDataPipe.functions.items()}
     built_pipes = {type(pipe).__name__ for row in ROWS for pipe in walk(built(row))}
     named = {row.name for row in ROWS}

@@ -1,4 +1,4 @@
-"""Pipes without a state of their own are replayed on resume, and so are pipes that depend on them."""
+"""If a pipe has no state, its items are replayed on resume, and so are the items of pipes that depend on it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torchdata.datapipes.state import forget_state, load_state, save_state
 
 
 class Overriding(Mapper[int]):
-    """A user's subclass that overrides `__iter__`, so that the base class's state does not describe it."""
+    """A user-defined subclass that overrides `__iter__`, so the state of its base class does not describe it."""
 
     def __iter__(self) -> Any:
         yield from enumerate(self.datapipe)
 
 
 class Tagging(Mapper[Any]):
-    """A user's subclass that goes through the base's `__iter__`."""
+    """A user-defined subclass that calls the `__iter__` of its base class."""
 
     def __iter__(self) -> Any:
         yield from super().__iter__()

@@ -1,4 +1,4 @@
-"""Pipes that need a server yield the same items as plain-Python models, with one server of each kind."""
+"""Pipes that need a server yield the same items as a model in plain Python. All tests share one server of each kind."""
 
 from __future__ import annotations
 
@@ -43,8 +43,6 @@ ROWS = {name: [{"file": name, "row": row} for row in range(len(text))] for name,
 
 @dataclass
 class Places:
-    """Where the servers are."""
-
     web: str
     cluster: str
     rows: Path
@@ -52,12 +50,12 @@ class Places:
 
 @dataclass(frozen=True)
 class Served:
-    """One pipe of the table. Sources are short names; `build` makes them what the pipe takes."""
+    """A row for one pipe. Sources are short names, which `build` converts to the pipe's input."""
 
     name: str
     build: Callable[[Any, Places], Any]
     model: Callable[[list[str], Places], list[Any]]
-    #: The names of the sources to draw from.
+    #: The names from which the test draws the sources.
     sources: tuple[str, ...] = field(default=tuple(CONTENT))
 
 
@@ -145,7 +143,7 @@ def test_items_equal_the_model_s_from_any_position_on(served: Served, places: Pl
     items = iter(pipe)
     head = [read(next(items)) for _ in range(position)]
     state = pickle.loads(pickle.dumps(save_state(pipe)))
-    for _ in range(2):  # a state may be loaded more than once
+    for _ in range(2):  # a state may be loaded twice
         other = built(served, places, sources)
         load_state(other, state)
         assert head + [read(item) for item in other] == expected
@@ -156,12 +154,12 @@ def test_an_abandoned_iteration_starts_again_and_leaves_no_file_open(served: Ser
     sources = list(served.sources)
     expected = served.model(sources, places)
     pipe = built(served, places, sources)
-    list(map(read, pipe))  # what is kept for ever is there now
+    list(map(read, pipe))  # permanent connections and files are now open
     before = open_files()
     for stop in (1, len(expected) // 2, len(expected)):
         assert [read(item) for item in itertools.islice(pipe, stop)] == expected[:stop]
     assert [read(item) for item in pipe] == expected
-    wait_for(lambda: open_files() <= before)  # clients close connections in threads of theirs
+    wait_for(lambda: open_files() <= before)  # clients close connections in their threads
 
 
 @each_pipe

@@ -1,4 +1,4 @@
-"""Random graphs are saved and resumed (see `random_graphs`); `make fuzz` runs more of them for minutes."""
+"""Random graphs are saved and resumed (see `random_graphs`). `make fuzz` runs more of these graphs for some minutes."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ def test_a_random_graph_resumes_in_another_process() -> None:
 def test_a_thread_that_waits_for_a_dispatched_item_keeps_no_later_epoch_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The snapshot waited for the item, the main process for the snapshot, and the item for space in another worker,
-    for a minute each time."""
+    """Earlier, the snapshot waited for the item, the main process waited for the snapshot, and the item waited for
+    space in another worker. Each wait took a minute.
+    """
     monkeypatch.setattr(Prefetcher, "patience", 1000.0)
     monkeypatch.setattr(snapshots, "SECONDS", 0.0)
     monkeypatch.setattr(snapshots, "FACTOR", 0.0)
@@ -62,7 +63,7 @@ def test_a_graph_that_has_failed_resumes_from_a_loaded_state() -> None:
     begun = build()
     head = [next(iter(begun))]
     state = save_state(begun)
-    first_key = 1  # which the map is read with as it is built
+    first_key = 1  # the map is read with this key while it is built
     pipe = build()
     with pytest.raises(IndexError):
         list(pipe)
@@ -72,7 +73,7 @@ def test_a_graph_that_has_failed_resumes_from_a_loaded_state() -> None:
     assert len(items) == 6
 
 
-#: Pipes that need a server or several processes that wait for each other.
+#: Pipes that need a server, or several processes that wait for each other.
 ELSEWHERE = {
     "AISFileLister",
     "AISFileLoader",
@@ -100,7 +101,8 @@ def test_no_pipe_is_missing_from_random_graphs() -> None:
     ends += [Loader(number, ("workers",)).pipe() for number in range(30)]
     found = {type(pipe).__name__ for end in ends for pipe in walk(end)}
     assert {f"row {row.name}" for row in ROWS} - {"row cycle_for_ever"} <= {*OVER_ONE, *THREADED}
-    # Some classes return pipes of other classes when they are called; the rows of those have the name of the form.
+    # Some classes return pipes of other classes when they are called. Rows of these classes have the name of the
+    # functional form.
     for base, module in ((IterDataPipe, iter_pipes), (MapDataPipe, map_pipes)):
         forms = {getattr(form, "__wrapped__", form).__name__: name for name, form in base.functions.items()}
         classes = {name: value for name in module.__all__ if isinstance(value := getattr(module, name), type)}

@@ -1,4 +1,6 @@
-"""States of graphs without a loader; their random pipes have a different seed in each pass of an epoch."""
+"""Without a loader, the random pipes of a graph have a different seed in each pass of an epoch, and states include the
+seeds.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ GRAPHS: dict[str, Callable[[], Any]] = {
 
 
 def elsewhere(number: int) -> None:
-    """Puts the global generators where no run of these tests has them."""
+    """Seeds the global generators with a number that no run of these tests uses."""
     random.seed(number)
     torch = loaded("torch")
     if torch is not None:
@@ -87,7 +89,7 @@ def test_a_graph_that_was_seeded_as_a_whole_resumes_with_its_later_passes(kind: 
     for position in range(len(first) + 1):
         pipe = seeded()
         list(islice(pipe, position))
-        for _ in range(2):  # what was loaded and not gone on with is saved again
+        for _ in range(2):  # a loaded state that was not used is saved again
             state = pickle.dumps(save_state(pipe))
             elsewhere(77)
             pipe = GRAPHS[kind]()

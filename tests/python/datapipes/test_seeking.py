@@ -1,4 +1,4 @@
-"""Sources resume from a state without rereading earlier items, as counted reads show."""
+"""If sources resume from a state, they do not reread earlier items. The tests count the reads."""
 
 from __future__ import annotations
 
@@ -18,12 +18,9 @@ ITEMS, PLACE = 2000, 1900
 
 
 class Counter:
-    """How much was read."""
-
     count = 0
 
     def since(self) -> int:
-        """How much was since this was last asked."""
         found, self.count = self.count, 0
         return found
 
@@ -32,7 +29,9 @@ counter = Counter()
 
 
 class Counted(io.BytesIO):
-    """A file in memory that counts the bytes read, also in copies, because a state contains the waiting streams."""
+    """A file in memory that counts the bytes read. Copies of the file use the same count, because a state contains the
+    waiting streams.
+    """
 
     def read(self, size: int | None = -1) -> bytes:
         found = super().read(size)
@@ -62,8 +61,6 @@ class Counted(io.BytesIO):
 
 
 class CountedItems:
-    """A dataset that is read by index. The dataset counts the reads."""
-
     def __len__(self) -> int:
         return ITEMS
 

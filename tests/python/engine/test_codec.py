@@ -1,4 +1,4 @@
-"""Items of all kinds arrive equal to the sent ones."""
+"""Items of all kinds arrive equal to the items that were sent."""
 
 from __future__ import annotations
 

@@ -41,7 +41,9 @@ def image(dtype, height=40, width=50):
 
 
 def assert_equal_and_apart(received, sent):
-    """Checks that the array is equal, of the same type and writable, and that its elements do not share memory."""
+    """Checks that a received array has equal elements and the same type, is writable, and shares no memory between its
+    elements.
+    """
     assert type(received) is np.ndarray
     assert (received.dtype, received.shape) == (sent.dtype, sent.shape)
     np.testing.assert_array_equal(received, sent)
@@ -55,7 +57,7 @@ def assert_equal_and_apart(received, sent):
 
 @pytest.fixture
 def without_pickle(monkeypatch):
-    """Fails where anything is pickled."""
+    """Fails if an item is pickled."""
 
     def refuse(*_):
         raise AssertionError("the item was pickled")
@@ -97,7 +99,7 @@ def test_times_of_every_unit_cross_without_pickle(loopback, without_pickle, kind
 def test_times_of_the_other_byte_order_arrive(loopback):
     sent = np.arange(3000).astype(">M8[s]")
     received = loopback.one(sent)
-    assert np.datetime_data(received.dtype) == ("s", 1)  # NumPy's own pickles forget the byte order
+    assert np.datetime_data(received.dtype) == ("s", 1)  # NumPy's own pickles do not preserve the byte order
     np.testing.assert_array_equal(received, sent)
 
 

@@ -1,4 +1,4 @@
-"""An array of `torchdata.empty` is sent without a copy only if no other code can still change the consumer's item."""
+"""An array of `torchdata.empty` is sent without a copy only if no other code can still modify the consumer's item."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPE = (100, 200)
 
 @pytest.fixture
 def loopback(loopback, monkeypatch):
-    """An encoder with a sender; `torchdata.empty` creates arrays in the memory of this sender."""
+    """Returns an encoder with a sender. `torchdata.empty` creates arrays in this sender's memory."""
     monkeypatch.setattr(_engine, "current_sender", loopback.sender)
     return loopback
 
@@ -36,7 +36,7 @@ def address(array):
 
 
 def sent_and_received(loopback, wrap):
-    """Returns the address of the array, and the received item; keeps no reference to the array."""
+    """Returns the address of the sent array, and the received item. Keeps no reference to the array."""
     places = []
 
     def make(_):
@@ -49,7 +49,6 @@ def sent_and_received(loopback, wrap):
 
 
 def peak(loopback):
-    """Returns the peak of the bytes in blocks."""
     ((_, most, _),) = loopback.sender.arena_usage()
     return most
 
@@ -94,7 +93,7 @@ def kept_pointer(array):
     return array, np.ctypeslib.as_array(pointer, SHAPE), pointer
 
 
-#: The array that a producer yields, and the array through which it writes later.
+#: The array that a producer yields, and the array that it uses to write afterwards.
 KEPT = {
     "the array": lambda array: (array, array),
     "a view": lambda array: (array, array[:]),
@@ -169,7 +168,7 @@ def test_a_producer_may_fill_and_yield_one_array_again_and_again(loopback):
 
     kept = []
     for received in loopback.send(items()):
-        received += 100  # the consumer's, and nobody else's
+        received += 100  # only the consumer's array must change
         kept.append(received)
     assert [float(array[0, 0]) for array in kept] == [100, 101, 102, 103, 104]
 
@@ -199,8 +198,6 @@ def torch_of(capsule):
 
 
 class TestTensors:
-    """Returns the same for a tensor."""
-
     torch = pytest.importorskip("torch", reason="torch is not installed")
 
     DTYPES = ("float32", "float64", "bfloat16", "float16", "uint8", "int64", "bool", "complex64")
@@ -214,7 +211,7 @@ class TestTensors:
 
     @staticmethod
     def most_blocks(loopback, item):
-        """Returns the peak number of blocks in use, in units of an item."""
+        """Returns the peak number of blocks in use, measured in items."""
         return peak(loopback) // item.nbytes
 
     @pytest.mark.parametrize("dtype", DTYPES)
@@ -229,9 +226,9 @@ class TestTensors:
             (item,) = loopback.send({"x": [self.made(number), number]} for _ in range(1))
             assert item["x"][1] == number
             assert bool((item["x"][0] == number).all())
-            assert self.most_blocks(loopback, item["x"][0]) <= 2  # the last item lives while the next one is made
+            assert self.most_blocks(loopback, item["x"][0]) <= 2  # one item is still used while the next is created
 
-    # The part of the tensor that the sender keeps when it is sent, and how it writes to it afterwards.
+    # The part of the tensor that the sender keeps, and how the sender writes to this part after sending.
     KEPT: ClassVar = {
         "the tensor": (lambda t: t, lambda t: t.fill_(9)),
         "a view": (lambda t: t[3:4], lambda t: t.fill_(9)),
@@ -281,7 +278,7 @@ class TestTensors:
         for shape in [(), 3, (0, 5), (2, 2)]:
             tensor = torchdata.empty(shape, self.torch.int32)
             assert tuple(tensor.shape) == (shape if isinstance(shape, tuple) else (shape,))
-        large = torchdata.empty(100 << 20, self.torch.uint8)  # more than the arena has
+        large = torchdata.empty(100 << 20, self.torch.uint8)  # the size exceeds the arena
         assert large.numel() == 100 << 20
         with pytest.raises(RuntimeError, match="negative"):
             torchdata.empty((-1, 2), self.torch.float32)

@@ -1,4 +1,4 @@
-"""Numbers, times and UUIDs arrive as with pickle: the same values, types, order, and identities of objects."""
+"""Numbers, times and UUIDs arrive as with pickle: with the same values, types, order, and identities of objects."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def told(value):
 
 
 def same_places(item):
-    """Returns all paths to each object that an item contains several times, for objects that pickle keeps identical."""
+    """Returns the paths to each object that an item contains several times. Only objects with an identity that pickle
+    keeps are included.
+    """
     places = {}
 
     def walk(item, path):
@@ -175,7 +177,7 @@ MARK = "what follows is damaged"
 
 
 def damage(generator):
-    """Writes over some bytes after the mark, in the block of the item that is on its way."""
+    """Overwrites some bytes after a mark in the block of the item that is being sent."""
     maps = Path("/proc/self/maps").read_text()
     for start, end in re.findall(r"^(\w+)-(\w+) rw-s .*memfd:torchdata ", maps, re.MULTILINE):
         first, size = int(start, 16), int(end, 16) - int(start, 16)
@@ -191,7 +193,7 @@ def damage(generator):
 @pytest.mark.skipif(PORTABLE, reason="the fallback has other names for its memory")
 @pytest.mark.parametrize("number", range(len(DAMAGED)))
 def test_damaged_numbers_raise_an_error_or_change(number):
-    """A long item is sent in a block without a checksum."""
+    """A long item is sent in a block, which has no checksum. Damage may therefore change values without an error."""
     generator, loopback = random.Random(number), Loopback(budget=1 << 20)
     expected = told(DAMAGED[number])
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""Strings that several parts of an item share arrive equal, and users' customizations of pickling are respected."""
+"""Strings that occur several times in an item arrive equal, and users' customizations of pickling are respected."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Ours:
         self.value = value
 
 
-# Pickling functions that are registered for these classes stay registered until the process exits.
+# Pickling functions for these classes stay registered until the process exits.
 class Registered(Ours):
     pass
 
@@ -124,7 +124,7 @@ def test_objects_that_pickle_items_while_they_are_pickled_themselves_arrive(loop
 
 def test_tables_of_reducers_do_not_keep_temporary_classes_alive(loopback):
     class Local:
-        """Goes by cloudpickle."""
+        """A class that only cloudpickle can pickle."""
 
     assert type(loopback.one([Local(), 1])[0]).__name__ == "Local"
     assert all(Local not in table for table in codec._tables._free)

@@ -1,4 +1,4 @@
-"""Random items of all kinds arrive equal, and references to one object still refer to one object."""
+"""Random items of all kinds arrive equal. Several references to one object still refer to one object."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Slotted:
 
 @functools.cache
 def whole(dtype, size):
-    """Returns memory that contains many arrays of an item."""
+    """Returns an array that provides the memory for many arrays of an item."""
     numbers = np.random.default_rng(1).integers(-3, 300, (size, size, 3))
     if dtype == "O":
         return numpy_objects(size)
@@ -139,15 +139,13 @@ trees = st.recursive(leaves, combined, max_leaves=8)
 
 @st.composite
 def items(draw):
-    """Returns a tree that contains some objects, including whole branches, several times."""
+    """Returns a tree in which some objects, or whole branches, occur several times."""
     pool = draw(st.lists(trees, min_size=1, max_size=4))
     again = st.recursive(st.sampled_from(pool) | leaves, combined, max_leaves=10)
     return draw(again)
 
 
 class Comparison:
-    """Traverses two items in parallel."""
-
     def __init__(self):
         self.arrived = {}
         self.kept = []
@@ -178,7 +176,9 @@ class Comparison:
 
     @staticmethod
     def has_identity(value):
-        """Whether being one object matters: anything that can be changed, and strings that are costly to send twice."""
+        """Returns whether the identity of a value must be preserved, because the value is mutable, or a long string
+        that would be costly to send twice.
+        """
         if isinstance(value, (str, bytes)):
             return len(value) >= LONG_STRING
         if isinstance(value, tuple):
@@ -189,7 +189,7 @@ class Comparison:
 
     @staticmethod
     def check_array(sent, received):
-        # NumPy may unpickle an array of the foreign byte order in the native byte order.
+        # NumPy may convert an array with non-native byte order to native byte order when it unpickles the array.
         assert (sent.dtype.newbyteorder("="), sent.shape) == (
             received.dtype.newbyteorder("="),
             received.shape,
@@ -211,7 +211,7 @@ class Comparison:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(sent=items(), budget=st.sampled_from([64 << 20, 64 << 20, 40_000]))
-@pytest.mark.filterwarnings("ignore:The 'generic' unit")  # of NumPy 2.5, which is about to give them up
+@pytest.mark.filterwarnings("ignore:The 'generic' unit")  # NumPy 2.5 warns that these units are deprecated
 def test_random_items_arrive_as_they_were(sent, budget):
     received = Loopback(budget=budget).one(sent)
     comparison = Comparison()

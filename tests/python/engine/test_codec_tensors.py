@@ -1,4 +1,6 @@
-"""Tensors that are sent without pickle equal the tensors that torch creates over a buffer, by both ways of DLPack."""
+"""Tensors that are sent without pickle equal the tensors that torch creates over a buffer, with both versions of
+DLPack.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ print(random_tensors.run(1, 15))
 
 
 def test_with_a_torch_that_has_no_table_of_functions_the_same_tensors_arrive(tmp_path):
-    # In a separate process, because the codec chooses its method only once.
+    # The test uses a separate process, because the codec chooses its method only once.
     path = tmp_path / "program.py"
     path.write_text(BY_CAPSULES)
     run = run_program(path)
@@ -47,7 +49,7 @@ def test_with_a_torch_that_has_no_table_of_functions_the_same_tensors_arrive(tmp
 
 
 def over_a_buffer(tensor):
-    """Returns the same tensor over memory that torch does not own."""
+    """Returns an equal tensor over memory that torch does not own."""
     return torch.frombuffer(bytearray(random_tensors.content(tensor)), dtype=tensor.dtype).view(tensor.shape)
 
 
@@ -105,14 +107,14 @@ DONE_TO_IT = {
 
 
 def outcome(act, tensor):
-    """What an act gives and makes of a tensor, or says; in words."""
+    """Calls a function with a tensor. Describes the result or the error, and the tensor afterwards."""
     try:
         result = act(tensor)
     except Exception as error:
         result = type(error), str(error)
     try:
         content = repr(tensor)
-    except RuntimeError as error:  # it is longer than its storage
+    except RuntimeError as error:  # the tensor is larger than its storage
         content = str(error)
     return repr((result, content, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.requires_grad))
 
@@ -131,7 +133,7 @@ def attributed(tensor):
     return tensor
 
 
-#: Tensors with properties besides their elements, and how to test for these.
+#: Tensors with properties besides their elements, and functions that check these properties.
 MORE = {
     "a gradient": (lambda: torch.ones(5, requires_grad=True), lambda t: t.requires_grad),
     "an attribute": (lambda: attributed(torch.ones(5)), lambda t: t.note == "kept"),

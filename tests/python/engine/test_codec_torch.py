@@ -1,4 +1,4 @@
-"""Tensors arrive as tensors, with the memory that they share."""
+"""Tensors arrive as tensors, and share memory as before."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ TENSORS = {
 
 
 def plain(tensor):
-    """A tensor of a type that `torch.equal` can compare."""
+    """Returns a tensor that `torch.equal` can compare."""
     small = tensor.dtype in (torch.float8_e5m2, torch.uint16)
     return tensor.float() if small else tensor.to_dense()
 
@@ -98,12 +98,12 @@ def test_a_sparse_tensor_keeps_its_parts_and_is_not_kept_alive(loopback, name):
     assert noted.note == "kept"
     known = [weakref.ref(one) for one in (alone, kept, noted)]
     del alone, kept, noted, received
-    assert [one() for one in known] == [None] * 3  # torch notes those that `torch.load` made of pickles, to check them
+    assert [one() for one in known] == [None] * 3  # torch records tensors of `torch.load` in a table
 
 
 @pytest.fixture
 def elsewhere():
-    """Changes the default device of new tensors from the CPU, as scripts for GPUs do."""
+    """Sets a default device other than the CPU for new tensors, like scripts for GPUs."""
     torch.set_default_device("meta")
     yield
     torch.set_default_device(None)
@@ -136,14 +136,14 @@ VIEWS = {
 
 
 class StorageOf:
-    """Holds only the storage of a tensor."""
+    """An object that contains only the storage of a tensor."""
 
     def __init__(self, tensor):
         self.untyped = tensor.untyped_storage()
 
 
 class Handed:
-    """Hands its tensors over when it is pickled, and counts."""
+    """An object that returns its tensors when it is pickled, and counts how often."""
 
     def __init__(self):
         whole = torch.arange(10.0)
@@ -244,7 +244,9 @@ ROW = torch.arange(10.0)
 @pytest.mark.parametrize("name", OVERLAPPING)
 def test_writing_to_one_tensor_of_an_item_changes_overlapping_tensors(loopback, name):
     def written(tensors):
-        """The values of the tensors after each of them was written to, in turn; the originals are put back."""
+        """Writes to one tensor after another, and returns the values of all tensors after each write. Restores the
+        original values.
+        """
         before = [tensor.clone() for tensor in tensors]
         for number, tensor in enumerate(tensors):
             tensor.fill_(number + 1)
@@ -263,7 +265,7 @@ def test_writing_to_one_tensor_of_an_item_changes_overlapping_tensors(loopback, 
 
 
 def freed(size):
-    """Returns a tensor with a shrunk storage, as in sharded training."""
+    """Returns a tensor with a reduced storage, as in sharded training."""
     tensor = torch.ones(5000)
     tensor.untyped_storage().resize_(size)
     return tensor
@@ -306,7 +308,7 @@ class Sample:
 
 
 class Batch(UserDict):
-    """A mapping as TensorDict is one."""
+    """A user-defined mapping, like TensorDict."""
 
 
 @pytest.mark.parametrize("make", [Pair, Sample, lambda image, label: Batch(image=image, label=label)])
@@ -350,7 +352,7 @@ assert (first, nested["again"]) == (expected, expected)
 @pytest.mark.parametrize("way", ["ForkingPickler", "copyreg"])
 @pytest.mark.parametrize("kind", ["array", "tensor", "subclass"])
 def test_reducers_that_users_registered_are_honoured(way, kind, tmp_path):
-    # In a separate process, because the codec remembers permanently how it encodes each type.
+    # The test uses a separate process, because the codec remembers permanently how it encodes each type.
     path = tmp_path / "program.py"
     path.write_text(REDUCERS)
     run = run_program(path, way, kind)

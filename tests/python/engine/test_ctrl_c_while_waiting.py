@@ -22,8 +22,8 @@ ITEMS, AT = 20, 7
 
 
 class Pressing:
-    """Passes items on. At one item, waits until the loop requests it, presses Ctrl-C in the main process, and waits
-    until the signal has arrived there.
+    """A function that returns its items unchanged. At one item, it waits until the loop requests this item, presses
+    Ctrl-C in the main process, and waits until the main process has received the signal.
     """
 
     def __init__(self, main: int, requested: socket.socket, arrived: socket.socket) -> None:
@@ -38,8 +38,6 @@ class Pressing:
 
 
 class Pressed(Dataset[int]):
-    """The same as a dataset."""
-
     def __init__(self, press: Pressing) -> None:
         self.press = press
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:on_error has skipped:RuntimeWarn
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
-#: Arguments of command lines.
+#: The command lines of the drivers.
 RUNS = [
     "lives --calm --runs 14",
     "lives --calm --runs 2 --seed 101 --start-methods spawn",
@@ -79,7 +79,7 @@ def test_the_frame_reports_what_is_wrong_with_a_plan(words: str, monkeypatch: py
     assert words in outcome_of(WRONG[words], limit=1.0 if "hung" in words else 60.0).wrong
 
 
-# -- the judgement of lives --------------------------------------------------------------------------------
+# -- checks of the loaders' items -----------------------------------------------------------------------------
 
 
 def first_life(condition: Callable[[plans.Life], Any]) -> plans.Life:

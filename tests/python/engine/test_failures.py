@@ -1,4 +1,4 @@
-"""Exceptions that cannot be recreated from their arguments are still sent to and raised in another process."""
+"""If an exception cannot be recreated from its arguments, it is still sent to another process and raised there."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ def raised_elsewhere(error, where="worker process 0"):
     return arrived.value
 
 
-#: Exceptions that a test has made and received.
+#: Exceptions that a test has created or received.
 _met: list[BaseException] = []
 
 
 @pytest.fixture(autouse=True)
 def _files_of_exceptions_are_closed():
-    """From Python 3.14 on an HTTPError warns when it is dropped, but for copies of it that the package drops."""
+    """Closes the files of exceptions. From Python 3.14 on, an HTTPError warns if it is deleted with an open file.
+    Copies that the package deletes must not warn.
+    """
     yield
     while _met:
         error = _met.pop()
@@ -47,7 +49,7 @@ def _files_of_exceptions_are_closed():
 
 
 def told(error):
-    """Returns the whole text of an exception that a user reads."""
+    """Returns the text that a user reads when an exception is printed."""
     return "".join(traceback.format_exception(error))
 
 
@@ -78,7 +80,7 @@ class Delegates(Exception):
 
 
 class Computes(Exception):
-    """Access to an attribute that is missing fails with another error than AttributeError, as in urllib."""
+    """An exception that raises another error than AttributeError if an attribute is missing, as in urllib."""
 
     def __init__(self):
         super().__init__("computed")
@@ -88,7 +90,7 @@ class Computes(Exception):
 
 
 class HasAll(Exception):
-    """Has every attribute that is asked for."""
+    """An exception that returns a value for every requested attribute."""
 
     def __getattr__(self, name):
         return f"its {name}"
@@ -105,7 +107,7 @@ class ReduceFails(Exception):
 
 
 class Changes(Exception):
-    """The text of the exception changes each time that the exception is created from its arguments."""
+    """An exception that changes its text each time it is created from its arguments."""
 
     def __init__(self, text):
         super().__init__(f"<{text}>")
@@ -156,7 +158,7 @@ def http_error(file):
         (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), "can't decode byte 0xff", {"object": b"\xff"}),
         (ImportError("no", name="module"), "no", {"name": "module"}),
         (ValueError(), "ValueError", {}),
-        (CancelledError(3), "3", {}),  # an Exception, unlike that of asyncio
+        (CancelledError(3), "3", {}),  # an Exception, unlike asyncio's CancelledError
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
@@ -205,12 +207,12 @@ def test_arguments_that_do_not_pickle_leave_the_class_and_the_text():
 
 
 class Network(ConnectionError):
-    """A base class that can be created without its subclass."""
+    """An exception class that can be created instead of its subclass."""
 
 
 @pytest.fixture
 def only_in_the_worker():
-    """A module that the main process does not have."""
+    """Provides a module that the main process cannot import."""
     module = types.ModuleType("only_in_the_worker")
     sys.modules["only_in_the_worker"] = module
     yield module
@@ -245,7 +247,7 @@ def test_an_exception_without_a_suitable_base_class_arrives_as_a_runtime_error_w
 
 
 class Group(ExceptionGroup):
-    """A group with an attribute."""
+    """An exception group with an attribute."""
 
     def derive(self, members):
         return Group(self.message, members)

@@ -45,7 +45,7 @@ if __name__ == "__main__":
 
 
 def run(tmp_path, main):
-    """Runs a program; how often its main module was imported elsewhere."""
+    """Runs a program, and returns how often other processes have imported its main module."""
     program = tmp_path / "program.py"
     program.write_text(HEAD + textwrap.indent(textwrap.dedent(main), "    "))
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=250)

@@ -1,4 +1,4 @@
-"""With `on_timeout="restart"`, a process that hangs is reported with its stack and replaced, and no item is lost."""
+"""With `on_timeout="restart"`, a hanging process is reported with its stack and replaced, and no item is lost."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from torchdata.datapipes.iter import IterableWrapper
 
 pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:.*was killed for it:RuntimeWarning")]
 
-#: Seconds after which a process hangs.
+#: Seconds after which a process counts as hung.
 SOON = 0.3
 
 
 class HangingAt:
-    """Hangs at an item: in one process, or in this many."""
+    """A function that hangs at one item, in the first `times` processes."""
 
     def __init__(self, way, at, folder, times=1):
         self.at, self.hang = at, Hanging(way, folder, times)
@@ -47,14 +47,14 @@ def hanging(function, dispatched="", items=40, **options):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Returns a folder for `HangingAt`; only processes that have begun to hang are killed."""
+    """Returns a folder for `HangingAt`, and allows the package to kill only processes that have begun to hang."""
     kill_only_hung(monkeypatch, tmp_path)
     return tmp_path
 
 
 PLACES = ("", "before", "behind")
-#: All kinds of hangs at all positions with fork. The other start methods import everything again, and are slow. With
-#: these, each position is tested with one kind of hang; `chaos` draws other combinations.
+#: With fork, all kinds of hangs are tested at all positions. The other start methods are slow, because they import all
+#: modules again, so each position is tested with one kind of hang. The random drivers test further combinations.
 CASES = [(way, "fork", dispatched) for way in WAYS for dispatched in PLACES]
 CASES += [
     (way, method, dispatched)
@@ -149,7 +149,6 @@ def test_a_working_process_has_the_patience_and_any_other_process_the_timeout(fo
 
 
 def compute(seconds):
-    """Uses the processor for this many seconds."""
     end = time.process_time() + seconds
     while time.process_time() < end:
         pass

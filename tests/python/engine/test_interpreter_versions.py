@@ -1,6 +1,8 @@
-"""Functions by value, programs and warnings as errors work with newer interpreters and newer cloudpickle.
+"""Functions by value, programs, and warnings as errors work with newer interpreters and with newer versions of
+cloudpickle.
 
-A test that needs a newer interpreter runs in `make test-pythons`; here its cause is simulated where that is possible.
+A test that needs a newer interpreter runs in `make test-pythons`. With older interpreters, the new behavior is
+simulated if possible.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ def read(pipe, method):
 
 
 def run(program: str, *options: str, as_file: Path | None = None, head: str = HEAD) -> str:
-    """The output of a program of the user, which is read from standard input unless it is to be a file."""
+    """Runs a user's program, and returns its output. Without `as_file`, the interpreter reads the program from standard
+    input.
+    """
     text = head + textwrap.dedent(program)
     if as_file is not None:
         (as_file / "program.py").write_text(text, encoding="utf-8")
@@ -219,13 +223,12 @@ def test_a_lambda_may_use_modules_and_names_that_are_imported_lazily(method: str
 
 
 class Lazy:
-    """A lazily imported name, as Python 3.15 has it."""
+    """Simulates a lazily imported name of Python 3.15."""
 
     def __init__(self, content: Any) -> None:
         self.content = content
 
     def resolve(self) -> Any:
-        """The name's value."""
         if self.content is None:
             raise ImportError("no such module")
         return self.content
@@ -277,7 +280,7 @@ def test_a_program_that_is_read_from_standard_input_starts_workers(method: str) 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_no_process_ends_by_a_warning_that_is_an_error(method: str, tmp_path: Path) -> None:
-    """Every forking process has threads: the main process, and forking processes because they import the program."""
+    """Python warns if a process with threads forks. Here, both the main process and forking processes have threads."""
     program = f"""
     threading.Thread(target=threading.Event().wait, daemon=True).start()
     def failing(item):

@@ -1,4 +1,4 @@
-"""If a loader exceeds a limit of the system, the error names the limit and tells how to raise it."""
+"""If a loader exceeds a limit of the system, the error names the limit, and explains how to raise it."""
 
 from __future__ import annotations
 

@@ -113,8 +113,6 @@ def test_global_generators_are_seeded_for_each_worker_and_epoch():
 
 
 class CountsAhead(IterDataPipe):
-    """Reports its progress through shared memory."""
-
     def __init__(self, n, counter):
         self.n = n
         self.counter = counter
@@ -127,8 +125,6 @@ class CountsAhead(IterDataPipe):
 
 
 class Shared:
-    """A counter that is not copied with the graph."""
-
     def __init__(self, counter):
         self.counter = counter
 
@@ -148,7 +144,7 @@ class Shared:
 
 
 def settled(read, quiet=0.3):
-    """Returns the value once it has not changed for a while."""
+    """Returns a value after it has not changed for some time."""
     value, since = read(), time.monotonic()
     while time.monotonic() - since < quiet:
         if (now := read()) != value:
@@ -246,7 +242,7 @@ def add_epoch_seed(datapipe, worker_info, seed_generator):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_functions_put_into_the_module_prepare_the_graph_in_workers(method, monkeypatch):
-    """Some packages contain a copy of 0.9's function, with all its parameters."""
+    """Some packages contain a copy of the function from torchdata 0.9, with all its parameters."""
 
     def init(
         datapipe,

@@ -1,4 +1,4 @@
-"""A child ends with the main process even before any code of this package runs in the child."""
+"""If the main process exits, its children exit too, even before they run any code of this package."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from process_checks import METHODS, loader, nothing_is_left, wait_for  # noqa: F
 from torchdata.datapipes.iter import IterableWrapper
 from watchdog import end_session, session
 
-#: Children import this program for long: asleep, or at work that leaves other threads little room.
+#: A program that children take long to import. The import sleeps, or computes without releasing the interpreter's lock.
 PROGRAM = """
     import os, sys, time
 
@@ -46,7 +46,7 @@ def test_children_that_are_importing_the_program_end_with_the_main_process(tmp_p
     command = [sys.executable, program, here, method, doing]
     main = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     try:
-        # Under forkserver, one process imports the program for all workers.
+        # With forkserver, one process imports the program for all workers.
         wait_for(lambda: len(os.listdir(here)) == (2 if method == "spawn" else 1))
     finally:
         main.send_signal(signal.SIGKILL)
@@ -74,7 +74,7 @@ def says_its_threads():
 
 
 def test_a_child_sets_its_name_once_and_keeps_a_name_set_by_the_program(tmp_path):
-    """The name goes with the process object, too, after the import of the program."""
+    """The name arrives a second time with the process object, after the program was imported."""
     program = tmp_path / "program.py"
     program.write_text(
         "import gc, multiprocessing, sys\n"
@@ -108,7 +108,7 @@ def test_multiprocessing_tells_a_worker_of_its_parent(method):
     assert (parent == os.getpid()) == (method != "forkserver")
 
 
-#: The worker's own process detects the exit of the main process.
+#: In this program, the worker itself must detect the exit of the main process.
 ENDED = """
 import multiprocessing, os, signal, sys
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService

@@ -35,7 +35,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 
 class Kills:
-    """Ends its worker at an item, once there is a file, if one is named."""
+    """A function that kills its worker at one item. If a file is named, it first waits until the file exists."""
 
     def __init__(self, at, number, once=None):
         self.at = at
@@ -54,7 +54,7 @@ class Kills:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_worker_that_is_killed_is_reported_after_what_it_had_sent(method, tmp_path):
-    # The other worker may start later than this one could exit.
+    # The other worker may start so late that this worker would already have exited.
     others_are_up = tmp_path / "up"
     datapipe = IterableWrapper(range(40)).sharding_filter().map(Kills(13, signal.SIGKILL, others_are_up))
     received = []
@@ -108,7 +108,7 @@ def seconds_until_a_death_is_told():
 
 
 def test_a_worker_exit_is_noticed_within_a_second_while_another_worker_is_slow():
-    for _ in range(20):  # on a busy machine main may stand still for as long
+    for _ in range(20):  # on a busy machine, the main process may itself be delayed
         if seconds_until_a_death_is_told() < 1.0:
             return
     raise AssertionError("each time it took longer")
@@ -127,7 +127,7 @@ def test_the_exit_of_the_dispatching_process_is_reported():
 
 
 def run_script(script, *arguments, prefix=(), **options):
-    """Starts a fresh interpreter on a script that lies in a file, as spawn needs."""
+    """Runs a script in a new interpreter. The script is a file, as spawn requires."""
     return subprocess.Popen(
         [*prefix, sys.executable, "-W", "error", script, *arguments],
         stdout=subprocess.PIPE,
@@ -221,8 +221,8 @@ def test_ctrl_c_ends_a_waiting_main_process_without_output(script, f):
     )
     process = run_script(path, start_new_session=True)
     process.stdout.readline()
-    time.sleep(0.5)  # not for a race: main is to be in its wait, and an early signal must work as well
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the main process and to the workers
+    time.sleep(0.5)  # the main process should be waiting, but an earlier signal must work, too
+    os.killpg(process.pid, signal.SIGINT)  # like a terminal, to the main process and the workers
     out, err = process.communicate(timeout=250)
     assert "interrupted" in out
     assert err == ""
@@ -291,7 +291,7 @@ SMALL_SHM += ['mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$0" "$@"']
 
 
 def runs_small_shm():
-    """Returns whether this machine lets a test mount a separate /dev/shm (containers often do not)."""
+    """Returns whether a test may mount a separate /dev/shm on this machine. Containers often forbid this."""
     try:
         return subprocess.run([*SMALL_SHM, "true"], capture_output=True, timeout=30).returncode == 0
     except FileNotFoundError:
@@ -346,7 +346,7 @@ def test_memory_of_a_long_run_is_flat():
             if i in (2000, 5500):
                 gc.collect()
                 samples.append(usage(pids))
-        # 3,500 items of 0.3 MB went through in between: 1 GB. Growth below the limit is noise.
+        # Meanwhile, 3,500 items of 0.3 MB (1 GB in total) were sent. Growth below the limit is noise.
         assert samples[1] - samples[0] < 20_000, samples
 
 
@@ -361,13 +361,13 @@ def test_another_thread_may_shut_the_loader_down_while_main_waits():
     assert [next(iterator), next(iterator)] == [0, 1]
     timer = threading.Timer(0.3, dl.shutdown)
     timer.start()
-    with pytest.raises(RuntimeError, match="shut down"):  # the epoch is not over
+    with pytest.raises(RuntimeError, match="shut down"):  # the epoch has not ended normally
         next(iterator)
     timer.join()
 
 
 class WaitsFor:
-    """Holds the item back until there is a file."""
+    """A function that waits at one item until a file exists."""
 
     def __init__(self, at, path):
         self.at, self.path = at, path
@@ -396,7 +396,7 @@ def test_a_second_thread_cannot_read_at_the_same_time(tmp_path):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_exit_during_the_start_is_noticed_before_all_others_have_started(method, monkeypatch):
-    """Starting many processes may take long."""
+    """The exit must be reported early, because starting many processes may take long."""
     started = []
 
     def start(child):
@@ -416,7 +416,7 @@ def test_an_exit_during_the_start_is_noticed_before_all_others_have_started(meth
 
 
 def test_a_child_that_outlives_its_loader_is_reaped_with_the_next_one(monkeypatch):
-    with monkeypatch.context() as stuck:  # SIGKILL does nothing yet, as in a file system that does not answer
+    with monkeypatch.context() as stuck:  # simulates that SIGKILL has no effect yet, as in a blocked file system
         stuck.setattr(shutdown, "ASKED", 0.0)
         stuck.setattr(shutdown, "KILLED", 0.0)
         stuck.setattr(ChildProcess, "kill", lambda _child: None)

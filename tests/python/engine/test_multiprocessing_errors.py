@@ -1,4 +1,6 @@
-"""Exceptions in workers arrive with their type, position and origin; `sys.exit()` and StopIteration are errors."""
+"""Exceptions in workers arrive with their type, position and origin. `sys.exit()` and StopIteration in workers are
+errors.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,6 @@ from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
 
 class FailsAt:
-    """Raises at an item."""
-
     def __init__(self, at, make_error):
         self.at = at
         self.make_error = make_error
@@ -46,7 +46,7 @@ def test_an_exception_arrives_at_its_place_with_type_origin_and_traceback(method
         error, words = RuntimeError, ("SystemExit", r".*sys\.exit")
     datapipe = IterableWrapper(range(20)).sharding_filter().map(FailsAt(at, make_error))
     with loader(datapipe, multiprocessing_context=method) as dl:
-        for _ in range(2):  # the loader stays usable
+        for _ in range(2):  # after the error, the loader can be used again
             received = []
             with pytest.raises(error) as caught:
                 for x in dl:
@@ -65,7 +65,7 @@ def http_error():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_exception_that_its_arguments_do_not_rebuild_arrives_in_all_families(family):
-    """`test_failures.py` tests the description of exceptions."""
+    """The description of such exceptions is tested in `test_failures.py`."""
     with FAMILIES[family]("fork", FailsAt(3, http_error)) as items, pytest.raises(urllib.error.HTTPError) as caught:
         list(items)
     told = "".join(traceback.format_exception(caught.value))
@@ -76,7 +76,7 @@ def test_an_exception_that_its_arguments_do_not_rebuild_arrives_in_all_families(
         "http://host/file",
         "HTTP Error 404: Not Found",
     )
-    caught.value.close()  # from Python 3.14 on it warns where nobody does
+    caught.value.close()  # from Python 3.14 on, the exception warns if it is not closed
 
 
 def failing_init(datapipe, worker_info):
@@ -146,7 +146,7 @@ def test_an_exception_in_the_dispatching_process_names_it(method, failure):
 
 
 def test_an_import_error_of_the_users_module_under_spawn_is_reported(tmp_path, monkeypatch):
-    """The module can be imported in the main process and not in the workers."""
+    """The main process can import the module, but workers cannot."""
     module = tmp_path / "only_in_main.py"
     module.write_text(
         f"import os\nif os.getpid() != {os.getpid()}:\n    raise ImportError('not here')\ndef f(x): return x\n"
@@ -191,7 +191,7 @@ def test_under_fork_nothing_must_be_picklable():
 
 
 class OwnExit(BaseException):
-    """A user's class that is not derived from Exception."""
+    """A user-defined class that is not derived from Exception."""
 
 
 STEERING = {
@@ -204,7 +204,7 @@ STEERING = {
 
 
 class EndsLoops(IterDataPipe):
-    """A pipe that raises in `__iter__`. A StopIteration in this function does not mean the end of the data."""
+    """A pipe that raises in `__iter__`. A StopIteration raised there must not be taken for the end of the data."""
 
     def __init__(self, source):
         self.source = source

@@ -1,4 +1,4 @@
-"""If Ctrl-C arrives while a loader is dropped, KeyboardInterrupt is raised, and no process or memory is left."""
+"""If Ctrl-C arrives while a loader is deleted, KeyboardInterrupt is raised, and no process or memory is left behind."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ pytestmark = pytest.mark.alone
 
 
 def as_callback(function):
-    """Returns a C function as a callback that accepts any object and runs no Python code."""
+    """Returns a C function as a callback that accepts any object, and runs no Python code."""
     function.argtypes, function.restype = [ctypes.py_object], None
     return function
 
 
-#: Notes the signal as the system's handler does: Python sees it at the first line that it runs after that.
+#: Records a signal like the system's signal handler. Python then handles the signal at the next line of Python code.
 press = as_callback(ctypes.pythonapi["PyErr_SetInterrupt"])
 collect = as_callback(ctypes.pythonapi["PyGC_Collect"])
 
 
 class Drops:
-    """Calls a function of C when it is dropped."""
+    """An object that calls a C function when it is deleted."""
 
 
 def drop_under_ctrl_c(make):
-    """Drops the object that `make` creates, right after Ctrl-C was pressed. The interrupt has to arrive."""
+    """Presses Ctrl-C, and immediately deletes the object that `make` creates. KeyboardInterrupt must be raised."""
     held = [Drops(), make(), Drops()]
     callbacks = [weakref.ref(held[0], collect), weakref.ref(held[2], press)]
     with pytest.raises(KeyboardInterrupt):
-        held.clear()  # the last one first, the collector of cycles at the end
+        held.clear()  # the last object is deleted first, and garbage is collected at the end
         wait_for(lambda: False)
     assert [callback() for callback in callbacks] == [None, None]
 
@@ -83,7 +83,7 @@ def test_a_signal_arrives_a_hundred_times_out_of_a_hundred(make):
 def test_children_that_outlive_their_loader_end_with_the_main_process():
     def make():
         dl = with_workers()
-        dl._ended = True  # or it would end them itself
+        dl._ended = True  # prevents the loader from ending its processes itself
         return dl.reading_service._children
 
     for _ in range(10):
@@ -92,7 +92,7 @@ def test_children_that_outlive_their_loader_end_with_the_main_process():
 
 
 class Rang(Exception):
-    """The exception of a handler of the user."""
+    """The exception that the user's signal handler raises."""
 
 
 def ended_loader():
@@ -127,8 +127,6 @@ def test_an_exception_of_a_handler_during_a_deletion_is_raised(make):
 
 
 class Cyclic(DataLoader2):
-    """A user's loader that refers to itself."""
-
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
         self.itself = self
@@ -146,7 +144,7 @@ def test_a_finished_object_in_a_cycle_shuts_down():
     for _ in range(10):
         drop_under_ctrl_c(make)
         assert children() == []
-    gc.collect()  # the finalizer makes objects that refer to the loader, so the next collection frees it
+    gc.collect()  # the finalizer creates objects that refer to the loader, so a further collection is needed
     assert [reference() for reference in dropped] == [None] * 10
 
 
@@ -175,8 +173,6 @@ def test_an_interrupt_that_was_noted_elsewhere_is_delivered_at_the_end_of_a_hold
 
 
 class Own(DataLoader2):
-    """A user's loader with an additional finalizer."""
-
     ended = 0
 
     def __del__(self):
@@ -226,7 +222,7 @@ def test_at_the_end_of_the_program_nothing_is_printed_and_nothing_left():
 
 @pytest.mark.parametrize("how", ["dropped", "closed", "adopted"])
 def test_a_shared_pickle_closes_its_descriptor_and_no_line_of_python_runs_as_it_is_dropped(how):
-    """A signal handler could raise in such a line, and Python would ignore the exception."""
+    """In a line of Python code, a signal handler could raise an exception, which Python would then ignore."""
     shared = SharedPickle(pickle.dumps([1, 2]))
     if how == "adopted":
         shared = SharedPickle.adopt(os.dup(shared.fileno()))
@@ -243,5 +239,5 @@ def test_a_shared_pickle_closes_its_descriptor_and_no_line_of_python_runs_as_it_
     finally:
         sys.setprofile(None)
     assert not [name for event, name in seen if event == "call"]
-    with contextlib.suppress(OSError):  # the number may be another file's by now
+    with contextlib.suppress(OSError):  # the descriptor's number may already belong to another file
         assert os.fstat(number).st_ino != before

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-#: Forks a process for each try, as each has one first array only. In all of them the handler of a signal raises, which
-#: the worker sends while it makes that array: it is pending in the main process while the array is decoded, or shortly
-#: before.
+#: Forks a process for each attempt, because a process receives its first array only once. The worker sends a signal
+#: while it creates this array, and the signal's handler raises. The main process handles the signal while it decodes
+#: the array, or shortly before.
 TRIES = """
 import os, signal, sys, time
 if {loaded}:

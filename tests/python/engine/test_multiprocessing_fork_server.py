@@ -1,4 +1,4 @@
-"""Loaders handle exits of the fork server and of processes that the fork server has started."""
+"""Loaders handle exits of the fork server, and exits of processes that the fork server has started."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 
 def test_an_exit_during_a_start_by_a_fork_server_is_reported_without_waiting_for_other_children(monkeypatch):
-    """The process no longer exists when the main process begins to watch it."""
+    """The child has already exited when the main process begins to watch it."""
     begun, killed, seconds = [], [], []
 
     def start(child):
@@ -42,7 +42,7 @@ def test_an_exit_during_a_start_by_a_fork_server_is_reported_without_waiting_for
             killed.append(time.monotonic())
 
     real_start = patch_start(monkeypatch, start)
-    while not seconds or min(seconds) >= 5:  # on a busy machine main may stand still for as long
+    while not seconds or min(seconds) >= 5:  # on a busy machine, the main process may itself be delayed
         assert len(seconds) < 5, "a second for each of the seven others was waited, each time"
         begun.clear()
         with (
@@ -126,7 +126,7 @@ def test_children_of_an_exited_fork_server_keep_running():
 
 
 def test_a_child_whose_fork_server_exits_during_the_start_is_not_reported_as_exited(monkeypatch):
-    """The fork server therefore exits when the limit of processes is reached."""
+    """The fork server also exits if it reaches the limit of processes."""
     killed = []
 
     def start(child):
@@ -192,7 +192,7 @@ ORPHAN = """
 def test_the_exit_of_a_child_of_an_exited_fork_server_is_reported_if_it_is_left_to_the_main_process(
     tmp_path, main, told
 ):
-    """The first process of a container inherits such children."""
+    """In a container, children of an exited fork server become children of the container's first process."""
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(ORPHAN))
     done = subprocess.run([sys.executable, path, main], capture_output=True, text=True, timeout=250)

@@ -1,4 +1,4 @@
-"""A process that user code forks, in the main process or in a worker, does not affect its parent."""
+"""If user code forks a process in the main process or in a worker, the fork does not affect its parent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchdata._engine.processes.strangers import leave
 from torchdata.datapipes.iter import IterableWrapper
 
 COUNT = 24
-#: How a forked process leaves the function that has forked it, and the exit code that its parent finds.
+#: How a forked process ends the function that has forked it, and the exit code that its parent receives.
 WAYS = {
     "returns": 0,
     "raises": 1,
@@ -36,7 +36,9 @@ WAYS = {
 
 
 class Forks:
-    """Forks a process at each third item, which exits in a given way; returns the item and the exit code."""
+    """A function that forks a process at each third item. The process exits in a given way. Returns the item and the
+    exit code.
+    """
 
     def __init__(self, way):
         self.way = way
@@ -52,7 +54,7 @@ class Forks:
         return x, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def leave(self):
-        if self.way.endswith("late"):  # when the worker has continued
+        if self.way.endswith("late"):  # the child leaves after the worker has continued
             time.sleep(0.05)
         if self.way.startswith("returns"):
             return "of another process"
@@ -74,7 +76,7 @@ def expected(way):
     return [(x, None if x % 3 else WAYS[way]) for x in range(COUNT)]
 
 
-# The random programs below combine all ways with all families.
+# The random programs below combine all ways with all families of loaders.
 @pytest.mark.parametrize(
     ("family", "way"),
     [*(("DataLoader2", way) for way in WAYS), *itertools.product(list(FAMILIES)[1:], ["returns", "raises late"])],
@@ -131,7 +133,7 @@ def test_global_functions_in_hooks_and_states_of_a_stateful_worker_are_sent_by_v
 
 
 class Counts:
-    """A dataset that forks when its state is taken."""
+    """A dataset that forks a process when its state is requested."""
 
     def __init__(self):
         self.at = 0
@@ -190,7 +192,7 @@ def test_outside_of_workers_nothing_is_ended():
 
 
 def ended_in_order(how):
-    """Forks a child that ends as `how` says, with all exit handlers; its exit code."""
+    """Forks a child that ends in the given way and runs all exit handlers. Returns the child's exit code."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -199,7 +201,7 @@ def ended_in_order(how):
                 how()
             except SystemExit as error:
                 code = error.code
-            atexit._run_exitfuncs()  # as the interpreter does, multiprocessing's among them
+            atexit._run_exitfuncs()  # like the interpreter's exit, including multiprocessing's handlers
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -233,7 +235,7 @@ def test_a_child_of_the_main_process_keeps_its_own_children_in_multiprocessing_s
 
 
 def test_random_forks_in_all_families_change_nothing():
-    """Draws from a seed how the child that is forked at each item ends, and how large the values are."""
+    """A seed determines how the child that is forked at each item ends, and how large the values are."""
     rng = random.Random(1)
     for _ in range(6):
         family = rng.choice(list(FAMILIES))

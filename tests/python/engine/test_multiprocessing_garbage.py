@@ -17,7 +17,8 @@ import pytest
 from process_checks import METHODS, identity, loader, nothing_is_left  # noqa: F401 - a fixture
 from torchdata.datapipes.iter import IterableWrapper
 
-#: A user's program: `{top}` is at module level, `{guarded}` runs in the main process, `{inside}` in the worker.
+#: A user's program. `{top}` is at module level, `{guarded}` runs in the main process, and `{inside}` runs in the
+#: worker.
 PROGRAM = """
     import gc, json, sys
     {top}
@@ -86,7 +87,7 @@ def with_the_name_of_its_process(_):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_names_of_processes_change_nothing_where_they_are_sent(method):
-    """In addition, code that joins the children in multiprocessing's list does not wait for workers."""
+    """In addition, joining the children in multiprocessing's list must not wait for workers."""
     before = gc.get_threshold()
     with loader(IterableWrapper([0]).map(with_the_name_of_its_process), 1, multiprocessing_context=method) as dl:
         received = list(dl)
@@ -101,7 +102,9 @@ def private_kib():
 
 
 def grown_by_searching(_):
-    """KiB that a search makes this process's own: at first, and once all that it inherited is searched."""
+    """Returns how much the process's private memory grows by a garbage collection, in KiB: by a normal one, and by one
+    that includes all inherited objects.
+    """
     before = private_kib()
     gc.collect()
     kept = private_kib()
@@ -120,12 +123,12 @@ def test_memory_that_forked_workers_inherit_stays_shared():
 
 
 class Circular:
-    """Refers to itself, and says when it is finalised."""
+    """An object that refers to itself, and writes a file when it is finalized."""
 
     def __init__(self, path):
         self.path, self.own = path, self
 
-    def __del__(self, open_file=os.open, write=os.write):  # little else is left where an interpreter ends
+    def __del__(self, open_file=os.open, write=os.write):  # few modules are available at interpreter exit
         write(open_file(self.path, os.O_CREAT | os.O_WRONLY), b"finalised")
 
 

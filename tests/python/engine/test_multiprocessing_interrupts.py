@@ -22,7 +22,7 @@ from torchdata._engine.processes.interrupts import InterruptsDeferred, interrupt
 from torchdata._engine.processes.shutdown import Shutdown
 from torchdata.datapipes.iter import IterableWrapper
 
-#: Presses of Ctrl-C in each test, at random moments. Spawned workers take a second to start.
+#: The number of times that each test presses Ctrl-C at random moments. Spawned workers take a second to start.
 TRIES = {"fork": 5, "forkserver": 5, "spawn": 3}
 
 SCRIPT = """
@@ -123,13 +123,13 @@ def script(tmp_path, monkeypatch):
 
 
 def press_at_random(script, phase, method, tries, seed=0):
-    """Lets each try run until a random moment between its "ready" and a little after its "done".
+    """Presses Ctrl-C in each attempt, at a random moment between the "ready" line and shortly after the "done" line.
 
-    Returns the seconds from each press to the report, and the unexpected output of the program.
+    Returns the seconds from each press to the program's report, and unexpected output of the program.
     """
     moments, seconds, noise = random.Random(seed), [], []
     with Terminal(script, phase, method, str(1 + tries)) as terminal:
-        duration = None  # measured in the first try, which is interrupted at rest
+        duration = None  # measured in the first attempt, which Ctrl-C interrupts only afterwards
         for _ in range(1 + tries):
             while (line := terminal.line()) != "ready":
                 assert line, f"the program has ended: {noise}"
@@ -157,21 +157,21 @@ def press_at_random(script, phase, method, tries, seed=0):
     return seconds, noise
 
 
-# `chaos` presses in all phases under all start methods.
+# The random drivers press Ctrl-C in all phases with all start methods.
 @pytest.mark.parametrize(
     ("method", "phase"),
     [*with_methods("start", "iterate", "shut_down", "shut_down_stuck", "drop"), ("forkserver", "shut_down")],
 )
 def test_ctrl_c_at_any_moment_raises_one_keyboard_interrupt_and_leaves_nothing(script, phase, method):
-    # Each shutdown waits for the hanging worker.
+    # Each shutdown waits for the hanging worker, so the number of attempts is small.
     tries = 4 if phase == "shut_down_stuck" else TRIES[method]
     seconds, noise = press_at_random(script, phase, method, tries)
     assert noise == []
-    assert statistics.median(seconds) < 30.0  # a deadline for hanging, not a measurement
+    assert statistics.median(seconds) < 30.0  # the limit detects a hang, and measures nothing
 
 
 def test_ctrl_c_while_the_fork_server_imports_the_program_does_not_wait_for_it(script):
-    """In addition, the next loader starts a new server."""
+    """In addition, the next loader must start a new server."""
     slow = """
 import os, time
 if __name__ == "__mp_main__" and not os.path.exists(__file__ + ".fast"):
@@ -183,7 +183,7 @@ if __name__ == "__mp_main__" and not os.path.exists(__file__ + ".fast"):
         file.write(slow + text)
     with Terminal(script, "start", "forkserver", "2") as terminal:
         assert terminal.line() == "ready"
-        time.sleep(0.5)  # not for a race: whenever it comes, nobody is to wait for the server
+        time.sleep(0.5)  # the server should be importing, but an earlier Ctrl-C must work, too
         with open(script + ".fast", "w"):
             terminal.press_ctrl_c()
             assert json.loads(terminal.line(30)) == {"interrupts": 1, "left": 0}
@@ -195,8 +195,6 @@ if __name__ == "__mp_main__" and not os.path.exists(__file__ + ".fast"):
 
 
 class Handler:
-    """A handler of the user's own."""
-
     def __init__(self):
         self.calls = 0
 
@@ -205,8 +203,8 @@ class Handler:
         self.calls += 1
 
 
-#: The program and the forking process import this module. The first forking process is slow after a fork, and is killed
-#: before it reports the fork.
+#: The program and the forking process import this module. The first forking process is slow after a fork. This process
+#: is killed before it reports the fork.
 LATE_SERVER = """
 import os, signal, time
 from torchdata._engine.processes.forking_process import _ForkingProcess

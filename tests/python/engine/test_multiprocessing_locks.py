@@ -1,4 +1,4 @@
-"""Forked children can use any lock that another thread of the main process held at the moment of the fork."""
+"""A forked child can use any lock, even if another thread of the main process held the lock during the fork."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from process_checks import children, loader, nothing_is_left, wait_for  # noqa: 
 from torchdata._engine.processes import fork
 from torchdata.datapipes.iter import IterableWrapper
 
-#: Starts loaders and the like while threads of the main process draw, or print, all the time.
+#: Starts loaders and other processes while threads of the main process constantly draw random numbers or print.
 BUSY = """
 import threading, time
 from process_checks import loader
@@ -87,15 +87,16 @@ for thread in threads:
 
 @pytest.fixture(scope="module", autouse=True)
 def programs_that_have_imported_torch():
-    """Starts the forking process before `nothing_is_left` counts processes, because the forking process remains for all
-    tests."""
+    """Starts the server that forks programs before `nothing_is_left` counts processes. The server keeps running for all
+    tests.
+    """
     if importlib.util.find_spec("torch") is not None:
         with_torch()
 
 
 @pytest.fixture
 def unread():
-    """A pipe with content that is read and discarded."""
+    """A pipe to a process that reads and discards its content."""
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as reader:
         yield reader.stdin
 
@@ -117,7 +118,7 @@ def test_workers_seed_torch_though_they_were_forked_while_threads_of_main_did(un
 
 
 def replacing_loaders():
-    """Returns, by name, the items and process IDs of a loader with workers that seed PyTorch and are replaced."""
+    """Returns the items and process ids of loaders by name. The loaders' workers seed PyTorch, and are replaced."""
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
     from torchdata.nodes import IterableWrapper as Source
     from torchdata.nodes import Loader, ParallelMapper
@@ -177,14 +178,14 @@ def run_busy(busy, started, output, threads, times, path):
 
 def run_apart(script, output):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    environment.pop("PYTHONUNBUFFERED", None)  # without a buffer there is no lock
+    environment.pop("PYTHONUNBUFFERED", None)  # only buffered output has a lock
     command = [sys.executable, "-W", "ignore", "-c", script]
     run = subprocess.run(command, env=environment, stdout=output, stderr=subprocess.PIPE, timeout=250)
     assert not run.stderr, run.stderr.decode()
     assert run.returncode == 0
 
 
-#: Forks where a thread is in the middle of an import; the earlier hook is called the later.
+#: Forks while a thread is importing a module. Fork hooks that were registered earlier are called later.
 IMPORTING = """
 import gc, os, sys, threading, time
 
@@ -219,7 +220,8 @@ def test_loaders_start_while_a_thread_imports_what_children_need(library, when, 
     run_apart(IMPORTING.format(library=library, when=when), unread)
 
 
-# -- locks that can be found held at will ------------------------------------------------------------------------------
+# -- locks that a test can hold
+# -----------------------------------------------------------------------------------------
 
 
 def hang():
@@ -230,7 +232,9 @@ def hang():
 
 @pytest.fixture
 def lock(monkeypatch, tmp_path):
-    """Turns a function into a lock; calls it with the number of the child that acquires it, and counts these."""
+    """Turns a function into a lock. Calls the function with the number of the child that acquires the lock, and counts
+    the children.
+    """
 
     def add(take):
         main, marks = os.getpid(), tmp_path / "forked"
@@ -240,7 +244,7 @@ def lock(monkeypatch, tmp_path):
             assert os.getpid() != main
             file = os.open(marks, os.O_WRONLY | os.O_APPEND)
             os.write(file, b"|")
-            number = os.lseek(file, 0, os.SEEK_CUR)  # each its own, whoever else writes
+            number = os.lseek(file, 0, os.SEEK_CUR)  # the numbers differ even if several processes write
             os.close(file)
             take(number)
 
@@ -248,7 +252,7 @@ def lock(monkeypatch, tmp_path):
         monkeypatch.setattr(fork, "_BEGUN", len(fork.LOCKS) + 1)
         return lambda: marks.stat().st_size
 
-    monkeypatch.setattr(fork, "LIMITS", (1.0, 1.0, 60.0, 60.0))  # a busy machine keeps who is free waiting, too
+    monkeypatch.setattr(fork, "LIMITS", (1.0, 1.0, 60.0, 60.0))  # a busy machine delays processes without need
     return add
 
 
@@ -315,7 +319,7 @@ def test_a_child_that_exits_before_it_begins_is_reported(lock):
 def test_the_main_process_does_not_wait_endlessly_for_a_stopped_child(lock, monkeypatch):
     lock(lambda _: os.kill(os.getpid(), signal.SIGSTOP))
     monkeypatch.setattr(fork, "PATIENCE", 0.2)
-    served = loader(IterableWrapper(range(20)), 1, timeout=0.5)  # nothing comes at all
+    served = loader(IterableWrapper(range(20)), 1, timeout=0.5)  # a stopped worker sends no item
     with pytest.raises(TimeoutError, match="no item came from worker process 0 within"):
         list(served)
     served.shutdown()
@@ -338,7 +342,7 @@ def test_alarms_of_the_program_are_not_changed():
     signal.setitimer(signal.ITIMER_REAL, 100)
     try:
         served = loader(IterableWrapper([0]).map(alarms), 1)
-        assert list(served) == [(False, True, (0.0, 0.0))]  # the handler is main's
+        assert list(served) == [(False, True, (0.0, 0.0))]  # the handler belongs to the main process only
         assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
         served.shutdown()
     finally:

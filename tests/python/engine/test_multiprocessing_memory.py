@@ -22,7 +22,9 @@ PORTABLE = os.environ.get("TORCHDATA_PORTABLE") == "1"
 
 
 def regions():
-    """(length, start) of each region of shared memory of this package; advice may have cut it into several mappings."""
+    """Returns length and start of each shared memory region of this package. Memory advice may have split a region into
+    several mappings.
+    """
     lines = Path("/proc/self/maps").read_text().splitlines()
     ours: dict[str, list[int]] = {}
     for line in lines:
@@ -33,14 +35,16 @@ def regions():
 
 
 def resident():
-    """Returns the size in bytes of all shared memory of this package."""
+    """Returns the size in bytes of this package's shared memory that is in use by this process."""
     text = Path("/proc/self/smaps").read_text()
     ours = re.findall(OURS + r"[^\n]*\n(?:[A-Z].*\n)*?Rss: +(\d+) kB", text)
     return 1024 * sum(map(int, ours))
 
 
 class LargeTensors:
-    """Creates a large tensor for each item, keeps a small tensor, and reports the memory of the process in bytes."""
+    """A function that creates a large tensor for each item, keeps a small tensor, and returns the process's memory in
+    bytes.
+    """
 
     SIZE = 16 << 20
 
@@ -61,17 +65,17 @@ def test_a_worker_that_makes_large_tensors_does_not_grow_by_one_for_each_item(mo
     pytest.importorskip("torch", reason="torch's tensors need torch")
     monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
     pipe = IterableWrapper(range(120)).map(LargeTensors())
-    # Fork is not used here, because torch checks only once, for the first tensor of a program, whether to align tensors
-    # to pages.
+    # The test does not use fork, because torch decides only once per program, at the first tensor, whether to align
+    # tensors to pages.
     with loader(pipe, num_workers=1, multiprocessing_context="spawn") as dl:
         grown = list(dl)
-    # The memory may grow at first, until a gap exists for every tensor. If each tensor took new pages, 60 further
-    # tensors would add 60 times their size.
+    # The memory may grow until the freed gaps are large enough for every tensor. If each tensor took new pages, 60
+    # further tensors would add 60 times their size.
     assert grown[-1] - grown[60] < 12 * LargeTensors.SIZE
 
 
 class OneLarge:
-    """Returns 32 MB for the first item, and small arrays for the following items."""
+    """A function that returns 32 MB for the first item, and small arrays for later items."""
 
     def __call__(self, x):
         return np.full(4 << 20 if x == 0 else 4 << 10, x)
@@ -84,19 +88,17 @@ def test_memory_that_a_large_item_took_goes_back_whether_the_worker_works_waits_
         iterator = iter(dl)
         array = next(iterator)
         assert array.nbytes == 32 << 20
-        assert array.sum() == 0  # this process has touched all of it
+        assert array.sum() == 0  # the sum has read all pages in this process
         assert resident() >= 32 << 20
         del array
         if ended:
             assert [int(array[0]) for array in iterator] == list(range(1, 8))
-        wait_for(lambda: time.sleep(0.05) or resident() < 8 << 20)  # each look takes some milliseconds
+        wait_for(lambda: time.sleep(0.05) or resident() < 8 << 20)  # each measurement takes some milliseconds
         if not ended:
             assert int(next(iterator)[0]) == 1
 
 
 class Many:
-    """Returns 400 arrays, each in a separate block."""
-
     def __call__(self, x):
         return [np.full(1100, x + i) for i in range(400)]
 
@@ -114,12 +116,12 @@ def test_arrays_that_are_deleted_one_by_one_do_not_wake_the_worker():
         counts = []
         for _ in range(5):
             arrays = next(iterator)
-            time.sleep(0.1)  # not for a race: the worker should be asleep, which can only lower the count
+            time.sleep(0.1)  # lets the worker fall asleep, which can only lower the count
             before, began = switches(pid), time.monotonic()
             while arrays:
                 arrays.pop()
                 time.sleep(0.0002)
-            # A waiting worker still wakes at the end of each slice, ten times a second.
+            # A waiting worker wakes up ten times a second to check whether the main process still exists.
             counts.append(switches(pid) - before - 10 * (time.monotonic() - began))
         assert sorted(counts)[2] < 40, counts
 
@@ -138,7 +140,7 @@ def foreign_mappings(pid):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_child_holds_its_own_and_main_two_descriptors_for_each(method):
     with loader(IterableWrapper(range(2)).sharding_filter(), 1, multiprocessing_context=method) as dl:
-        list(dl)  # from here on multiprocessing has its fork server and its resource tracker
+        list(dl)  # starts multiprocessing's fork server and resource tracker, if needed
     del dl
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
@@ -148,13 +150,14 @@ def test_a_child_holds_its_own_and_main_two_descriptors_for_each(method):
     ):
         others, iterator = iter(other), iter(dl)
         assert next(others) == 0
-        assert [next(iterator) for _ in range(5)] == [0, 1, 2, 3, 4]  # one of each: they are all up
+        assert [next(iterator) for _ in range(5)] == [0, 1, 2, 3, 4]  # an item of each worker, so all are running
         pids = dl.reading_service._children.pids
-        # Each worker needs two pidfds, for its process and for the reader of its items. The loader itself needs a few.
+        # Each worker needs two pidfds: one for its process, and one for the reader of its items. The loader itself
+        # needs a few descriptors.
         assert len(os.listdir("/proc/self/fd")) - before <= 2 * 7 + 8
         counts = [own_descriptors(pid) for pid in pids]
         assert max(counts) - min(counts) <= 1, counts
-        # A worker maps the bells, its control link and its data link.
+        # A worker maps the wake-up words, its control link and its data link.
         assert {foreign_mappings(pid) for pid in pids} == {3}
 
 
@@ -183,7 +186,7 @@ FULL_TMPDIR += ['mount -t tmpfs -o size=1m tmpfs "$FULL" && exec "$0" "$@"']
 
 
 def run_in_small_tmpdir(tmp_path, body):
-    """Runs a script with 1 MB of room for temporary files, on the portable fallback."""
+    """Runs a script with 1 MB of space for temporary files, and with the portable fallback."""
     full = tmp_path / "small"
     full.mkdir()
     script = tmp_path / "script.py"
@@ -208,7 +211,7 @@ def run_in_small_tmpdir(tmp_path, body):
 
 
 def mounts():
-    """Returns whether this machine lets a test mount a folder (containers often do not)."""
+    """Returns whether a test may mount a folder on this machine. Containers often forbid this."""
     try:
         probe = ["unshare", "--user", "--map-root-user", "--mount", "true"]
         return subprocess.run(probe, capture_output=True, timeout=30).returncode == 0
@@ -281,7 +284,7 @@ SHORT_OF_MEMORY = """
 
 @pytest.mark.parametrize("budget", [1024, 0])
 def test_an_item_for_which_main_has_no_memory_raises_an_error_and_the_next_epoch_is_complete(budget):
-    # With a budget the item is in one block of shared memory; without a budget it is sent in pieces.
+    # With a budget, the item is in one block of shared memory. Without a budget, the item is sent in pieces.
     run = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SHORT_OF_MEMORY % budget)],
         capture_output=True,

@@ -1,6 +1,6 @@
 """The main process, workers and the dispatching process exchange messages without hanging or losing items.
 
-Each of these tests once hung, lost items or did not name the process, before the protocol was defined.
+Before the protocol was defined, the loader of each test hung, lost items, or did not name the responsible process.
 """
 
 from __future__ import annotations
@@ -25,15 +25,13 @@ def dispatched(items):
 
 
 def in_turn(shares):
-    """Yields the items of workers in the order of the main process."""
+    """Yields the items of workers in the order in which the main process delivers them."""
     shares = [list(share) for share in shares]
     for place in range(max(map(len, shares))):
         yield from (share[place] for share in shares if place < len(share))
 
 
 class Paced(IterDataPipe):
-    """Numbers that are slow to create."""
-
     def __init__(self, count, seconds):
         self.count, self.seconds = count, seconds
 
@@ -54,8 +52,6 @@ def is_even(number):
 
 
 class HeldUp:
-    """A slow function, which waits at one item until a file exists."""
-
     def __init__(self, path, number):
         self.path, self.number = path, number
 
@@ -103,7 +99,7 @@ def test_a_worker_whose_items_are_all_dropped_delays_no_other():
 
 
 class EndsAtOnce(IterDataPipe):
-    """Takes one item in worker 0, and all items in other workers."""
+    """A pipe that takes one item in worker 0, and all items in the other workers."""
 
     def __init__(self, source):
         self.source = source
@@ -275,7 +271,7 @@ def test_an_epoch_cannot_begin_during_the_wait_for_an_item_and_the_loop_continue
     with loader(Paced(4, 0.6).sharding_filter()) as dl:
 
         def begin(_signal, _frame):
-            if dl.stats().main.waits_for is None:  # it came early
+            if dl.stats().main.waits_for is None:  # the signal came before the main process was waiting
                 signal.setitimer(signal.ITIMER_REAL, 0.05)
                 return
             try:
@@ -300,7 +296,7 @@ def test_an_epoch_cannot_begin_during_the_wait_for_an_item_and_the_loop_continue
 
 
 class DiesBehindItems(IterDataPipe):
-    """Yields its items, one late, and exits at once after the last."""
+    """A pipe that yields its items, one of them late. The pipe's process exits immediately after the last item."""
 
     def __init__(self, count):
         self.count = count
@@ -321,7 +317,7 @@ def test_an_exit_while_the_main_process_is_busy_raises_an_error_after_all_sent_i
         with loader(DiesBehindItems(3), 1) as dl:
             iterator = iter(dl)
             received.append(next(iterator))
-            if busy == "a thread":  # a pattern that takes its time to match, with the interpreter's lock held
+            if busy == "a thread":  # holds the interpreter's lock for a long time
                 thread = threading.Thread(target=lambda: sum(x * x for x in range(10**7)))
                 thread.start()
             else:
@@ -351,7 +347,7 @@ def test_a_command_to_a_stopped_worker_ends_at_the_timeout():
             with pytest.raises(TimeoutError, match="worker process 1"):
                 for _ in range(5000):
                     iter(dl)
-                    dl._reset_iter = True  # as if an item had been asked for
+                    dl._reset_iter = True  # simulates that an item was requested
         finally:
             os.kill(pid, signal.SIGCONT)
 
@@ -373,7 +369,7 @@ interruptions = 0
 
 
 def rebuilt(number):
-    """Called where an item is unpickled; interrupted there, at first, in the main process."""
+    """Called when an item is unpickled. In the main process, the call is interrupted the first time."""
     global interruptions
     if os.getpid() == main_pid and number % 5 == 0 and interruptions % 2 == 0:
         interruptions += 1

@@ -62,9 +62,9 @@ def test_an_error_reports_an_exit_and_why_its_code_is_unknown(sigchld, method):
     with loader(datapipe, multiprocessing_context=method) as dl:
         with pytest.raises(WorkerExitedError, match="worker process 0") as caught:
             list(dl)
-        with pytest.raises(WorkerExitedError, match="worker process 0"):  # and not taken for alive
+        with pytest.raises(WorkerExitedError, match="worker process 0"):  # the exit is not forgotten
             iter(dl)
-    if method == "forkserver" or sigchld == "as it is":  # its server reaps
+    if method == "forkserver" or sigchld == "as it is":  # the fork server reaps its workers
         assert caught.value.exitcode == 7
         assert "exited with code 7" in str(caught.value)
         return
@@ -84,7 +84,7 @@ def test_a_worker_exit_between_epochs_is_noticed(sigchld):
 
 
 def test_a_child_that_another_process_reaped_is_not_signalled(sigchld, monkeypatch):
-    """The process number may belong to another process by then."""
+    """The process id may already belong to another process."""
     dl = loader(IterableWrapper(range(10)).sharding_filter())
     assert list(dl) == list(range(10))
     pids = dl.reading_service._children.pids
@@ -101,7 +101,7 @@ def test_a_child_that_another_process_reaped_is_not_signalled(sigchld, monkeypat
     ("error", "what"), [(errno.EAGAIN, "cannot start the thread"), (errno.EMFILE, "cannot watch a process")]
 )
 def test_a_child_that_cannot_watch_the_main_process_exits_with_a_reason(monkeypatch, capfd, error, what):
-    """As where the limit of processes and threads, or of open files, is reached."""
+    """The same error occurs if the limit of processes, threads or open files is reached."""
 
     def refused(_pid):
         raise OSError(error, f"{what}: {os.strerror(error)}")
@@ -117,12 +117,12 @@ def test_a_child_that_cannot_watch_the_main_process_exits_with_a_reason(monkeypa
 
 
 def aborts(x):
-    faulthandler.disable()  # or it would write into the report of the tests
+    faulthandler.disable()  # faulthandler would print into the tests' output
     os.abort()
 
 
 def test_the_error_for_an_abort_names_memory_and_not_a_sender():
-    """A failed allocation of the engine aborts."""
+    """The engine aborts if an allocation fails."""
     with (
         loader(IterableWrapper(range(10)).sharding_filter().map(aborts)) as dl,
         pytest.raises(WorkerExitedError, match="was killed by SIGABRT; .*no memory left") as caught,

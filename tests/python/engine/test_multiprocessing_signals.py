@@ -24,7 +24,8 @@ from torchdata.dataloader2 import DataLoader2
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
 
-#: Sent to the group; some are handled, some have their default action, which ends a process.
+#: Signals that are sent to the process group and handled by the program. Without a handler, the default action ends a
+#: process.
 HANDLED = [signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM, signal.SIGRTMIN + 3]
 
 SCRIPT = """
@@ -74,7 +75,6 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-    """Starts the script in a separate process group."""
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
@@ -94,7 +94,7 @@ def program(tmp_path, monkeypatch):
 
 
 def said(process, what):
-    """Returns the first line with this key, and all handlers that were reported before."""
+    """Returns the first line with this key, and all signal handlers that were reported before this line."""
     handled = []
     for line in process.stdout:
         told = json.loads(line)
@@ -105,7 +105,8 @@ def said(process, what):
     raise AssertionError(f"the program has ended with {process.wait()}; it had handled {handled}")
 
 
-#: Workers that import all anew take long: there it is one family with each method. All have the same processes.
+#: Workers that import all modules start slowly, so these start methods are tested with only one family. The processes
+#: of all families are alike.
 BY_METHOD = {"fork": list(FAMILIES), "spawn": list(FAMILIES)[:1], "forkserver": list(FAMILIES)[-1:]}
 
 
@@ -116,7 +117,7 @@ def test_only_the_main_process_handles_signals_to_the_group_and_workers_continue
     said(main, "starting")
     started = threading.Event()
 
-    def bombard():  # while workers start, and import
+    def bombard():  # sends signals while workers start and import modules
         while not started.wait(0.02):
             os.killpg(main.pid, signal.SIGUSR1)
 
@@ -132,7 +133,7 @@ def test_only_the_main_process_handles_signals_to_the_group_and_workers_continue
     assert set(handled) <= {(signal.SIGUSR1, main.pid)}
     for number in HANDLED:
         os.killpg(main.pid, number)
-    for worker in workers:  # default actions would end them
+    for worker in workers:  # the default actions would kill the workers
         for number in (signal.SIGUSR2, signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
             os.kill(worker, number)
     main.stdin.write("go on\n")
@@ -166,7 +167,7 @@ def how_it_takes_signals(_):
     child = os.fork()
     if child == 0:
         os._exit(sum(signal.getsignal(number) == signal.SIG_DFL for number in handlers))
-    # A program that a worker starts can be ended as anywhere else.
+    # A program that a worker starts can be terminated as usual.
     with subprocess.Popen(["sleep", "1000"]) as program:
         program.terminate()
         ended = program.wait(120)
@@ -228,12 +229,10 @@ def test_a_handler_that_a_worker_sets_itself_runs_there():
 
 
 class Rang(Exception):
-    """The exception of the signal handler."""
+    """The exception that the signal handler raises."""
 
 
 class Timer:
-    """Sends SIGALRM, SIGUSR1 or SIGTERM once, after a delay."""
-
     NUMBERS = (signal.SIGALRM, signal.SIGUSR1, signal.SIGTERM)
 
     def __init__(self):
@@ -254,7 +253,7 @@ class Timer:
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
     def _ring(self, number, frame):
-        if number == signal.SIGALRM and random.random() < 0.5:  # another signal may be used as well
+        if number == signal.SIGALRM and random.random() < 0.5:  # the test uses other signals, too
             os.kill(os.getpid(), random.choice(self.NUMBERS[1:]))
             return
         self.rung += 1
@@ -269,19 +268,19 @@ class Timer:
 
 
 def is_rang(error):
-    """Returns whether the exception is, or was caused by, the handler's exception, which may occur while a graph is
-    unpickled.
+    """Returns whether the handler's exception is the given exception, or has caused it. The handler may also raise
+    while a graph is unpickled.
     """
     while error is not None and not isinstance(error, Rang):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
-# If a handler raises while `Thread.start` creates a thread, CPython 3.11 prints a KeyError of that thread, which ends.
+# If a handler raises while `Thread.start` creates a thread, CPython 3.11 prints a KeyError, and the new thread ends.
 @pytest.mark.filterwarnings("ignore:Exception ignored in thread started by:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_exception_of_a_handler_while_workers_start_is_raised_and_leaves_nothing(family):
-    """A timer expires at random moments between the start of a loader and shortly after its first item."""
+    """A timer expires at a random moment between the start of a loader and the time shortly after its first item."""
     opened, begun = FAMILIES[family], time.monotonic()
     with opened("fork") as items:
         next(items)
@@ -300,12 +299,10 @@ def test_an_exception_of_a_handler_while_workers_start_is_raised_and_leaves_noth
                 caught += 1
             assert (timer.rung, caught) == (1, 1), f"the handler raised {timer.rung} times, {caught} arrived"
         gc.collect()
-        wait_for(lambda: not children(), 20)  # a thread of the loader may be the last to release it
+        wait_for(lambda: not children(), 20)  # a thread of the loader may hold the last reference to it
 
 
 class Raises:
-    """A handler that raises each time."""
-
     def __init__(self):
         self.numbers = []
 
@@ -315,7 +312,7 @@ class Raises:
 
 
 class Rings:
-    """Receives a signal while it is pickled."""
+    """A function that receives a signal while it is pickled."""
 
     def __call__(self, x):
         return x
@@ -364,7 +361,9 @@ def test_all_held_signals_are_delivered_in_order_although_the_first_raises(raisi
 
 
 def test_a_handler_that_the_program_puts_back_later_works(raising):
-    """`signal.signal` returned the recording handler while that was installed."""
+    """While signals are recorded, `signal.signal` returns the recording handler. The program may install this handler
+    again later.
+    """
     with InterruptsDeferred():
         found = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, found)
@@ -391,8 +390,6 @@ WAYS = {
 
 
 class RaisesSigterm:
-    """A function that raises SIGTERM in its worker at an item."""
-
     def __init__(self, at, way):
         self.at, self.way = at, way
 
@@ -416,7 +413,7 @@ def test_a_worker_that_raises_sigterm_itself_is_reported_as_killed(family, metho
         pytest.raises(WorkerExitedError, match="was killed by SIGTERM; code in this process has sent the signal") as it,
     ):
         got.extend(items)
-    assert got == list(range(len(got)))  # main may have waited for the other worker
+    assert got == list(range(len(got)))  # the main process may have waited for the other worker
     assert 7 not in got
     assert ("with start method 'fork' the usual cause is" in str(it.value)) == (method == "fork")
 

@@ -1,4 +1,4 @@
-"""Threads can create loaders under fork while another thread triggers the lazy creation of helpers."""
+"""Under fork, threads can create loaders while another thread triggers the lazy creation of helper objects."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-#: Forks a process for each round, since each has one first use only. In this process, threads create loaders under
-#: fork, while other threads look up the codec's helpers and NumPy's API: on items that they send themselves, or
-#: where NumPy is not loaded yet, on those that a worker sends. (The engine does not protect the program's own
-#: imports during a fork.)
+#: Forks a process for each attempt, because helpers are created only once per process. In each process, some threads
+#: create loaders under fork. Meanwhile, other threads use the codec's helpers and NumPy's API for the first time: for
+#: items that they send themselves, or that a worker sends if NumPy is not imported yet. (The engine does not protect
+#: the program's own imports during a fork.)
 ROUNDS = """
 import contextlib, os, signal, sys, threading, time, traceback
 import torchdata.datapipes.iter, torchdata.dataloader2

@@ -1,4 +1,4 @@
-"""The garbage collector frees cycles through objects of the extension, also in the middle of an operation."""
+"""The garbage collector frees cycles through objects of the extension, even in the middle of an operation."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def delivery(holder):
     return found
 
 
-#: Functions that create an object of the extension which refers to a holder.
+#: Functions that create an object of the extension, which refers to a holder.
 WAYS = {
     "delivery": delivery,
     "hold on a queue": lambda holder: queue_of_items(holder).hold(),
@@ -249,7 +249,7 @@ def test_every_class_is_tried_here_or_holds_no_objects():
         "Obedience",
         "Replacing",
         "Meeting",
-        "MemoryCopy",  # its buffers are of this package
+        "MemoryCopy",  # its buffers belong to this package
         "OwnedDescriptor",
         "SeedGenerator",
         "SharedIterator",
@@ -261,7 +261,7 @@ def test_every_class_is_tried_here_or_holds_no_objects():
 
 
 def test_garbage_collection_does_not_free_items_that_a_thread_waits_for():
-    """Items that nothing but the queue refers to, in a queue through which they move all the time."""
+    """Only the queue refers to the items, and threads move items through the queue all the time."""
     queue = ReadAheadQueue("a test", 4)
     count = 3_000
 
@@ -305,7 +305,7 @@ def test_garbage_collection_in_a_forked_child_ignores_an_inherited_queue():
             there = weakref.ref(holder)
             del holder
             gc.collect()
-            code = 0 if there() is not None else 2  # left alone, as a thread of the parent's may be at it
+            code = 0 if there() is not None else 2  # not freed, because a thread of the parent may be using it
         finally:
             os._exit(code)
     _, status = os.waitpid(pid, 0)

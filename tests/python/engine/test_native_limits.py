@@ -76,7 +76,7 @@ def test_a_message_that_may_wait_very_long_is_sent(seconds):
     received = []
     reading = threading.Timer(0.2, lambda: received.append(collector.receive(0)))
     reading.start()
-    sender.send_message(b"x" * 10_000_000, seconds)  # more than the ring holds
+    sender.send_message(b"x" * 10_000_000, seconds)  # the message is longer than the ring
     reading.join(120)
     assert [len(message) for message in received] == [10_000_000]
 

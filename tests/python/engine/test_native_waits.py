@@ -15,7 +15,7 @@ SECONDS = 60
 
 
 class Alarm(Exception):
-    """The exception of the signal handler."""
+    """The exception that the signal handler raises."""
 
 
 def ring(number, frame):
@@ -23,8 +23,6 @@ def ring(number, frame):
 
 
 class Message:
-    """A wait for a message of another process."""
-
     def __init__(self):
         bells, link = BellBoard(2), Link(0)
         self.sender = Sender([link], bells, 1, [0])
@@ -37,11 +35,11 @@ class Message:
         self.sender.send_message("come")
 
     def close(self):
-        """Nothing waits any more."""
+        """Does nothing, because no thread waits any more."""
 
 
 class Item(Message):
-    """A wait for an item of another process, which comes after an epoch was begun."""
+    """Waits for an item of another process. The item is sent after an epoch has begun."""
 
     def __init__(self):
         super().__init__()
@@ -61,8 +59,6 @@ class Item(Message):
 
 
 class Room(Message):
-    """A wait for another process to read a unit that is longer than the ring."""
-
     def wait(self):
         self.sender.send_message("x" * (1 << 18))
         return "come"
@@ -72,8 +68,6 @@ class Room(Message):
 
 
 class _Held(SharedIterator):
-    """An iterator that another thread reads, until it is let go."""
-
     def __init__(self):
         self.reads, self.go = threading.Event(), threading.Event()
 
@@ -84,8 +78,6 @@ class _Held(SharedIterator):
 
 
 class Left:
-    """A wait until another thread has left an iterator."""
-
     def __init__(self):
         self.shared = _Held()
         self.thread = threading.Thread(target=next, args=(self.shared,), daemon=True)
@@ -104,14 +96,12 @@ class Left:
 
 
 class InTurn(Left):
-    """A wait for the turn after another thread."""
-
     def wait(self):
         return self.shared.turn.call(lambda: "come")
 
 
 class Rank:
-    """A wait for another rank, which connects and sends nothing."""
+    """Waits for another rank, which connects and sends nothing."""
 
     def __init__(self):
         listener = socket.create_server(("127.0.0.1", 0))

@@ -1,4 +1,6 @@
-"""Objects of classes made at run time are sent by value: all values arrive, or an error names the lost values."""
+"""Objects of classes that were created at run time are sent by value. All values arrive, or an error names the lost
+values.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from torchdata.datapipes.state import save_state
 
 
 def message(**values: Any) -> Any:
-    """A message as mcap-ros2-support makes it."""
+    """Returns a message of a new class, like mcap-ros2-support."""
     cls = type("Message", (types.SimpleNamespace,), {"__slots__": list(values)})
     made = cls()
     for name, value in values.items():
@@ -103,7 +105,7 @@ def whole() -> list[Any]:
         value: int
 
     class Without(Slots):
-        """Leaves a value out on purpose."""
+        """A class that deliberately does not pickle one of its values."""
 
         def __init__(self) -> None:
             self.cache = [1]

@@ -1,4 +1,5 @@
-"""The system's limit of processes and threads, reached at each step of a start, causes an error and no leftovers.
+"""If the system's limit of processes and threads is reached at any step of a start, an error is raised, and nothing is
+left behind.
 
 The limit does not hold for root, and counts all processes of a user. A program therefore runs as a separate user that
 may read the files of the interpreter.
@@ -94,7 +95,7 @@ PROGRAM = """
         main(sys.argv[1], sys.argv[2], map(int, sys.argv[3:]))
 """
 
-#: The names of the parts that may fail to start a process or thread.
+#: The names in errors of the parts that may fail to start a process or thread.
 WHO = (
     "worker process ",
     "the dispatching process",
@@ -106,11 +107,13 @@ users = itertools.count(70_000 + os.getpid() % 1000 * 100)
 
 
 def run(tmp_path, method, graph, rooms):
-    """The result of each attempt, by the number of tasks there was room for, and the output."""
+    """Runs the program with different limits. Returns the result of each attempt by the number of allowed tasks, and
+    the output.
+    """
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(PROGRAM))
     user = next(users)
-    with tempfile.TemporaryDirectory(prefix="h") as home:  # short: sockets in it have names of 107 bytes at most
+    with tempfile.TemporaryDirectory(prefix="h") as home:  # socket names may have only 107 bytes
         return _run(path, home, user, method, graph, rooms)
 
 
@@ -159,10 +162,10 @@ def test_an_error_names_the_child_that_could_not_be_started_and_the_limit(tmp_pa
         else:
             assert attempt["complete"]
         assert attempt["again"]
-        assert attempt["seconds"] < 100  # a deadline for hanging, not a measurement
+        assert attempt["seconds"] < 100  # the limit detects a hang, and measures nothing
     if 0 in rooms:
         assert "error" in attempts[0]
-    if 30 in rooms:  # the limit is reached and left, or this would not see what it is about
+    if 30 in rooms:  # proves that the attempts have covered the limit
         assert ["error" in attempt for attempt in (*attempts[:3], attempts[-1])] == [True, True, True, False]
     assert "Exception ignored" not in printed
     assert "cannot join" not in printed

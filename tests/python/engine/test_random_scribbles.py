@@ -1,4 +1,4 @@
-"""Random bytes in the memory that processes share (see `random_scribbles`) lead to correct items or to an error."""
+"""Random bytes in shared memory (see `random_scribbles`) lead to correct items or to an error."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ pytestmark = [
     pytest.mark.skipif(os.environ.get("TORCHDATA_PORTABLE") == "1", reason="temporary files have no names in /proc"),
 ]
 
-#: The offsets of main's page of counters, and in a page of the role and of the number of pipes.
+#: The offset of the main process's page of counters, and the offsets of the role and of the number of pipes in a page.
 PAGE, ROLE, PIPES = 4096, 4, 28
 
 
 @pytest.mark.parametrize("first", [1, 21])
 def test_random_bytes_in_shared_memory_lead_to_correct_items_or_an_error_and_everything_is_released(first):
-    """`python -m drivers scribbles` tries thousands."""
+    """The driver `python -m drivers scribbles` tests thousands of cases."""
     for seed in range(first, first + 20):
         random_scribbles.check(random_scribbles.Plan(seed))
 
@@ -55,7 +55,7 @@ def test_the_exit_code_of_a_child_tells_that_its_commands_were_overwritten(waits
 
 
 def damage(offset, value):
-    """Writes a word into main's page of the counters."""
+    """Writes a value into the main process's page of counters."""
     (board,) = [first for first, _, kind in random_scribbles._mappings() if kind == "counters"]
     ctypes.c_uint32.from_address(board + PAGE + offset).value = value
 
@@ -69,7 +69,7 @@ def test_a_damaged_page_of_counters_is_left_out_with_one_warning_and_the_loader_
         warnings.simplefilter(action)
         dl = loader(IterableWrapper(range(20)).sharding_filter())
         items = iter(dl)
-        got = [next(items), next(items)]  # one of each worker: both have a page now
+        got = [next(items), next(items)]  # after an item of each worker, both workers have a page
         damage(offset, 2**32 - 1)
         shown = dl.stats()
         dl.diagnose()

@@ -1,4 +1,4 @@
-"""All classes that read ahead in threads pass one common suite."""
+"""All classes that read ahead in threads pass the same tests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Function = Callable[[int], int]
 
 
 class OneOfTwo:
-    """A group of ranks that are always of this one's opinion."""
+    """A group of two ranks. The other rank always sends the same values as this rank."""
 
     rank, world_size = 0, 2
 
@@ -41,8 +41,6 @@ class OneOfTwo:
 
 
 class Pipe(Iterator[Any]):
-    """A pipe, read from its beginning or from a state."""
-
     def __init__(self, pipe: Any, state: Any) -> None:
         self.pipe = pipe
         if state is not None:
@@ -57,8 +55,6 @@ class Pipe(Iterator[Any]):
 
 
 class Node(Iterator[Any]):
-    """A node."""
-
     def __init__(self, node: Any, state: Any) -> None:
         self.node = node
         node.reset(state)
@@ -71,7 +67,7 @@ class Node(Iterator[Any]):
 
 
 class Loader(Iterator[Any]):
-    """A StatefulDataLoader that pins the batches of its worker."""
+    """Reads a StatefulDataLoader that pins the batches of its worker."""
 
     def __init__(self, loader: Any, state: Any) -> None:
         self.loader = loader
@@ -87,12 +83,12 @@ class Loader(Iterator[Any]):
 
 
 class Way(NamedTuple):
-    """One that reads ahead."""
+    """A class that reads ahead, and how to test it."""
 
-    #: Begins to read this many numbers, a function of each, at a state.
+    #: Begins to read this many numbers, after applying a function to each number, from a state if one is given.
     begin: Callable[[int, Function, Any], Any]
     in_order: bool = True
-    #: Whether others follow an error of the function.
+    #: Whether further items follow after the function has raised an error.
     goes_on: bool = True
 
 
@@ -201,7 +197,7 @@ def test_a_state_at_any_moment_has_exactly_the_undelivered_items(way: Way, monke
         given = [next(reading) for _ in range(position)]
         time.sleep(random.choice([0, 0.001, 0.005]))
         state = reading.state()
-        if not isinstance(reading, Loader):  # its states are held against torch's, elsewhere
+        if not isinstance(reading, Loader):  # its states are compared with torch's in other tests
             state = pickle.loads(pickle.dumps(state))
         rest = list(begun(way, 12, uneven, monkeypatch, state))
         assert sorted(given + rest) == list(range(12)), position
@@ -210,8 +206,6 @@ def test_a_state_at_any_moment_has_exactly_the_undelivered_items(way: Way, monke
 
 
 class Gate:
-    """A function that does not return, with one number, before it is opened."""
-
     def __init__(self, closed_at: int) -> None:
         self.closed_at, self.arrived, self.opened = closed_at, threading.Event(), threading.Event()
 
@@ -222,13 +216,15 @@ class Gate:
         return number
 
 
-#: The folder of the package. A press elsewhere may come as the test ends, and end the program.
+#: The folder of the package. Ctrl-C in other code could arrive at the end of the test, and end the program.
 PACKAGE = os.path.dirname(torchdata.__file__) + os.sep
 
 
 @contextlib.contextmanager
 def pressed(after: float, every: float, where: Callable[[FrameType], bool]) -> Iterator[list[int]]:
-    """Simulates Ctrl-C at intervals when the main process is at a matching frame; yields the number of presses."""
+    """Simulates Ctrl-C at intervals if the main process is executing a matching frame. Yields the number of simulated
+    presses.
+    """
     times = [0]
 
     def press(_: int, frame: FrameType | None) -> None:
@@ -259,7 +255,7 @@ def test_ctrl_c_ends_a_wait_and_nothing_is_lost_or_doubled(way: Way, monkeypatch
     assert (found if way.in_order else sorted(found)) == list(range(9))
 
 
-# StatefulDataLoader defers one press while it delivers a batch, and reports that a second press interrupted it. See
+# StatefulDataLoader is not tested here, because it defers Ctrl-C while it delivers a batch. See
 # test_stateful_interrupts.py.
 @pytest.mark.parametrize("way", [way for name, way in WAYS.items() if name != "StatefulDataLoader"], ids=[*WAYS][:-1])
 def test_ctrl_c_at_any_moment_loses_at_most_the_item_that_was_handed_over(

@@ -1,4 +1,4 @@
-"""Workers with carriers are observed (counts, times, diagnoses, warnings with stacks), and replaced if they hang."""
+"""Statistics, diagnoses and warnings with stacks include workers with carriers. Hanging workers are replaced."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def place(stats: LoaderStats, worker: int) -> tuple[str | None, str | None]:
 
 
 def all_seen(loader: DataLoader2[Any], items: int) -> LoaderStats:
-    """The statistics, once this many items of the workers are counted."""
+    """Waits until this many items of the workers are counted, and returns the statistics."""
     wait_for(lambda: sum(worker.items for worker in loader.stats().workers) >= items)
     return loader.stats()
 
 
 def at_rest(loader: DataLoader2[Any], worker: int, taken: int) -> ProcessStats:
-    """Returns a worker's statistics once its window is full and its host has reported all counts."""
+    """Waits until a worker's window is full and all its counts have arrived, and returns the worker's statistics."""
     wait_for(lambda: (seen := loader.stats().workers[worker]).items == taken + seen.window)
     return loader.stats().workers[worker]
 
@@ -115,7 +115,7 @@ def test_a_worker_that_has_exited_is_noticed() -> None:
 
 @functools.cache
 def statistics() -> LoaderStats:
-    """Statistics of workers elsewhere."""
+    """Returns the statistics of remote workers."""
     with DataLoader2(numbered(300).map(reading), reading_service=LocallyRemote(WORKERS), stats="full") as loader:
         list(loader)
         all_seen(loader, 300)
@@ -124,7 +124,7 @@ def statistics() -> LoaderStats:
 
 
 def measured(**worker: Any) -> LoaderStats:
-    """These statistics, with the description of each worker."""
+    """Returns the statistics after changing the values of each worker."""
     stats = statistics()
     far = {"network_bytes": 1 << 30, "frames": 100, "full_frames": 90, "room": 0.8, "busy": 0.1, "node": "10.0.0.7"}
     processes = [
@@ -146,8 +146,8 @@ def test_the_network_is_the_limit_if_both_ends_wait_and_messages_are_full() -> N
     delay = diagnose(measured(full_frames=10))
     assert delay.kind == "network"
     assert "worker_prefetch_cnt" in str(delay)
-    assert diagnose(measured(room=0.1)).kind != "network"  # the workers are slow
-    assert diagnose(measured(node=None)).kind != "network"  # they are of this machine
+    assert diagnose(measured(room=0.1)).kind != "network"  # slow workers are the cause, not the network
+    assert diagnose(measured(node=None)).kind != "network"  # workers on the same machine use no network
 
 
 def test_the_time_of_a_remote_worker_is_shown_with_its_node() -> None:

@@ -61,7 +61,7 @@ def test_results_of_a_later_pull_do_not_wait_for_an_earlier_one() -> None:
     pulls: list[Future[Pulled]] = []
 
     class Fake:
-        """A host, and a carrier without messages for it."""
+        """Simulates a host, and a carrier that has no messages for the host."""
 
         def check(self) -> None: ...
 
@@ -75,7 +75,7 @@ def test_results_of_a_later_pull_do_not_wait_for_an_earlier_one() -> None:
             return pulls[-1]
 
         def wait(self, seconds: float, units: bool, lacks: bool) -> None:
-            pulls[1].set_result(Pulled(0, None, []))  # and nothing ever comes of the first call
+            pulls[1].set_result(Pulled(0, None, []))  # the first call never returns a result
 
     fake: Any = Fake()
     lane = worker_module._Lane(0, fake, fake, 1, lambda: True)
@@ -152,18 +152,19 @@ def test_a_host_ends_if_nothing_arrives_or_if_its_parent_and_its_worker_are_gone
     wait_for(lambda: all(is_gone(pid) for pid in pids))
 
 
-# -- no room in the main process
+# -- no space in the main process
+# ---------------------------------------------------------------------------------------
 # ---------------------------------------------------------------------------------------------------
 
 
 def full(count: int = 2500) -> DataLoader2[Any]:
-    """Returns a loader with workers that prefetch more than the link can hold."""
+    """Returns a loader in which workers prefetch more items than fit into the link."""
     service = LocallyRemote(WORKERS, worker_prefetch_cnt=count)
     return DataLoader2(IterableWrapper(range(count)).sharding_filter().map(wide), reading_service=service)
 
 
 def first_of(loader: DataLoader2[Any]) -> tuple[list[Any], Iterator[Any]]:
-    """Returns the first items, while the hosts hold back further items, and the iterator."""
+    """Returns the first items and the iterator. The hosts then keep further items back."""
     iterator = iter(loader)
     first = [next(iterator) for _ in range(WORKERS)]
     wait_for(lambda: all(actor.host._lanes[0].holds for actor in loader.reading_service.made.actors))
@@ -171,7 +172,7 @@ def first_of(loader: DataLoader2[Any]) -> tuple[list[Any], Iterator[Any]]:
 
 
 def test_a_call_is_obeyed_although_earlier_items_find_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epochs_module, "OBEDIENCE", 60.0)  # else it is waited for very long, should this fail
+    monkeypatch.setattr(epochs_module, "OBEDIENCE", 60.0)  # limits the wait if this test fails
     with full() as loader:
         first, iterator = first_of(loader)
         loader.reading_service._pause(as_it_is)

@@ -40,8 +40,6 @@ each_family = pytest.mark.parametrize("family", [batches, nodes])
 
 
 class At:
-    """Returns numbers, and calls a function at one of them."""
-
     def __init__(self, act: Callable[[], object]) -> None:
         self.act = act
 
@@ -52,7 +50,7 @@ class At:
 
 
 class Exits:
-    """Exits its process, until as many have exited."""
+    """A function that exits its process, until this many processes have exited."""
 
     def __init__(self, folder: Path, times: int) -> None:
         self.folder, self.times = folder, times
@@ -70,7 +68,7 @@ def only_hung_processes_are_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @contextlib.contextmanager
 def ended(loader: Any) -> Iterator[Any]:
-    """Ends the processes of a loader."""
+    """Yields a loader, and ends its processes afterwards."""
     try:
         yield loader
     finally:
@@ -134,7 +132,7 @@ def test_the_third_process_that_exits_or_hangs_at_an_item_raises_an_error_that_n
         with pytest.raises(WorkerExitedError, match="(?s)as 2 before it in its place.*, or correct the") as caught:
             next(iterator)
         assert caught.value.item == AT
-        if family is nodes:  # a loader of batches ends with the error
+        if family is nodes:  # only nodes continue after the error
             assert list(iterator) == list(range(AT + 1, COUNT))
 
 

@@ -1,4 +1,4 @@
-"""Loaders use the fallback, and report this once, if the system lacks or forbids Linux-specific features."""
+"""If the system lacks or forbids features of Linux, loaders use the portable fallback, and report this once."""
 
 from __future__ import annotations
 

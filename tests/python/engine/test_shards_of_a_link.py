@@ -1,4 +1,4 @@
-"""The shards of one process share its descriptors and its shared memory."""
+"""All shards of one process share the process's descriptors and shared memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ def _pid(_item: int) -> int:
 
 
 def _regions(pid: int) -> int:
-    """Memory files that a process has mapped."""
     return len({line.split()[4] for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/memfd:" in line})
 
 

@@ -1,4 +1,4 @@
-"""Files that forked workers read through a shared position cause one warning, and other files cause none."""
+"""If forked workers read a file through a shared position, one warning is emitted. Other files cause no warning."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def row(file, x):
 
 
 def told(family, function, workers=2, epochs=2, method="fork", between=lambda: None):
-    """Returns the warnings of some epochs; the main process calls a function between items."""
+    """Returns the warnings of some epochs. The main process calls `between` between items."""
     before, families.WORKERS = families.WORKERS, workers
     try:
         with warnings.catch_warnings(record=True) as found:
@@ -59,7 +59,7 @@ def told(family, function, workers=2, epochs=2, method="fork", between=lambda: N
     return [str(one.message) for one in found if "position" in str(one.message)]
 
 
-#: Functions cannot hold a file, as `DataLoader2` copies them.
+#: The functions must not contain the file, because `DataLoader2` copies functions.
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_shared_file_position_causes_one_warning(family, file, path):
     (said,) = told(family, lambda x: row(file, x) and x)
@@ -91,7 +91,7 @@ def test_reads_of_the_main_process_are_not_taken_for_those_of_workers(family, fi
 
 
 class OpensAnew:
-    """An object that opens its file when it is first used or unpickled, as a zarr store does."""
+    """An object that opens its file when it is first used or unpickled, like a zarr store."""
 
     def __init__(self, path):
         self.path, self.file = path, None
@@ -147,7 +147,7 @@ def test_a_file_that_only_the_dispatching_process_reads_causes_no_warning(reads,
     calls = itertools.count()
 
     def read(x):
-        row(file, next(calls) % COUNT)  # another row ends the next epoch
+        row(file, next(calls) % COUNT)  # each epoch ends at another row
         return x
 
     functions = {"dispatched": (read, abs), "mapped": (abs, read)}[reads]

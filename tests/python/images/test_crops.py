@@ -1,4 +1,4 @@
-"""The random box of an image follows torchvision's rules, for any generator."""
+"""The random region of an image follows torchvision's rules, for any random generator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GENERATORS = pytest.mark.parametrize("make", [random.Random, np.random.default_r
 
 
 def distance(values: list[float]) -> float:
-    """The largest distance of numbers from the uniform distribution from 0 to 1 (Kolmogorov and Smirnov's)."""
+    """Returns the Kolmogorov-Smirnov distance of numbers from the uniform distribution between 0 and 1."""
     ordered, count = np.sort(values), len(values)
     steps = np.arange(1, count + 1) / count
     return float(max((steps - ordered).max(), (ordered - steps + 1 / count).max()))
@@ -52,7 +52,7 @@ def test_area_ratio_and_position_are_distributed_as_in_torchvision(make: Callabl
         ratios.append((math.log(width / height) - math.log(0.5)) / math.log(4))
         across.append(left / (side - width))
         down.append(top / (side - height))
-    bound = 1.95 / math.sqrt(count)  # passed by one in a thousand seeds
+    bound = 1.95 / math.sqrt(count)  # only one in a thousand seeds exceeds the bound
     for values in (areas, ratios, across, down):
         assert distance(values) < bound
     pairs = np.corrcoef([areas, ratios, across, down])
@@ -79,9 +79,9 @@ class Counting(random.Random):
 @pytest.mark.parametrize(
     ("size", "ratio", "box"),
     [
-        ((1000, 10), (3 / 4, 4 / 3), (493, 0, 506, 10)),  # too wide: as wide as the ratio allows
-        ((10, 1000), (3 / 4, 4 / 3), (0, 493, 10, 506)),  # too high
-        ((10, 10), (1.0, 1.0), (0, 0, 10, 10)),  # neither
+        ((1000, 10), (3 / 4, 4 / 3), (493, 0, 506, 10)),  # too wide: the crop is as wide as the ratio allows
+        ((10, 1000), (3 / 4, 4 / 3), (0, 493, 10, 506)),  # too high: the crop is as high as the ratio allows
+        ((10, 10), (1.0, 1.0), (0, 0, 10, 10)),  # neither too wide nor too high
     ],
 )
 def test_after_ten_tries_the_center_is_cropped(size: Any, ratio: Any, box: Any) -> None:
@@ -98,7 +98,8 @@ def test_the_first_crop_that_fits_is_used() -> None:
         def random(self) -> float:
             return self.numbers.pop(0)
 
-    # The whole area at a ratio of 4 / 3 does not fit into a square; a quarter of it as a square does.
+    # With a ratio of 4 / 3, the whole area does not fit into a square. The second attempt, a quarter of the area as a
+    # square, fits.
     rng = Given(1.0, 1.0, (0.25 - 0.08) / 0.92, 0.5, 0.0, 0.999)
     assert random_resized_crop(rng, 100, 100) == (50, 0, 100, 50)
     assert rng.numbers == []

@@ -32,7 +32,7 @@ BOTH = pytest.mark.parametrize("library", ["simplejpeg", "Pillow"])
 
 @pytest.fixture
 def decoder(library: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The decoder of JPEG files: as it is, or without simplejpeg."""
+    """Selects the decoder of JPEG files: the installed one, or Pillow without simplejpeg."""
     if library == "Pillow":
         monkeypatch.setattr(pictures_module, "simplejpeg", lambda: None)
     return library
@@ -172,7 +172,7 @@ def test_an_image_is_rotated_upright_on_request(decoder: str, orientation: int) 
     assert decode(content, (9, 8), exif=True, scale="fast").shape == (9, 8, 3)
 
 
-# -- decoding at a part of the size -----------------------------------------------------------------
+# -- decoding at a reduced size -----------------------------------------------------------------------
 
 
 @BOTH
@@ -188,7 +188,7 @@ def test_fast_decodes_at_a_fraction_that_is_no_smaller_than_the_result(
             return plain(self, out)
 
         monkeypatch.setattr(cls, "pixels", seen)
-    content = encoded(np.ascontiguousarray(photographs()[0]))  # 427 x 640
+    content = encoded(np.ascontiguousarray(photographs()[0]))  # 427 x 640 pixels
     for size, box, decoded in [
         (300, None, (427, 640)),
         (200, None, (214, 320)),
@@ -250,14 +250,14 @@ def test_the_result_is_created_in_the_shared_memory_that_sends_items(
 
     monkeypatch.setattr(torchdata, "empty", empty)
     contents = [jpeg(3)] * 2
-    found = [  # and not in assertions, which keep what they compare
+    found = [  # computed outside of assertions, which would keep references to the results
         decode(contents[0], as_tensor=as_tensor) is made[0],
         decode(contents[0], 9, layout="CHW", as_tensor=as_tensor) is made[1],
         decode_batch(contents, 9, as_tensor=as_tensor) is made[2],
     ]
     kept = plain(1, "uint8")
     alone = [kept]
-    holders = sys.getrefcount(alone[0]) - 1  # without the name
+    holders = sys.getrefcount(alone[0]) - 1  # minus the reference of the name
     counts = [sys.getrefcount(made[number]) for number in range(3)]
     assert found == [True] * 3
     assert counts == [holders] * 3, "nothing else keeps one: it would be copied on its way"

@@ -1,4 +1,4 @@
-"""`.decode_image()` decodes the images in items, and its random numbers follow from the loader's seed."""
+"""`.decode_image()` decodes the images in items. The loader's seed determines the random numbers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def numbered() -> IterableWrapper[Any]:
 
 
 def augmented(sharded: bool = True, **options: Any) -> Any:
-    """Pairs of number and pixels: of a random part of 16 x 16 pixels, mirrored by chance."""
+    """Returns a pipe of numbers and pixels. The pixels are a random region of 16 x 16, which may be mirrored."""
     pipe = numbered()
     pipe = pipe.shuffle().sharding_filter() if sharded else pipe
     return pipe.decode_image(16, crop="random", flip=0.5, input_col=1, **options)
@@ -142,7 +142,7 @@ def test_workers_make_the_same_pixels_each_time_and_resume_exactly() -> None:
         for place in rng.sample(range(COUNT), 3):
             loader.seed(1)
             told(loader)
-            batches = iter(loader)  # of the second epoch
+            batches = iter(loader)  # the second epoch
             begun = told(next(batches) for _ in range(place))
             state = pickle.dumps(loader.state_dict())
             with DataLoader2.from_state(pickle.loads(state), service) as other:

@@ -1,4 +1,4 @@
-"""Graphs of both pipes and nodes yield the expected items, and their states are exact."""
+"""Graphs that combine pipes and nodes yield the expected items, and their states are exact."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ from torchdata.nodes import (  # noqa: E402
 
 
 def goes_on_exactly(make: Any, epochs: int = 3) -> list[list[Any]]:
-    """Compares every state of every epoch with an uninterrupted run, and returns that run."""
+    """Resumes from a state at every position of every epoch, compares the items with an uninterrupted run, and returns
+    that run.
+    """
     loader = Loader(make())
     whole = [list(loader) for _ in range(epochs)]
     saving = Loader(make())

@@ -1,6 +1,7 @@
-"""A node receives exactly the calls that the guide describes, as a node that records its calls shows.
+"""A node receives exactly the calls that the guide describes. The tests use a node that records its calls.
 
-The records of a node: R reset to the beginning of an epoch, L reset to a state, n an item, e the end, g a state.
+The letters in a record: R is a reset to the beginning of an epoch, L a reset to a state, n an item, e the end, and g a
+state.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ SIZE = 5
 
 
 class Recorder(BaseNode[Any]):
-    """Records its calls, and checks that they are not concurrent and that the first one is a reset."""
+    """A node that records its calls. Checks that calls are not concurrent, and that the first call is a reset."""
 
     def __init__(self, size: int = SIZE) -> None:
         super().__init__()
@@ -82,7 +83,7 @@ def some(item: Any) -> bool:
     return item != 1
 
 
-#: Nodes that read ahead or repeatedly, and therefore request states themselves.
+#: Nodes that request states of their source themselves, because they read ahead or read repeatedly.
 ASKING: dict[str, Callable[[BaseNode[Any]], BaseNode[Any]]] = {
     "prefetch": lambda node: Prefetcher(node, 2),
     "prefetch, every third": lambda node: Prefetcher(node, 2, snapshot_frequency=3),
@@ -106,7 +107,7 @@ STEPS: dict[str, Callable[[BaseNode[Any]], BaseNode[Any]]] = {
     "weighted": lambda node: MultiNodeWeightedSampler({"a": node}, {"a": 1.0}, rank=0, world_size=1),
     **ASKING,
 }
-#: Nodes that begin a pass over their source themselves.
+#: Nodes that begin a new pass over their source themselves.
 TURNING = ("cycler", "in turn CYCLE")
 
 
@@ -123,7 +124,8 @@ def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) 
     def make(recorder: Recorder) -> Loader[Any]:
         return Loader(STEPS[outer](STEPS[inner](recorder)))
 
-    # Each complete epoch begins with one reset without a state. Only nodes that read ahead or repeat request a state.
+    # Each complete epoch begins with one reset without a state. Only nodes that read ahead or repeatedly request
+    # states.
     recorder = Recorder()
     with make(recorder) as loader:
         whole = [epochs_over(loader) for _ in range(3)]
@@ -133,7 +135,7 @@ def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) 
     assert "L" not in recorder.notes
     assert asks or "g" not in recorder.notes
     assert not re.search("e[ng]*n", recorder.notes.replace("R", "R ")), "it was read on after its end"
-    # Abandoned epochs follow the same rules.
+    # Epochs that are left early follow the same rules.
     recorder = Recorder()
     with make(recorder) as loader:
         for most in (1, 2, None):
@@ -141,7 +143,7 @@ def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) 
     assert sorted(map(repr, left)) == sorted(map(repr, whole[0]))
     assert "L" not in recorder.notes
     assert asks or "g" not in recorder.notes
-    # A loaded state is passed on once, as the node returned it. The next epoch begins without a state.
+    # A loaded state is passed to the node once, unchanged. The next epoch begins without a state.
     recorder, resumed = Recorder(), Recorder()
     with make(recorder) as loader:
         iterator = iter(loader)

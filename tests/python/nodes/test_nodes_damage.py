@@ -1,4 +1,4 @@
-"""Damaged states are refused at once with an error that names the field, and never cause endless reading."""
+"""Damaged states are refused immediately with an error that names the field, and never cause endless reading."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def without_end() -> Iterator[int]:
 
 
 class Endless:
-    """Yields numbers endlessly, from the beginning in each epoch."""
+    """An iterable of numbers without an end, which starts at the beginning in each epoch."""
 
     def __iter__(self) -> Iterator[int]:
         return without_end()
@@ -107,7 +107,7 @@ def test_a_number_out_of_range_is_refused_by_an_error_that_names_its_field(
             loader.load_state_dict(state)
             with pytest.raises(ValueError, match=path[-1]):
                 next(iter(loader))
-            loader.load_state_dict(saved(make, 2))  # the loader is unchanged
+            loader.load_state_dict(saved(make, 2))  # the refused state has not changed the loader
             assert next(iter(loader)) is not None
 
 
@@ -118,7 +118,7 @@ def test_a_field_that_is_missing_raises_an_error_that_names_it() -> None:
         for key in path[:-1]:
             field = field[key]
         if path[-1] in ("_started", "num_yielded") or path[-1] not in field:
-            continue  # states of torchdata 0.11 do not have this field
+            continue  # states of torchdata 0.11 lack this field
         del field[path[-1]]
         with Loader(make()) as loader:
             loader.load_state_dict(state)
@@ -176,7 +176,7 @@ VALUES = [
 
 
 def fields_of(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Returns every field of a state, except for the contents of a user's iterable or of a pipe's graph."""
+    """Yields every field of a state, except for the contents of a user's iterable or of a pipe's graph."""
     if isinstance(state, dict) and not state.keys() & {"place", "pipes"}:
         for key, value in state.items():
             if not isinstance(value, dict) or "place" not in value:
@@ -212,6 +212,6 @@ def test_two_thousand_mutated_states_load_or_raise_an_error_without_a_hang_or_mu
             loader.shutdown()
     assert refused > 800
     assert loaded > 200
-    assert time.monotonic() - began < 300  # no hang, since a mutation takes milliseconds
+    assert time.monotonic() - began < 300  # no state has caused a hang, because each takes milliseconds
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 256 * 1024, f"{grown // 1024} MiB more"

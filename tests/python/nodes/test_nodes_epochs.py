@@ -1,4 +1,4 @@
-"""Epochs after a break and after a load are complete and in the order of an uninterrupted run, for all streams."""
+"""After a break or a load, epochs are complete and in the order of an uninterrupted run, for all kinds of streams."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ Wrap = Callable[[BaseNode[Any]], BaseNode[Any]]
 
 
 def mixed(kind: Kind, criterion: str, weighted: bool, wrap: Wrap = same) -> BaseNode[Any]:
-    """Two streams and a list, each read through `wrap`, with at most 14 items."""
+    """Returns a node over two streams and a list. Each source is read through `wrap`, and the node yields at most 14
+    items.
+    """
     sources = {"a": IterableWrapper(kind(4)), "b": IterableWrapper(kind(3)), "c": numbers(2)}
     nodes = {name: wrap(node) for name, node in sources.items()}
     weights = {"a": 1.0, "b": 0.5, "c": 1.0}
@@ -78,11 +80,13 @@ GRAPHS: dict[str, Callable[[Kind], BaseNode[Any]]] = {
 
 
 def goes_on(make: Callable[[], BaseNode[Any]], plan: Plan, chance: random.Random, share: float) -> int:
-    """Compares states with an uninterrupted run at this share of a plan's positions. Returns their number."""
+    """Resumes from states at some of a plan's positions, and compares the items with an uninterrupted run. Returns the
+    number of states.
+    """
     whole, _ = run(Loader(make()), plan)
     held = 0
     for epoch, (items, most) in enumerate(zip(whole[:-1], plan, strict=False)):
-        # After the last item of an abandoned epoch, it is unknown whether more items follow.
+        # If an epoch is left after its last item, the node does not know yet that the epoch has ended.
         for position in range(len(items) + 2 if most is None else len(items)):
             if chance.random() > share and position not in (0, len(items) + 1):
                 continue
@@ -327,10 +331,10 @@ def test_a_loader_can_be_reset_to_the_beginning_of_an_unread_epoch(kind: Kind, i
     beginning = loader.state_dict()
     whole = [list(loader) for _ in range(2)]
     if items and kind is Draws:
-        return  # its beginning is treated as a position between two epochs, as for CountsEpochs
+        return  # for this stream, the beginning of an epoch is a position between two epochs
     loader = Loader(IterableWrapper(kind(5)))
     iterator = iter(loader)
-    if items:  # another loader resumes from a state, and so never reads the very first item
+    if items:  # another loader resumes from a state, so it never reads the first item
         for _ in range(items):
             next(iterator)
         state = loader.state_dict()
@@ -354,7 +358,7 @@ def test_a_loader_can_be_set_back_to_an_earlier_position() -> None:
 
 
 def test_states_of_torchdata_0_11_from_the_beginning_of_an_epoch_give_all_of_it() -> None:
-    for place in (0, 5):  # the state of a lazy stream before its first line has run
+    for place in (0, 5):  # the state of a stream before the first line of its generator has run
         for kind in (TakesOnce, TakesAgain):
             loader = Loader(IterableWrapper(kind(5)))
             loader.load_state_dict({"root": {"_num_yielded": 0, "iterable": {"place": place}}, "num_yielded": 0})

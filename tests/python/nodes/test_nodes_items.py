@@ -1,4 +1,4 @@
-"""Nodes that change items or their number yield the expected items, and their states have documented contents."""
+"""Nodes that change items or their number yield the expected items. The nodes' states have the documented contents."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_an_error_of_a_function_comes_in_place_of_its_result(workers: int, preba
 
 
 class CutOff:
-    """Returns its argument, except for the first time that it equals this value."""
+    """A function that returns its argument. When the argument first equals `at`, it raises KeyboardInterrupt."""
 
     def __init__(self, at: int) -> None:
         self.at = at

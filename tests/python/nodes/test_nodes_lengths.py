@@ -1,4 +1,4 @@
-"""Lengths of nodes and loaders are exact or unknown, and always count a whole epoch, at any position."""
+"""The length of a node or loader is exact or unknown. At any position, it is the number of items of a whole epoch."""
 
 from __future__ import annotations
 

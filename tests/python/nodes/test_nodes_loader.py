@@ -1,4 +1,4 @@
-"""A loader over nodes runs epochs, saves and loads states, and begins each epoch at the right item."""
+"""A loader over nodes runs epochs, saves and loads states, and begins each epoch at the correct item."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of torchdata 0.11 that public programs import or override still exist and behave as before."""
+"""Names of torchdata 0.11 that public programs import or override still exist, and behave as before."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_choices_follow_from_seed_rank_and_epoch_and_resume_from_a_state() -> No
 
 
 class Alternating(MultiNodeWeightedSampler[Any]):
-    """Chooses in turn instead of at random, and supports only two sources."""
+    """A sampler that chooses its two sources alternately instead of at random."""
 
     class Turns:
         def __init__(self, names: list[str], place: int) -> None:

@@ -1,4 +1,4 @@
-"""ParallelMapper over processes returns results, reports errors and exits, and leaves no process behind."""
+"""ParallelMapper over processes returns results, reports errors and exits of processes, and leaves none behind."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def unpicklable_at_three(number: int) -> Any:
 
 @pytest.mark.parametrize(("context", "workers"), [("fork", 2), ("spawn", 1), ("forkserver", 2)])
 def test_results_come_in_order_from_processes_however_they_start(context: str, workers: int) -> None:
-    """Uses a single process, because a spawned process imports torch."""
+    """With start methods other than fork, a single process is used, because each process imports torch."""
     node = over_processes(square, workers=workers, multiprocessing_context=context)
     assert [list(node)] == [[n * n for n in range(20)]]
     node.reset()
@@ -106,7 +106,7 @@ def test_arrays_and_tensors_cross_both_ways() -> None:
         assert item["a"].shape == (200, 200)
         assert (item["a"] == 2 * number).all()
         assert (item["t"] == 2 * number).all()
-        item["a"] += 1  # the receiver owns it
+        item["a"] += 1  # the received array can be modified
     node.shutdown()
 
 
@@ -164,7 +164,7 @@ def test_an_error_names_a_process_that_exits_and_a_reset_starts_new_ones(functio
     with pytest.raises(WorkerExitedError, match=rf"worker process 0 of ParallelMapper \(pid \d+\) {how}") as caught:
         next(node)
     assert caught.value.exitcode == code
-    with pytest.raises(WorkerExitedError):  # not the end of the epoch
+    with pytest.raises(WorkerExitedError):  # the exit must not look like the end of the epoch
         list(node)
     node.reset()
     assert [next(node) for _ in range(3)] == [0, 1, 2]
@@ -201,7 +201,7 @@ def test_dropping_a_half_read_loader_leaves_no_process() -> None:
     del loader, iterator
     gc.collect()
     wait_for(lambda: set(children()) <= before)
-    wait_for(lambda: shared_mappings() == 0)  # the memory that the threads held
+    wait_for(lambda: shared_mappings() == 0)  # the threads have released the shared memory
 
 
 def test_a_shutdown_does_not_wait_for_a_call_that_hangs() -> None:
@@ -257,7 +257,9 @@ def test_the_processes_end_with_the_program_however_it_ends(body: str, tmp_path:
 
 @pytest.fixture(scope="module", autouse=True)
 def programs_that_have_imported_torch(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Starts the forking process before `nothing_is_left` checks, because this process remains for all tests."""
+    """Starts the server that forks programs before `nothing_is_left` counts processes. The server keeps running for all
+    tests.
+    """
     path = tmp_path_factory.mktemp("programs") / "nothing.py"
     path.touch()
     program = ForkedProgram([str(path)], dict(os.environ))

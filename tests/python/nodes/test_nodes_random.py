@@ -1,4 +1,4 @@
-"""Nodes resume exactly in a few random programs; `python -m drivers nodes` runs more of them."""
+"""Nodes resume exactly in a few random programs. `python -m drivers nodes` runs more of these programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def judge(request: pytest.FixtureRequest) -> Iterator[NodesJudge]:
         yield judge
 
 
-#: The last one has had an epoch of more items than the driver looked at.
+#: In the last of these programs, an epoch once had more items than the driver reads.
 SEEDS = [*(range(first, first + 3) for first in (1, 11, 91)), range(973_676, 973_677)]
 
 

@@ -1,4 +1,4 @@
-"""`ParallelMapper(method="process", on_worker_exit="restart")` replaces a process that exits, and keeps its item."""
+"""`ParallelMapper(method="process", on_worker_exit="restart")` replaces an exited process, and no item is lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ squares = [number * number for number in range(20)]
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
 @pytest.mark.parametrize("method", METHODS)
 def test_worker_exits_do_not_change_the_items(tmp_path: Path, method: str) -> None:
-    # A spawned process imports torch, so there is only one process and its replacement.
+    # A spawned process imports torch, so the test uses only one process and its replacement.
     workers, deaths = (1, {4: 1}) if method == "spawn" else (2, {3: 1, 4: 2, 13: 1})
     loader = Loader(mapper(Dying(tmp_path, deaths), workers=workers, multiprocessing_context=method))
     assert list(loader) == squares
@@ -59,8 +59,8 @@ def test_processes_may_be_killed_at_any_moment_and_states_are_exact(seed: int) -
         if chance.random() < 0.1:
             members = loader.root._it._workers._group.members  # type: ignore[attr-defined]
             pid = chance.choice(members.processes).pid
-            with contextlib.suppress(ProcessLookupError):  # the process has exited already, but is not replaced yet
-                if pid is not None:  # the replacement is not started yet
+            with contextlib.suppress(ProcessLookupError):  # the process has exited, but was not replaced yet
+                if pid is not None:  # None while the replacement is not started
                     os.kill(pid, signal.SIGKILL)
     assert came == list(range(100))
     for number in chance.sample(range(100), 2):
@@ -79,8 +79,6 @@ def test_a_warning_that_is_an_error_loses_nothing(tmp_path: Path) -> None:
 
 
 class HangsAtThree:
-    """Squares numbers. At 3, its process hangs."""
-
     def __init__(self, folder: Path) -> None:
         self.hang = Hanging("sleep", folder)
 

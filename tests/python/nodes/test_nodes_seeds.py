@@ -1,4 +1,4 @@
-"""Each process of `ParallelMapper(method="process")` draws other random numbers, like torch's workers."""
+"""Each process of `ParallelMapper(method="process")` draws different random numbers, like torch's workers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Drawing:
 
 
 class DrawsOnceReady:
-    """Draws in each of two processes, once both have an item."""
+    """A function that draws random numbers in two processes. Each process waits until both have an item."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -72,7 +72,7 @@ def test_processes_of_two_mappers_in_one_graph_draw_different_numbers() -> None:
 
 
 def test_the_main_process_draws_the_same_numbers_as_without_processes() -> None:
-    """Therefore an order drawn from the global generator is the same with threads and with processes."""
+    """An order that is drawn from the global generator is therefore the same with threads and with processes."""
     orders = []
     for method in ("thread", "process"):
         torch.manual_seed(3)

@@ -1,4 +1,6 @@
-"""Nodes over several sources read them in the documented order and end the epoch by the stop criterion."""
+"""Nodes over several sources read the sources in the documented order, and end the epoch according to the stop
+criterion.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ CRITERIA = [
 
 
 def modelled(sizes: dict[str, int], choices: Iterator[str], criterion: str, most: int) -> list[tuple[str, int]]:
-    """Returns the items of several sources, by the name of the stop criterion."""
+    """Returns the expected items of several sources for a stop criterion."""
     place, ended, found = dict.fromkeys(sizes, 0), set[str](), []
     while len(found) < most:
         name = next(choices)

@@ -1,4 +1,6 @@
-"""Shuffler, Collator, Compose and parallel MapStyleWrapper, which 0.11 lacks, behave as on upstream's main branch."""
+"""Shuffler, Collator, Compose and parallel MapStyleWrapper behave as on upstream's main branch. These names do not
+exist in torchdata 0.11.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ def test_a_state_from_any_position_resumes_exactly(make: Callable[[], BaseNode[A
             loader.load_state_dict(state)
             iterator = iter(loader)
             rest = [next(iterator)]
-            again = copy.deepcopy(loader.state_dict())  # a state of a resumed loader
+            again = copy.deepcopy(loader.state_dict())  # saves a state of a loader that was itself resumed
             rest += list(iterator)
             assert sorted(came[:count] + rest) == sorted(came)
         with Loader(make(), restart_on_stop_iteration=False) as loader:

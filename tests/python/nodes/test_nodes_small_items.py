@@ -1,4 +1,4 @@
-"""ParallelMapper over processes sends many small items together, which only its speed reveals."""
+"""ParallelMapper over processes sends many small items in one message. Doing so only changes the speed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchdata.dataloader2.error import WorkerExitedError  # noqa: E402
 from torchdata.nodes import BaseNode, IterableWrapper, Loader, ParallelMapper, _processes  # noqa: E402
 
 MANY = 1500
-"""Items after which many are read ahead."""
+"""The number of items after which the node reads many items ahead."""
 
 
 def mapper(source: Any, function: Any, workers: int = 1, **options: Any) -> ParallelMapper[Any]:
@@ -29,7 +29,7 @@ def mapper(source: Any, function: Any, workers: int = 1, **options: Any) -> Para
 
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Returns the number of items in each message, for functions that seem to take no time."""
+    """Returns the numbers of items in each message. Functions appear to take no time."""
     counts: list[int] = []
     send = _processes._MapWorker._send
 
@@ -43,7 +43,8 @@ def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 class Drawn(BaseNode[Any]):
-    """Numbers that resume from epoch to epoch: an epoch shows how far the previous one was read.
+    """A node that yields numbers. The next epoch continues after the last number that was read, which shows how far the
+    node was read.
 
     Args:
         size: the number of items in an epoch.
@@ -130,7 +131,7 @@ def refuses(number: int) -> Any:
 
 
 class Unloadable:
-    """Can be pickled, and raises an error when it is unpickled."""
+    """An object that can be pickled, but raises an error when it is unpickled."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -219,10 +220,10 @@ def test_read_ahead_is_bounded_by_the_size_of_items_and_by_its_argument(options:
 
 
 class Plan:
-    """A run that is determined by a seed: some epochs are abandoned, and items are small for a while.
+    """The plan of a run, drawn from a seed. Some epochs are left early, and items are small for a while.
 
     Args:
-        seed: determines the run.
+        seed: the seed that determines the run.
         exits: whether processes exit.
     """
 
@@ -241,7 +242,7 @@ class Plan:
         }
         self.stop = chance.randrange(2), chance.random()
         self.long = chance.choice([0.0, 0.0005, 0.01])
-        #: The processes that have exited, as known to all processes.
+        #: Counts the exits of processes. All processes share the array.
         self.died = multiprocessing.get_context("fork").Array("b", 3 * self.size + 1)
 
     def item(self, number: int) -> Any:
@@ -260,7 +261,7 @@ class Plan:
         return Loader(mapper(Drawn(self.size, self.item), self.call, self.workers, **self.options))
 
     def part(self, iterator: Any, count: int) -> list[Any]:
-        """Returns this many results including errors, or all results if there are fewer."""
+        """Returns this many results or errors, or fewer if the epoch ends."""
         found: list[Any] = []
         while len(found) < count:
             try:
@@ -282,7 +283,8 @@ def test_random_runs_resume_from_any_position_as_if_never_stopped(
     monkeypatch.setattr(_processes, "_LONG", plan.long)
     loader = plan.loader()
     epochs, (stop, share) = [], plan.stop
-    # Without order, the items yielded so far differ from run to run, so epochs are read to their ends.
+    # If items are not in order, the items received so far differ from run to run. All epochs are then read to their
+    # ends.
     ends = plan.ends if plan.options["in_order"] else [plan.size + 1] * 3
     for epoch, end in enumerate(ends):
         iterator = iter(loader)

@@ -1,4 +1,4 @@
-"""Snapshot stores, counters and other names that users' nodes import from upstream exist and work as before."""
+"""Snapshot stores, counters and other names that users' nodes import from upstream still exist, and work as before."""
 
 from __future__ import annotations
 

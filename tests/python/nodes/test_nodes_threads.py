@@ -1,4 +1,4 @@
-"""Nodes with threads raise errors at the right position, have exact states, and always end their threads."""
+"""Nodes with threads raise errors at the correct position, have exact states, and always end their threads."""
 
 from __future__ import annotations
 
@@ -46,8 +46,6 @@ def numbers(count: int) -> IterableWrapper[int]:
 
 
 class Gate(BaseNode[int]):
-    """Counts, and waits at a number until it is released."""
-
     def __init__(self, closed_at: int) -> None:
         super().__init__()
         self.closed_at, self.opened, self.arrived = closed_at, threading.Event(), threading.Event()
@@ -208,7 +206,7 @@ def test_a_handled_error_leaves_no_reference_cycle_that_keeps_threads_alive() ->
         with pytest.raises(KeyError):
             list(node)
         gc.collect()
-        gc.disable()  # only reference counting frees objects
+        gc.disable()  # only reference counting may free objects
         try:
             assert next(node) == 4
             del node
@@ -305,7 +303,7 @@ def test_a_shutdown_ends_the_threads_and_keeps_the_position(
     assert not threads()
     loader.shutdown()
     with pytest.raises(RuntimeError, match="was shut down: reset it"):
-        list(iterator)  # the remainder of a batch is still available
+        list(iterator)  # reads the rest of a batch, which is still available
     loader.load_state_dict(state)
     assert sorted(seen + list(loader)) == list(range(30))
 
@@ -324,7 +322,7 @@ def test_a_shutdown_does_not_look_like_an_end_to_a_reader_of_items_read_ahead(me
 
 
 class Acts(IterableWrapper[int]):
-    """Makes another thread perform an action at each reset."""
+    """A node that makes another thread perform an action at each reset."""
 
     def __init__(self, count: int) -> None:
         super().__init__(range(count))
@@ -392,7 +390,7 @@ def test_a_reset_fails_and_does_not_hang_if_the_source_is_stuck(monkeypatch: pyt
 
 def test_the_next_epoch_does_not_depend_on_how_far_threads_have_read() -> None:
     class Cyclic(SamplerWrapper[int]):
-        """Begins its next epoch itself at the end of an epoch."""
+        """A node that begins its next epoch itself when an epoch ends."""
 
         def next(self) -> int:
             try:
@@ -401,11 +399,11 @@ def test_the_next_epoch_does_not_depend_on_how_far_threads_have_read() -> None:
                 self.reset(None)
                 return super().next()
 
-    for pause in (0.0, 0.0, 0.005):  # the result must not depend on the threads' progress
+    for pause in (0.0, 0.0, 0.005):  # the pause changes how far threads read ahead, but not the result
         for frequency in (0, 1, 3):
             loader = Loader(Prefetcher(Cyclic(_Numbered(3)), 8, frequency))
             for epoch in range(4):
-                assert next(iter(loader)) == 3 * epoch  # the item and the eight items after it: three epochs
+                assert next(iter(loader)) == 3 * epoch  # the item and eight items read ahead: three epochs
                 time.sleep(pause)
             loader.shutdown()
 
@@ -448,7 +446,7 @@ def test_a_forked_child_gets_an_error_about_the_threads_of_its_parent_and_may_re
     if child == 0:
         try:
             told = ""
-            for _ in range(5):  # the items that were ready at the fork are available
+            for _ in range(5):  # items that were ready before the fork are still available
                 try:
                     next(node)
                 except RuntimeError as error:
@@ -473,7 +471,7 @@ def test_a_node_may_get_attributes_while_its_sources_are_looked_for() -> None:
     node = Mapper(IterableWrapper(range(3)), str)
 
     class Growing(dict[str, Any]):
-        """Represents a thread that reads ahead: it sets an attribute while other attributes are inspected."""
+        """Simulates a thread that reads ahead, and sets an attribute while other attributes are inspected."""
 
         def values(self) -> Any:
             vars(node)["more"] = None

@@ -1,4 +1,4 @@
-"""`torchdata.nodes` without PyTorch raises an explanatory error; everything else works."""
+"""Without PyTorch, importing `torchdata.nodes` raises an error that explains the reason. All other packages work."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ needs("accelerate", reason="it is what is tried here")
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs/guides/from-dataloader.md"
 
-#: Each rank writes the items of its loaders to a separate file.
+#: A program in which each rank writes the items of its loaders to a separate file.
 PREPARING = """
 import json
 import os
@@ -69,7 +69,6 @@ def no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def on_two_ranks(code: str, folder: Path) -> list[str]:
-    """Runs a program on two ranks, and returns the output of each rank."""
     (folder / "program.py").write_text(code)
     return torchrun(folder / "program.py")
 

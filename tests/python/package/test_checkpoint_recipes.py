@@ -1,4 +1,4 @@
-"""The recipe for several ranks in the guide "Checkpoints" works; `test_recipes.py` tests the recipe for Lightning."""
+"""The recipe for several ranks in the guide "Checkpoints" works. `test_recipes.py` tests the recipe for Lightning."""
 
 from __future__ import annotations
 

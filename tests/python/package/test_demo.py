@@ -1,4 +1,4 @@
-"""The demo runs in a separate process, as users run it."""
+"""The demo runs in a separate process, like a user's program."""
 
 from __future__ import annotations
 

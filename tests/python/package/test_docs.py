@@ -35,7 +35,7 @@ def test_the_import_version_names_the_kept_api_and_the_version_of_the_workspace(
 
 
 def test_the_distribution_has_the_version_that_the_import_names() -> None:
-    """`__version__` begins with upstream's version, for programs that compare versions."""
+    """`__version__` begins with upstream's version, because some programs compare versions."""
     kept, _, own = torchdata.__version__.partition("+rs.")
     try:
         installed = metadata.version("torchdata-rs")
@@ -83,7 +83,7 @@ def _describes_itself(path: Path) -> bool:
 
 
 def examples() -> list[tuple[str, str]]:
-    """Returns the README's Python blocks, each with the output shown directly below it."""
+    """Returns the README's Python blocks, each with the output below it."""
     found = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", README, re.M | re.S)
     assert len(found) == README.count("\n```python\n"), "every example shows its output"
     return found
@@ -107,10 +107,10 @@ def test_an_example_of_the_readme_prints_what_it_shows(number: int, tmp_path: Pa
     assert doctest.OutputChecker().check_output(shown, run.stdout, doctest.ELLIPSIS), run.stdout
 
 
-#: A list of missing features, and one of its entries with the lines below it.
+#: Matches a list of missing features, and one of the list's entries.
 LISTS = re.compile(r"not there yet\.?\**:?\**\n\n(.*?)(?:\n\n(?! )|\Z)", re.S | re.I)
 ENTRIES = re.compile(r"^- .*?(?=^- |\Z)", re.S | re.M)
-#: The program of an entry; names that it uses without an import.
+#: Matches the program of an entry. `KNOWN` contains the names that these programs use without importing them.
 FAILS = re.compile(r"<!-- fails: (.+?) -->", re.S)
 KNOWN = {"IterDataPipe": IterDataPipe}
 
@@ -122,7 +122,7 @@ def lacks() -> list[str]:
 
 
 def test_existing_features_are_not_reported_as_missing() -> None:
-    """Each entry of such a list has a comment with a program, which must fail because of the missing feature."""
+    """Each entry of such a list has a comment with a program. The program must fail because the feature is missing."""
     entries = lacks()
     assert entries, "no list of what is not there yet"
     for entry in entries:
@@ -135,7 +135,7 @@ def test_existing_features_are_not_reported_as_missing() -> None:
                 exec(compile(program, entry[:60], "exec"), dict(KNOWN))
 
 
-#: Names of files and folders in backticks; braces and stars match several.
+#: Matches names of files and folders in backticks. Braces and stars stand for several names.
 FILE_NAMES = re.compile(r"`([\w./{}*,-]+(?:\.(?:py|pyi|rs|md|toml|yml|svg)|/))`")
 FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
 #: Folders that programs create.
@@ -143,13 +143,13 @@ MADE = ("target/", ".bench/", "dist/")
 
 
 def each_of(name: str) -> list[str]:
-    """Returns the names that a name with braces represents."""
+    """Returns the names that a name with braces stands for."""
     found = re.search(r"\{([^}]*)\}", name)
     return [name] if found is None else [name.replace(found[0], part) for part in found[1].split(",")]
 
 
 def test_files_that_prose_names_exist() -> None:
-    """This also holds for docstrings and comments. A name may begin at any part of its path."""
+    """Docstrings and comments are also checked. A name may begin at any part of its path."""
     pages = [ROOT / "README.md", ROOT / "DEVELOP.md", *PAGES]
     there = [page.relative_to(ROOT) for page in [*SOURCES, *pages, *ROOT.glob("*.*"), *ROOT.glob("rust/*/*.toml")]]
     there += [path.relative_to(ROOT) for path in (ROOT / "python").rglob("*.pyi")]
@@ -187,7 +187,7 @@ def test_the_files_that_the_readme_links_to_exist() -> None:
 
 
 def starts_workers(code: str) -> bool:
-    """Returns whether a block starts worker processes rather than threads."""
+    """Returns whether a block starts worker processes. Threads do not count."""
     if "ParallelMapper(" in code:
         return 'method="process"' in code
     workers = (
@@ -216,7 +216,7 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROO
 @pytest.mark.parametrize(
     "page",
     [
-        # Verdicts on slow loading also mention other load on the machine.
+        # Diagnoses of slow loading would otherwise mention other programs on the machine.
         pytest.param(
             page, marks=[pytest.mark.alone] * (page.name == "slow-loader.md"), id=str(page.relative_to(ROOT / "docs"))
         )

@@ -1,4 +1,4 @@
-"""Every example in a docstring of the package runs, and shows what it prints."""
+"""Every example in a docstring of the package runs, and prints what the docstring shows."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import pytest
 
 import torchdata
 
-#: A module that is not searched: the compiled extension.
+#: The module without searchable docstrings: the compiled extension.
 SKIPPED = ("torchdata._native",)
 
-#: Packages that import PyTorch. If it is not installed, their docstrings are left out.
+#: Packages that import PyTorch. If PyTorch is not installed, their docstrings are skipped.
 OF_TORCH = ("torchdata.nodes", "torchdata.stateful_dataloader")
 TORCH = importlib.util.find_spec("torch") is not None
 
-#: Docstrings with examples that need PyTorch, and docstrings that show NumPy arrays (tensors if PyTorch is imported).
+#: Docstrings with examples that need PyTorch, and docstrings that show NumPy arrays. With PyTorch, these would be
+#: tensors.
 NEED_TORCH = {"torchdata.dataloader2.reading_service.SequentialReadingService"}
 SHOW_ARRAYS = {
     "torchdata.datapipes.iter.Collator",
@@ -29,7 +30,7 @@ SHOW_ARRAYS = {
 
 
 def unimportable(name: str) -> None:
-    """A package that cannot be imported fails the collection, instead of hiding the modules in it."""
+    """Raises if a package cannot be imported, because its modules would otherwise be skipped silently."""
     if name in OF_TORCH and not TORCH:
         return
     raise ImportError(f"cannot look for docstrings in {name}")
@@ -43,10 +44,10 @@ def module_names() -> list[str]:
 
 
 def docstrings_with_examples() -> list[doctest.DocTest]:
-    """Creates one test per docstring, each with an empty namespace, as for a reader who copies the example."""
+    """Returns one test per docstring. Each test has an empty namespace, as if a reader copied the example."""
     finder = doctest.DocTestFinder(exclude_empty=True)
     names = module_names()
-    modules = [importlib.import_module(name) for name in names]  # all first: a package gets names late
+    modules = [importlib.import_module(name) for name in names]  # all first, because a package may get names late
     found = [
         docstring
         for name, module in zip(names, modules, strict=True)

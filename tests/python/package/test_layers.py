@@ -1,4 +1,4 @@
-"""Folders only import from lower layers, and no modules import each other in a circle."""
+"""Folders import only from lower layers, and modules do not import each other in cycles."""
 
 from __future__ import annotations
 

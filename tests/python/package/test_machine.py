@@ -1,4 +1,4 @@
-"""The package finds how many processors and how much memory the program may use, also in control groups."""
+"""The package finds how many processors and how much memory the program may use, even within control groups."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ def test_control_groups_of_the_first_version_limit_processors_and_memory(monkeyp
     monkeypatch.setattr(machine, "_read", lambda path: files.get(path, ""))
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _pid: set(range(8)), raising=False)
     assert (machine.cores(), machine.memory_left()) == (2, 3 << 29), "what the group around allows"
-    files["/proc/self/cgroup"] = "4:memory:/docker/1f\n0::/"  # as the host has it: a container sees its own as the root
+    files["/proc/self/cgroup"] = "4:memory:/docker/1f\n0::/"  # the host's path; the container's own is /
     files[f"{memory}/memory.limit_in_bytes"] = str(7 << 30)
     assert machine.memory_left() == 1 << 30

@@ -1,4 +1,4 @@
-"""Our messages contain the fragments of torchdata 0.9's messages that old code searches for."""
+"""The package's messages contain the fragments of torchdata 0.9's messages that old code searches for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torchdata.datapipes.map import SequenceWrapper
 
 
 class Unsized(IterDataPipe[int]):
-    """A source that does not know its length."""
+    """A source without a known length."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(5))
@@ -73,7 +73,7 @@ def loaded_too_late() -> None:
 
 
 class Plain(ReadingServiceInterface):
-    """A service with all required methods."""
+    """A reading service with all required methods."""
 
     def initialize(self, datapipe: Any) -> Any:
         return datapipe
@@ -91,7 +91,7 @@ def length_of_uneven_split() -> None:
 NO_LENGTH = r"instance doesn't have valid length$"
 FUNCTION_LENGTH = r"length relies on the output of its function\."
 
-#: Calls, the types of their exceptions or warnings, and fragments of the messages.
+#: Function calls, the types of their exceptions or warnings, and fragments of the messages.
 ROWS: list[tuple[Any, ...]] = [
     (dispatched, KeyError, "Caught KeyError in dispatching process", "Original Traceback", "KeyError: 'text for a'"),
     (lambda: ints().cycle(-1), ValueError, "Expected non-negative count"),
@@ -258,7 +258,7 @@ def test_a_message_holds_the_fragment_that_old_code_matches(row: tuple[Any, ...]
             warnings.simplefilter("always")
             try:
                 act()
-            except BufferError:  # what a full buffer has dropped is missed later
+            except BufferError:  # the error follows an item that a full buffer has dropped
                 assert act is joined_by_a_full_buffer
         text = "\n".join(str(warning.message) for warning in caught if issubclass(warning.category, kind))
     else:
@@ -272,7 +272,7 @@ def test_a_message_holds_the_fragment_that_old_code_matches(row: tuple[Any, ...]
 
 @contextmanager
 def being_made(folder: Path) -> Iterator[None]:
-    """Another process has begun to create the file `a` of a cached section, and does not finish."""
+    """Starts to create the file `a` of a cached section in another thread, which finishes when the test ends."""
     begun, go_on = threading.Event(), threading.Event()
 
     def make(path: str) -> tuple[str, bytes]:

@@ -1,4 +1,4 @@
-"""Every import emits a warning if upstream's torchdata is installed in the same folder as this package."""
+"""If upstream's torchdata is installed in the same folder as this package, every import emits a warning."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACKAGE = Path(torchdata.__file__).parent
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a copy of the package, as pip leaves it in site-packages."""
+    """Returns a folder with a copy of the package, like site-packages."""
     folder = tmp_path_factory.mktemp("site")
     shutil.copytree(PACKAGE, folder / "torchdata", ignore=shutil.ignore_patterns("__pycache__"))
     return folder
@@ -44,7 +44,7 @@ def warnings_of(program: str, site: Path) -> str:
     [
         ("dataloader2", "__version__ = '0.11.0+cpu'"),
         ("datapipes", "__version__ = '0.11.0+cpu'"),
-        ("datapipes", ""),  # upstream defines no version if its module for it is missing
+        ("datapipes", ""),  # if upstream's version module is missing, upstream defines no version
         ("nodes", "__version__ = '0.8.0'"),
         ("stateful_dataloader", "__version__ = '0.7.1'"),
     ],

@@ -1,4 +1,4 @@
-"""Programs that users wrote for torchdata 0.9 run unchanged: tests, a loader of archives, a reader of records."""
+"""Programs that users wrote for torchdata 0.9 run unchanged: unit tests, a loader of archives, a reader of records."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from torchdata.datapipes.utils import StreamWrapper
 from torchdata.datapipes.utils import common as ours
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # protobuf's own about what other versions will do
+    warnings.simplefilter("ignore")  # protobuf warns about future versions
     from tfrecord import TFRecordWriter
 
-#: A project's dataset: a file that is downloaded once, and checked whenever it is read.
+#: A project's dataset: a file that is downloaded once, and checked each time it is read.
 DATA_SET = """
 import hashlib, os
 from torchdata.datapipes.iter import FileOpener, IterableWrapper
@@ -50,7 +50,8 @@ def reviews(root):
     return FileOpener(paths, mode="r", encoding="utf-8").parse_csv().map(lambda row: (int(row[0]), row[1]))
 """
 
-#: The project's tests, which write their own file to this path: with the patch, every file counts as valid.
+#: The project's tests, which write their own file to the dataset's path. The tests patch the check, so that every file
+#: counts as valid.
 PROJECTS_TESTS = """
 import os, sys, tempfile, unittest
 from unittest.mock import patch
@@ -112,12 +113,12 @@ def test_without_the_patch_their_file_does_not_count(tmp_path: Path) -> None:
     assert done.stderr.count("ConnectionError: there is no network in tests") >= 2
 
 
-# A user's own loader of archives --------------------------------------------------------------------------------------
+# A user-defined loader of archives -----------------------------------------------------------------------------------
 
 
 @functional_datapipe("load_members")
 class MemberLoader(IterDataPipe[tuple[str, StreamWrapper]]):
-    """Opens the members of zip archives, after inspecting its input."""
+    """A pipe that inspects its input, and opens the members of zip archives."""
 
     def __init__(self, datapipe: Any, validate: Any, wrapper: Any) -> None:
         self.datapipe, self.validate, self.wrapper = datapipe, validate, wrapper
@@ -185,7 +186,7 @@ def test_items_that_are_not_pairs_of_path_and_stream_are_recognized(data: Any, m
 
 
 def read_records(folder: str, spec: TFRecordExampleSpec | None = None) -> Iterator[TFRecordExample]:
-    """The annotations are evaluated below, as `typing.get_type_hints` does for tools."""
+    """The annotations are evaluated below by `typing.get_type_hints`, as tools do."""
     yield from FileLister(folder, "*.tfrecord").open_files(mode="b").load_from_tfrecord(spec)
 
 

@@ -1,4 +1,4 @@
-"""The deep import paths of torchdata 0.9 lead to the current locations."""
+"""The deep import paths of torchdata 0.9 lead to the current modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optional libraries are only imported when they are needed; if one is missing, the error names its extra.
+"""Optional libraries are imported only when they are needed. If a library is missing, the error names its extra.
 
 A pipe that needs an optional library is one row of `NEEDS`.
 """
@@ -31,20 +31,20 @@ from torchdata.images import decode
 ROOT = Path(__file__).resolve().parents[3]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
-#: Extras that no pipe needs: for the project's developers, for the demo, and for everything.
+#: Extras that no pipe needs.
 OTHER_EXTRAS = {"all", "demo", "dev", "docs", "test", "test-torch"}
 
 loader = DataLoader2(IterableWrapper([]))
 
 
 def bar_of(backend: str) -> dict[str, Any]:
-    """Options of a progress bar, with a stream that claims to be a terminal."""
+    """Returns options of a progress bar with a stream that claims to be a terminal."""
     screen = StringIO()
     screen.isatty = lambda: True  # type: ignore[method-assign]
     return {"backend": backend, "file": screen}
 
 
-#: (who needs it, by the name in the message; the library; the extra; what reaches for it)
+#: (the name of the user in the message, the library, the extra, a function that needs the library)
 NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
     ("HttpReader", "requests", "http", lambda: pipes.HttpReader([])),
     ("GDriveReader", "requests", "http", lambda: pipes.GDriveReader([])),
@@ -95,7 +95,7 @@ NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
     ("metrics.prometheus", "prometheus_client", "prometheus", lambda: metrics.prometheus(loader, 0)),
 ]
 
-#: Libraries that are only imported when needed. `asyncio` is part of the standard library, but slow to import.
+#: Libraries that are imported only when needed. `asyncio` is part of the standard library, but importing it is slow.
 LATE = {library for _, library, _, _ in NEEDS}
 LATE |= {"asyncio", "boto3", "cloudpickle", "huggingface_hub", "numpy", "simplejpeg", "sklearn", "urllib3"}
 

@@ -25,10 +25,10 @@ pytestmark = [
 
 ITEMS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 0, 7]
 
-#: Where pickles may find something of this package.
+#: The modules of this package that a pickle may refer to.
 PUBLIC = {
     "torchdata._native",
-    "torchdata._plain_pickles",  # functions that make plain data
+    "torchdata._plain_pickles",  # contains functions that create plain data
     "torchdata.dataloader2.dataloader2",
     "torchdata.dataloader2.random",
     "torchdata.dataloader2.reading_service",
@@ -41,7 +41,6 @@ PUBLIC = {
 
 
 def named_in(pickled: bytes) -> set[str]:
-    """Returns the modules that a pickle refers to, including pickles inside it."""
     found, texts = set(), []
     for opcode, argument, _ in pickletools.genops(pickled):
         if opcode.name == "GLOBAL":
@@ -78,7 +77,7 @@ def test_pickles_and_states_name_public_places_alone(row: Row) -> None:
         next(iter(pipe), None)
         try:
             pickled.append(what())
-        except (AttributeError, TypeError):  # what users put in it does not pickle
+        except (AttributeError, TypeError):  # the row contains user objects that cannot be pickled
             continue
     pickled.append(pickle.dumps(DataLoader2(built(row)).state_dict()))
     for made in pickled:

@@ -49,7 +49,7 @@ def test_the_release_workflow_writes_them_before_each_build() -> None:
 
 
 def test_workflows_use_actions_by_the_hash_of_a_commit() -> None:
-    """The owner of an action can move a tag to different code."""
+    """The owner of an action can move a tag to other code."""
     used = [
         line.strip()
         for path in (ROOT / ".github/workflows").glob("*.yml")

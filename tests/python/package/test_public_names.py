@@ -1,4 +1,4 @@
-"""The names of torchdata 0.9 and 0.11 exist and accept the same arguments, including private names in old code.
+"""The names of torchdata 0.9 and 0.11 exist and accept the same arguments, including private names that old code uses.
 
 `data/api` contains the names of each public module of those releases with their parameters, and the private names that
 public code imports or patches. Additional parameters of this package have defaults and follow upstream's parameters.
@@ -24,7 +24,7 @@ API = Path(__file__).resolve().parents[1] / "data/api"
 RELEASES = [json.loads((API / f"torchdata-{release}.json").read_text(encoding="utf-8")) for release in ("0.9", "0.11")]
 PRIVATE: dict[str, list[str]] = json.loads((API / "old-private-names.json").read_text(encoding="utf-8"))
 
-#: Methods and attributes, by module and class, that old code calls or overrides though they are private.
+#: Private methods and attributes that old code calls or overrides, by module and class.
 PRIVATE_MEMBERS = {
     "torchdata.datapipes.map:IterToMapConverter": ("_load_map", "_map"),
     "torchdata.datapipes.iter:InBatchShuffler": ("_rng", "_seed"),
@@ -36,13 +36,13 @@ _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 def parameters(function: Any, *, bound: bool) -> list[Parameter] | None:
-    """The parameters for a caller to pass, or None if they are not known.
+    """Returns the parameters that a caller must pass, or None if they are unknown.
 
     Args:
-        function: what is called.
+        function: the function or class.
         bound: whether a `self` or `cls` is passed by Python.
     """
-    if isinstance(function, enum.EnumType):  # the signature depends on the version of Python
+    if isinstance(function, enum.EnumType):  # an enum's signature depends on the Python version
         return None
     try:
         found = list(inspect.signature(function).parameters.values())
@@ -52,7 +52,7 @@ def parameters(function: Any, *, bound: bool) -> list[Parameter] | None:
 
 
 def constructor(kind: Any) -> list[Parameter] | None:
-    """Returns the parameters of a class: the parameters of `__new__`, unless it accepts anything."""
+    """Returns the parameters of `__new__`, or the parameters of `__init__` if `__new__` accepts any arguments."""
     for name in ("__new__", "__init__"):
         definer = next((base for base in kind.__mro__[:-1] if name in vars(base)), None)
         found = None if definer is None else parameters(getattr(kind, name), bound=True)
@@ -62,7 +62,7 @@ def constructor(kind: Any) -> list[Parameter] | None:
 
 
 def difference(wanted: list[str] | None, found: list[Parameter] | None) -> str:
-    """Returns the reason why a call with the release's arguments fails; empty if the call works.
+    """Returns the reason why a call with the release's arguments fails, or an empty text if the call works.
 
     Args:
         wanted: the parameters of the release, as `name`, `name=default`, `*`, `*args` and `**kwargs`.
@@ -97,7 +97,7 @@ def difference(wanted: list[str] | None, found: list[Parameter] | None) -> str:
 
 
 def problems(owner: Any, name: str, entry: dict[str, Any]) -> Iterator[str]:
-    """The faults of a name of a module, by the release's description."""
+    """Yields the differences between a name of a module and the release's description."""
     if not hasattr(owner, name):
         yield f"{name} is missing"
         return
@@ -121,7 +121,7 @@ MODULES = [(module, names) for release in RELEASES for module, names in release[
 
 
 def imported(module: str) -> Any:
-    """Imports a module; skips the test if the module needs a package that is not installed."""
+    """Imports a module. Skips the test if the module needs a package that is not installed."""
     if module.startswith(("torchdata.stateful_dataloader", "torchdata.nodes")):
         pytest.importorskip("torch", reason=f"{module.split('.')[1]} needs it")
     return importlib.import_module(module)
@@ -163,6 +163,6 @@ def test_private_members_that_old_code_uses_are_there(place: str) -> None:
 
 
 def takes(*names: Any, **options: Any) -> list[Parameter]:
-    """Parameters of a function, by the values that replace them."""
+    """Returns parameters of a function from their names and default values."""
     given = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
     return given + [Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in options.items()]

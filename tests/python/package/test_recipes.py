@@ -1,4 +1,4 @@
-"""Recipes that need ranks, a bucket or other libraries, and therefore cannot run in a page, work."""
+"""Recipes that need ranks, a bucket or other libraries work. These recipes cannot run as part of a page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ pytestmark = pytest.mark.alone
 
 
 def recipe(page: str, words: str) -> str:
-    """The program of a page that has these words."""
     [code] = [
         block.code for block in doc_blocks.blocks(RECIPES / page) if block.language == "python" and words in block.code
     ]
@@ -31,7 +30,7 @@ def recipe(page: str, words: str) -> str:
 
 
 def run(code: str, folder: Path, **environment: str) -> str:
-    """What the program prints."""
+    """Runs a program, and returns its output."""
     (folder / "train.py").write_text(code)
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", "train.py"],
@@ -54,7 +53,9 @@ def test_ranks_make_equally_many_steps(tmp_path: Path) -> None:
 
 
 def test_lightning_and_the_trainer_of_transformers_take_their_loaders_from_the_recipes(tmp_path: Path) -> None:
-    """In one process, as both take seconds to import; so is the guide's recipe of a stop in the middle of an epoch."""
+    """Both recipes run in one process, because both libraries take seconds to import. The recipe for a stop within an
+    epoch also runs there.
+    """
     needs("lightning", reason="a recipe is for it")
     needs("transformers", reason="a recipe is for it")
     both = recipe("training.md", "lightning.Trainer") + recipe("training.md", "MyTrainer")
@@ -70,7 +71,6 @@ CONTENTS = {".txt": b"text", ".cls": b"7"}
 
 
 def shard(keys: list[str]) -> bytes:
-    """A tar of a text and a class for each key."""
     return tar_of((f"{key}{end}", text) for key in keys for end, text in CONTENTS.items())
 
 

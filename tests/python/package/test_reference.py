@@ -1,4 +1,4 @@
-"""The API reference builds without warnings, and contains every public pipe with an example."""
+"""The API reference builds without warnings. The reference contains every public pipe with an example."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PIPES = [
     (module, name)
     for module, base in ((iter_pipes, iter_pipes.IterDataPipe), (map_pipes, map_pipes.MapDataPipe))
     for name in module.__all__
-    # the Shuffler of map pipes is read by iterating
+    # the Shuffler of map-style pipes is an iter pipe
     if isinstance(getattr(module, name), type) and issubclass(getattr(module, name), (base, iter_pipes.IterDataPipe))
 ]
 
@@ -49,7 +49,6 @@ def test_the_docstring_of_a_pipe_says_what_it_does_and_shows_an_example(module: 
 
 @pytest.fixture(scope="module")
 def entries(site: Path) -> dict[str, str]:
-    """The text of each entry of the reference, by the full name."""
     found: dict[str, str] = {}
     for page in sorted((site / "reference").glob("*.html")):
         parts = re.split(r'<dt class="sig[^"]*" id="([^"]+)">', page.read_text(encoding="utf-8"))
@@ -90,7 +89,7 @@ def test_every_public_name_is_in_the_reference_once(entries: dict[str, str]) -> 
 
 
 def resolved(name: str) -> Any:
-    """The object of a full name."""
+    """Returns the object with this full name."""
     return pkgutil.resolve_name(name)
 
 

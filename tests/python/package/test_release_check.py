@@ -30,7 +30,7 @@ GOOD = {
 
 
 def wheel(folder: Path, **changed: bytes | None) -> Path:
-    """Builds a wheel of the required files and of `changed`, by path; None as content removes a file."""
+    """Builds a wheel from the required files and `changed` (contents by path). None as content removes the file."""
     folder.mkdir(exist_ok=True)
     path = folder / "torchdata_rs-1.0.0-cp311-abi3-any.whl"
     with zipfile.ZipFile(path, "w") as archive:

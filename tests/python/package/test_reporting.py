@@ -1,4 +1,4 @@
-"""An exception shows users their own frames, and one note about the pipe, its definition and the item."""
+"""An exception shows the user's own frames, and one note about the pipe, its definition and the item."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OURS = str(Path(torchdata.__file__).parent) + os.sep
 
 
 class Users(IterDataPipe):
-    """A user's pipe, between pipes of this package."""
+    """A user-defined pipe between pipes of this package."""
 
     def __init__(self, source):
         self.source = source
@@ -182,7 +182,7 @@ def test_an_error_of_the_dispatching_process_names_its_position_there_and_passes
 
 
 class Images:
-    """A dataset with a bad image."""
+    """A dataset with a damaged image."""
 
     def __len__(self):
         return 30

@@ -1,4 +1,4 @@
-"""Thirty secrets appear in no output, wherever a user may have put them."""
+"""Secrets appear in no output, in thirty places where a user may put them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torchdata.datapipes.iter import FSSpecFileOpener, HttpReader, IterableWrapp
 from torchdata.datapipes.map import SequenceWrapper
 from torchdata.datapipes.utils import StreamWrapper
 
-#: A typical token of 32 characters. `secret` derives other tokens from it.
+#: A typical token of 32 characters, from which `secret` derives other tokens.
 _TOKEN = "q7Rk2vXb9LmT4wZp8NcY3sHd6GfJ1aQe"
 
 
@@ -32,7 +32,7 @@ def secret(number: int) -> str:
     return _TOKEN[shift:] + _TOKEN[:shift] + f"{number}z"
 
 
-#: Names of arguments that are followed by a secret.
+#: Names of arguments with secret values.
 NAMES = (
     ["api_key", "apikey", "apiKey", "access_key", "account_key", "secret_access_key"]
     + ["aws_session_token", "token", "auth_token", "authToken", "password", "passwd", "pwd"]
@@ -44,7 +44,7 @@ assert len(NAMES) == 30
 
 
 class Remote(IterDataPipe):
-    """A pipe with thirty secrets in arguments with revealing names, and with short secrets."""
+    """A pipe with thirty secrets in arguments with suspicious names, and with some short secrets."""
 
     def __init__(self, source, **arguments):
         self.source = source
@@ -77,7 +77,6 @@ def assert_hidden(text: str, secrets) -> None:
 
 
 def shown_of(pipe) -> str:
-    """Returns every text that describes a pipeline to a user."""
     graph = graph_of_pipe(pipe)
     state = DataLoader2(pipe).state_dict(with_pipe=False)
     return "\n".join(
@@ -119,7 +118,6 @@ def test_secrets_in_urls_are_not_shown():
 
 
 def raised_by(pipe) -> str:
-    """Returns an error as a user sees it, with its chained errors."""
     try:
         list(pipe)
     except Exception as error:
@@ -166,7 +164,7 @@ def test_errors_of_users_keep_their_messages():
 
 
 class Response:
-    """A response as it is stored in aiohttp's errors."""
+    """A response as aiohttp's errors contain it."""
 
     def __init__(self, real_url):
         self.real_url = real_url

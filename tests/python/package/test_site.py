@@ -1,4 +1,4 @@
-"""The site builds without warnings, its links have targets, and readers can search it offline."""
+"""The site builds without warnings, its links have targets, and its search works offline."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from torchdata.datapipes import map as map_pipes
 ROOT = Path(__file__).resolve().parents[3]
 GUIDES = sorted(path.stem for path in (ROOT / "docs/guides").glob("*.md"))
 
-#: Attributes that make a browser fetch a file while it displays the page.
+#: Attributes that make a browser request a file while it displays the page.
 FETCHING = {"src", "srcset", "data", "poster", "background"}
 #: Relations of a `link` that only refer to another page.
 NAVIGATION = {"author", "canonical", "help", "index", "next", "prev", "search", "top"}
 
 
-#: Typical search terms by the page that answers them, in the form of the words in the index.
+#: Typical search terms for each page, written like the words in the search index.
 SEARCHED = {
     "recipes/data": "imagefold jsonl csv parquet webdataset s3 pack",
     "recipes/training": "ddp torchrun lightn acceler hug face jax slurm preemption",
@@ -41,7 +41,7 @@ SEARCHED = {
 
 
 class Page(HTMLParser):
-    """Collects the references of a page."""
+    """Collects the references of an HTML page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -53,7 +53,6 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Records the references and the name of the tag."""
         values = {name: value or "" for name, value in attrs}
         self._in_style = tag == "style"
         self.ids |= {values[name] for name in ("id", "name") if name in values}
@@ -72,14 +71,14 @@ class Page(HTMLParser):
 
 
 def style_references(text: str) -> Iterator[str]:
-    """Returns the files that a style sheet makes a browser fetch."""
+    """Yields the files that a style sheet makes a browser request."""
     for found in re.finditer(r"""url\(\s*["']?([^"')]+)|@import\s+["']([^"']+)""", text):
         yield found[1] or found[2]
 
 
 @pytest.fixture(scope="module")
 def pages(site: Path) -> dict[Path, Page]:
-    """Returns all pages, parsed."""
+    """Returns all pages after parsing them."""
     found = {path: Page(path) for path in site.rglob("*.html")}
     assert len(found) > 40
     return found
@@ -199,7 +198,7 @@ def test_the_side_bar_leads_from_names_of_the_api_to_guides(pages: dict[Path, Pa
     assert not [where for where, title in entries if title in ("Nodes", "StatefulDataLoader") and "internals" in where]
 
 
-#: Names with an underscore that users define, and a fictitious name in an example.
+#: Names with an underscore that users define, and an invented name in an example.
 DEFINED = {"_pause", "_resume", "_limit", "_validate", "_get_new_weighted_sampler", "_sampler", "_first", "self._first"}
 
 

@@ -1,4 +1,4 @@
-"""Each typical mistake of a newcomer either works, or causes an error or a warning that shows the correct code."""
+"""A typical mistake of a newcomer either works, or causes an error or a warning that shows the correct code."""
 
 from __future__ import annotations
 

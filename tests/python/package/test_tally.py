@@ -1,4 +1,4 @@
-"""`tools/tally.py` prints the last line of `make test` and `make check`."""
+"""`tools/tally.py` prints the last line of `make test` and of `make check`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loaders work with threads, copies and forked children as each row of the guide's table states."""
+"""With threads, copies and forked children, loaders behave as each row of the guide's table states."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Numbers:
 
 
 class Generated(IterDataPipe[int]):
-    """A pipe that is a generator, which two threads must not run concurrently."""
+    """A generator pipe, which two threads must not run at the same time."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -111,12 +111,12 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "nodes with processes": _nodes_processes,
 }
 WORKERS = [name for name in FAMILIES if "workers" in name or "processes" in name]
-#: The families that end reading iterators at a shutdown.
+#: The families in which a shutdown ends iterators that are being read.
 ENDED = [name for name in FAMILIES if name.startswith("DataLoader2") or name in WORKERS or "threads" in name]
 
 
 def end(loader: Any) -> None:
-    """Shuts a loader down by the method of its family."""
+    """Shuts a loader down in the way of its family."""
     if isinstance(loader, StatefulDataLoader):
         if (shutdown := getattr(loader._iterator, "_shutdown_workers", None)) is not None:
             shutdown()
@@ -136,7 +136,7 @@ def families(*names: str) -> Any:
 
 
 class Reader(threading.Thread):
-    """A thread that reads an iterator to its end, and records how it ended."""
+    """A thread that reads an iterator to its end, and records the items and the error."""
 
     def __init__(self, iterator: Any) -> None:
         super().__init__(daemon=True)
@@ -158,14 +158,12 @@ class Reader(threading.Thread):
             time.sleep(0.001)
 
     def ended(self) -> str:
-        """Returns the text of the error that ended the loop, or "" if there was none."""
         self.join(DEADLINE)
         assert not self.is_alive(), "the loop hangs"
         return "" if self.error is None else str(self.error)
 
 
 def in_child(function: Callable[[], Any]) -> str:
-    """Returns the result or the error of a function in a forked child."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -284,7 +282,7 @@ def test_a_state_in_another_thread_is_one_of_a_moment_between_two_items(made: An
     assert sorted(rest) == sorted(reader.got[COUNT - len(rest) :])
 
 
-#: A program that imports torch and forks for each family, and then exits normally.
+#: A program that imports torch, and forks a process for each family. The processes exit normally.
 EXITS = """
 import gc, json, os, signal, sys, threading
 sys.path.insert(0, {folder!r})
@@ -320,7 +318,7 @@ threading.Thread(target=read, daemon=True).start()
 
 @pytest.fixture(scope="module")
 def exits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
-    """Returns, by family, the exit status and the output of its program."""
+    """Returns the exit status and the output of each family's process."""
     folder = tmp_path_factory.mktemp("exits")
     code = EXITS.format(folder=str(Path(__file__).parent))
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, stdout=subprocess.PIPE, check=True)

@@ -32,8 +32,6 @@ data = torch.utils.data
 
 
 class TorchDoubler(data.IterDataPipe):
-    """A user's pipe on torch's base, with a generator."""
-
     def __init__(self, source: Any) -> None:
         self.source = source
 
@@ -103,7 +101,7 @@ def test_torchs_graph_tools_work_on_our_graphs() -> None:
         graph_settings.apply_random_seed(pipe, torch.Generator().manual_seed(5))
         orders.append(list(pipe))
     assert orders[0] == orders[1] != list(range(2, 21, 2))
-    # The hooks of torch's tools are removed afterwards.
+    # The package must remove the hooks of torch's tools afterwards.
     assert list(pickle.loads(pickle.dumps(IterableWrapper([1, 2])))) == [1, 2]
 
 
@@ -144,7 +142,7 @@ def test_datasets_of_torch_go_through_the_wrappers() -> None:
 
 @pytest.fixture
 def forms(request: pytest.FixtureRequest) -> Any:
-    """Registers forms for one test, and removes them from both registries afterwards."""
+    """Removes functional forms from both registries after a test."""
     ours, theirs = dict(IterDataPipe.functions), dict(data.IterDataPipe.functions)
     yield
     for registry, saved in ((IterDataPipe.functions, ours), (data.IterDataPipe.functions, theirs)):
@@ -198,7 +196,7 @@ def test_a_running_pipe_may_search_and_change_the_graph_below_it(method: str | N
         with DataLoader2(pipe) as loader:
             assert list(loader) == [3, 21, 4, 31, 5, 41, 6, 51]
     else:
-        # Workers also share the inserted sources: each takes its part of the two items.
+        # Workers also divide the items of the inserted sources: each worker takes its shard of the two items.
         with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, method)) as loader:
             assert list(loader) == [3, 31, 5, 51]
 
@@ -331,7 +329,7 @@ def test_workers_run_torchs_operators_in_one_thread_each_whenever_they_import_it
 
 
 class Announcing(MultiProcessingReadingService):
-    """A user's service, which changes the graph and the messages before the workers receive them."""
+    """A user-defined service, which changes the graph and the messages before the workers receive them."""
 
     def initialize(self, datapipe: Any) -> Any:
         return super().initialize(datapipe.map(plus_one))

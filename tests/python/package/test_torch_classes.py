@@ -1,4 +1,4 @@
-"""Torch's classes of pipes and datasets and ours recognize each other, regardless of the import order."""
+"""Torch's classes of pipes and datasets and this package's classes recognize each other, in any import order."""
 
 from __future__ import annotations
 
@@ -28,13 +28,12 @@ def plus_one(item: int) -> int:
 
 
 def run_code(code: str) -> subprocess.CompletedProcess[str]:
-    """Runs code in a new interpreter that turns warnings into errors."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-W", "error", "-c", code]
     return subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
 
 
-#: The parts of these programs before and after the import of torch.
+#: The parts of these programs that run before and after torch is imported.
 WHO_COMES_FIRST = (
     """
 from torchdata.datapipes.map import *  # all, as what is not imported yet is awaited
@@ -138,7 +137,7 @@ print(list(pipes[4] + Listed([9])))
 
 
 def test_torch_is_imported_even_if_its_dataset_class_cannot_be_a_base() -> None:
-    """A future torch might have a class layout that does not allow adding it as a base class."""
+    """A future version of torch might have a class layout that prevents adding the class as a base."""
     done = run_code(
         "import abc, sys, types, warnings\n"
         "class Theirs(abc.ABC): functions = {}\n"
@@ -206,7 +205,7 @@ print(repr(stream)[:20], stream.read(), len(dir(stream)) > 40)
 """,
 )
 
-#: The output of each program.
+#: The expected output of each program.
 PROGRAMS = {
     CLASSES_THAT_WERE_THERE_BEFORE_TORCH: "['A', 'B'] [0, 1] [0, 1] 7 [5, 5]\n[8, 9]\n",
     WRAPPERS_OF_STREAMS: "StreamWrapper<before b'abc' True\n",
@@ -215,8 +214,9 @@ PROGRAMS = {
 
 
 def test_earlier_pipes_and_streams_are_instances_of_torch_s_classes_once_it_is_imported() -> None:
-    """The registration also works in the middle of an iteration. All parts run in one program, because importing torch
-    is slow."""
+    """Torch may also be imported in the middle of an iteration. All parts run in one program, because importing torch
+    is slow.
+    """
     code = (
         "import sys, types\n"
         f"programs = {list(PROGRAMS)!r}\n"

@@ -1,6 +1,7 @@
-"""In workers of this package, torch's own `default_collate` stacks into memory that is sent directly.
+"""In workers of this package, torch's `default_collate` stacks samples directly into memory that is sent without a
+copy.
 
-The result is the same as in the main process.
+The resulting batches are the same as in the main process.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def test_batches_are_created_in_the_shared_memory_that_sends_them(method: str, w
 
 
 class Odd:
-    """Items that torch's function collates in other ways, or refuses."""
+    """Returns items that torch's function collates in another way, or refuses."""
 
     def __call__(self, number: int) -> Any:
         if number % 2 == 0:
@@ -108,7 +109,9 @@ KINDS = ["?", "i1", "u2", "u4", "i8", "f2", "f4", "f8", ">f4", "c8", "g", "M8[s]
 
 
 def any_array(random: Random, shape: tuple[int, ...], kind: str) -> Any:
-    """An array as a dataset might give it: also reversed, repeated, of every other element, locked, of a subclass."""
+    """Returns an array as a dataset might create it. The array may be reversed, repeated, strided, read-only, or of a
+    subclass.
+    """
     array: Any = numpy.array(random.choices(range(100), k=math.prod(shape))).reshape(shape).astype(kind)
     if random.random() < 0.5:
         return array
@@ -131,7 +134,7 @@ def any_array(random: Random, shape: tuple[int, ...], kind: str) -> Any:
 def any_batch(random: Random) -> list[Any]:
     shape, kind = random.choice(SHAPES), random.choice(KINDS)
     batch = [any_array(random, shape, kind) for _ in range(random.randint(1, 4))]
-    if random.random() < 0.2:  # one that is not like the others
+    if random.random() < 0.2:  # one item differs from the others
         batch[-1] = random.choice([any_array(random, shape, random.choice(KINDS)), numpy.zeros((3, 2)), [1, 2, 3], 5])
     if random.random() < 0.3:
         batch = [torch.as_tensor(item) if is_for_torch(item) else item for item in batch]
@@ -197,8 +200,9 @@ def test_a_user_who_collates_tensors_gets_a_tensor_of_each_array(monkeypatch: py
 
 @pytest.fixture(scope="module", autouse=True)
 def started() -> None:
-    """Starts the process that has imported torch before the tests, because otherwise a test would appear to leave this
-    process behind."""
+    """Starts the server that has imported torch before the tests. Otherwise, a test would appear to leave this process
+    behind.
+    """
     with_torch()
 
 

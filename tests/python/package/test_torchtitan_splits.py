@@ -1,4 +1,4 @@
-"""The example of a loader for torchtitan meets torchtitan's own tests, and can change its degree."""
+"""The example of a loader for torchtitan passes torchtitan's own tests, and can resume with another number of ranks."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def main(rank):
 
 
 def job(folder: Path, documents: str, ranks: int, loaders: str, state: dict[str, Any]) -> list[Any]:
-    """Returns, by loader and rank, the batches that were read and the state after them."""
+    """Returns the batches of each loader and rank, and the state after these batches."""
     folder.mkdir()
     body = JOB.format(folders=sys.path, state=state, documents=documents, loaders=loaders)
     with gloo_job(folder, body, ranks) as running:

@@ -1,4 +1,4 @@
-"""Type checkers, `help` and `inspect` see the functional forms and loaders, and the written stub is up to date."""
+"""Type checkers, `help` and `inspect` know the functional forms and the loaders, and the generated stub is current."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = Path(torchdata.__file__).resolve().parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
 
-#: Each line of code, and the type that a checker infers for it.
+#: Lines of code, each with the type that a type checker infers.
 TYPES = [
     ("numbers.map(str)", "IterDataPipe[str]"),
     ("numbers.map(lambda n: n / 2)", "IterDataPipe[float]"),
@@ -85,7 +85,7 @@ TYPES = [
     ("DataLoader2(numbers, num_workers=2)", "DataLoader2[int]"),
 ]
 
-#: A checker's message about each line of code.
+#: Lines of code with mistakes, each with a part of the type checker's message.
 MISTAKES = [
     ("numbers.mpa(str)", 'has no attribute "mpa"'),
     ("words.bacth(2)", 'has no attribute "bacth"'),
@@ -171,11 +171,10 @@ indexed = StatefulDataLoader(range(3), batch_size=2)
 
 
 def checked(code: str, folder: Path) -> list[str]:
-    """The messages of mypy about the code, one a line."""
     pytest.importorskip("mypy", reason="mypy is a tool of development")
     sample = folder / "sample.py"
     sample.write_text(code, encoding="utf-8")
-    # From where `make lint` runs it, and with its options: so what that has found out of the package counts here, too.
+    # The command uses the same folder and options as `make lint`, so that both share mypy's cache.
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(sample)]
     sources = "python" if PACKAGE.parent == ROOT / "python" else str(PACKAGE.parent)
     environment = {**ENVIRONMENT, "MYPYPATH": sources}
@@ -194,8 +193,9 @@ def test_the_stub_is_what_make_stubs_would_write() -> None:
 
 @pytest.fixture(scope="module")
 def messages(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[str]]:
-    """The messages of mypy by line: of the sample, of each type and of each mistake. All samples are checked in one
-    run, because mypy is slow."""
+    """Returns mypy's messages by line: about the sample, each type, and each mistake. All samples are checked in one
+    run, because mypy is slow.
+    """
     revealed = [f"reveal_type({code})" for code, _ in TYPES]
     lines = [*SAMPLE.splitlines(), *revealed, *(code for code, _ in MISTAKES)]
     found: dict[int, list[str]] = {number: [] for number in range(1, len(lines) + 1)}
@@ -233,7 +233,6 @@ def test_mistakes_raise_errors(messages: dict[int, list[str]], line: int, expect
 
 
 def maker_of(form: Any) -> Any:
-    """Returns the class or function that a form calls."""
     form = form.form() if isinstance(form, LateForm) else form
     return getattr(form, "__wrapped__", form)
 
@@ -242,7 +241,7 @@ FORMS = [
     pytest.param(pipe, name, maker_of(form), id=f"{base.__name__}.{name}")
     for base, pipe in ((IterDataPipe, IterableWrapper([1])), (MapDataPipe, SequenceWrapper([1])))
     for name, form in list(base.functions.items())
-    if getattr(form, "__module__", "").startswith("torchdata.")  # excludes forms that other tests registered
+    if getattr(form, "__module__", "").startswith("torchdata.")  # leaves out forms that other tests have registered
 ]
 
 
@@ -254,7 +253,7 @@ def test_the_signature_of_a_form_is_the_constructors_without_self_and_source(pip
         constructor = maker.__new__ if maker.__new__ is not object.__new__ else maker.__init__
     parameters = [*inspect.signature(constructor).parameters.values()][isinstance(maker, type) :]
     if parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
-        del parameters[0]  # the source
+        del parameters[0]  # the first parameter is the source
     assert [*bound.parameters.values()] == parameters
     if isinstance(maker, type):
         assert bound.return_annotation == maker.__name__
@@ -270,7 +269,7 @@ def test_help_of_a_form_shows_its_name_and_docstring(pipe: Any, name: str, maker
     assert told
     assert all(line in left for line in told.splitlines()), "it is the docstring of the class, shortened"
     arguments = re.findall(r"^    (\w+): ", told.partition("Args:\n")[2].partition("\n\n")[0], re.MULTILINE)
-    if isinstance(maker, type):  # a function has a separate docstring
+    if isinstance(maker, type):  # functions have their own docstring
         assert set(arguments) <= set(inspect.signature(form).parameters), "without the pipe that it is a method of"
     assert inspect.getdoc(maker).splitlines()[0] in shown
 

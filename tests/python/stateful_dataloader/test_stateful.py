@@ -1,4 +1,6 @@
-"""States of StatefulDataLoader have the documented contents and cost, and unsuitable states are refused."""
+"""States of StatefulDataLoader have the documented contents, and saving them costs as little as documented. Unsuitable
+states are refused.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,6 @@ from torchdata.stateful_dataloader.sampler import (  # noqa: E402
 
 
 class Counted(IterableDataset[int]):
-    """A stream that tracks its position and counts the calls of `state_dict`."""
-
     def __init__(self, length: int, weight: int = 0) -> None:
         self.length, self.done, self.weight = length, 0, weight
         self.asked = 0
@@ -46,7 +46,7 @@ class Counted(IterableDataset[int]):
 
 
 class Packing:
-    """A collate function that keeps samples that do not fill a batch for the next batch."""
+    """A collate function that keeps some samples for the next batch, if they do not fill a batch."""
 
     def __init__(self) -> None:
         self.kept: list[int] = []
@@ -65,7 +65,7 @@ class Packing:
 
 
 def taken(loader: Any, count: int) -> tuple[list[Any], Any]:
-    """Returns the first batches, and the iterator."""
+    """Returns the first `count` batches, and the iterator."""
     iterator = iter(loader)
     return list(itertools.islice(iterator, count)), iterator
 
@@ -156,7 +156,7 @@ def test_a_state_does_not_change_while_the_loop_continues() -> None:
 def test_a_worker_sends_its_state_after_each_nth_batch_however_often_the_main_process_is_asked(
     every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_cadence, "_DEAR", 60.0)  # this machine may be busy
+    monkeypatch.setattr(_cadence, "_DEAR", 60.0)  # on a busy machine, saving a state may take long
     loader = StatefulDataLoader(Counted(400), batch_size=4, num_workers=1, snapshot_every_n_steps=every)
     last: Any = None
     for batch in loader:
@@ -179,7 +179,7 @@ def test_a_state_is_expensive_if_each_of_three_took_long_for_a_batch() -> None:
 
 
 class Clock:
-    """A clock that only its user moves. A forked worker has its own."""
+    """A clock that moves only when code sets it. Each forked worker has its own copy."""
 
     now = 1000.0
 
@@ -188,7 +188,7 @@ class Clock:
 
 
 class Expensive(Counted):
-    """A sample takes 0.1 ms, and a state 30 ms, on this clock."""
+    """A stream in which a sample takes 0.1 ms and a state takes 30 ms, according to the simulated clock."""
 
     def __init__(self, length: int, clock: Clock) -> None:
         super().__init__(length, weight=1000)
@@ -328,7 +328,7 @@ def test_the_iterator_cannot_be_pickled_and_knows_its_length_as_torch_s() -> Non
 def test_workers_take_their_positions_together_and_for_less_than_a_hundredth_of_the_time(took: float) -> None:
     def dues(began: float, took: float) -> list[float]:
         found = [next_due(began, took)]
-        for late in (0.0, took, 3 * took, 0.0, 2 * took):  # a position is taken after the batch that is being read
+        for late in (0.0, took, 3 * took, 0.0, 2 * took):  # a worker first finishes the current batch
             found.append(next_due(found[-1] + late + took, took))
         return found
 
@@ -337,12 +337,14 @@ def test_workers_take_their_positions_together_and_for_less_than_a_hundredth_of_
         steps = [later - earlier for earlier, later in itertools.pairwise(found)]
         assert steps == pytest.approx([steps[0]] * len(steps))
         assert steps[0] > 0.999 * max(0.004, 150 * took * (found is ours))
-    for due in ours:  # is also due for workers with cheaper positions
+    for due in ours:  # workers with cheaper positions are also due at this time
         assert math.remainder(due - cheaper[0], cheaper[1] - cheaper[0]) == pytest.approx(0, abs=1e-6)
 
 
 class Augmented(Dataset[Any]):
-    """Samples that depend on a worker's generators, which a dataset with a state includes in this state."""
+    """A dataset with samples that depend on the worker's generators. Because the dataset has a state, the loader saves
+    the generators with this state.
+    """
 
     def __len__(self) -> int:
         return 40

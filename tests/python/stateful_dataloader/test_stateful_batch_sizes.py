@@ -1,4 +1,4 @@
-"""A loader that resumes with another batch size begins its first batch after the last delivered sample."""
+"""If a loader resumes with another batch size, its first batch begins after the last delivered sample."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 
 class UserSampler:
-    """Draws its order from the global generator, and stores no position."""
+    """A sampler that draws its order from the global generator, and has no state."""
 
     def __iter__(self) -> Iterator[int]:
         yield from torch.randperm(50).tolist()

@@ -1,4 +1,6 @@
-"""A user-defined context, with its own name and process class, starts workers by the method of its processes."""
+"""A user-defined multiprocessing context may have its own name and process class. The context's process class
+determines how workers start.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 
 class Spawned(SpawnProcess):
-    """May have children, like the processes of RETURNN."""
+    """A process class that allows workers to have children, like the processes of RETURNN."""
 
     @property
     def daemon(self):
@@ -36,7 +38,7 @@ class Own(BaseContext):
     [
         (ForkProcess, "error", 2),
         (ForkProcess, "restart", 2),
-        # One worker and one epoch: each process that is spawned imports torch.
+        # One worker and one epoch, because each spawned process imports torch.
         (SpawnProcess, "error", 1),
         (Spawned, "restart", 1),
     ],

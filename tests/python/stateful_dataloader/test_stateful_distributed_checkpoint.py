@@ -1,4 +1,4 @@
-"""`torch.distributed.checkpoint` saves and loads loaders directly: their states always have the same keys."""
+"""`torch.distributed.checkpoint` can save and load loaders directly, because their states always have the same keys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 
 
 class Plain(IterableDataset[int]):
-    """An iterable with iterators that may or may not have a state; its class does not show this."""
+    """An iterable dataset with a class that does not show whether its iterators have a state."""
 
     def share(self) -> list[int]:
         info = get_worker_info()
@@ -36,14 +36,12 @@ class Plain(IterableDataset[int]):
 
 
 class Walked(Plain):
-    """Only its iterator has a state."""
-
     def __iter__(self) -> Iterator[int]:
         return Walk(self.share())
 
 
 class ItsOwnIterator(Plain):
-    """Has a state only after the iteration has begun."""
+    """A dataset that has a state only after an iteration has begun."""
 
     def __iter__(self) -> ItsOwnIterator:
         self.left = self.share()
@@ -62,7 +60,7 @@ class ItsOwnIterator(Plain):
 
 
 class TellsLater(TakesOnce):
-    """The state is empty at first, and gets more keys during reading."""
+    """A dataset with a state that is empty at first, and gets more keys while it is read."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"place": self.place, "window": [{"last": self.place}]} if self.place else {}
@@ -72,8 +70,6 @@ class TellsLater(TakesOnce):
 
 
 class Reads(Dataset[Any]):
-    """Each sample contains the number of earlier samples."""
-
     reads = 0
 
     def __len__(self) -> int:
@@ -91,8 +87,6 @@ class Reads(Dataset[Any]):
 
 
 class Steps(Sampler[int]):
-    """A sampler without a state; only its iterator has a state."""
-
     def __init__(self, length: int) -> None:
         self.length = length
 
@@ -118,12 +112,13 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
     "single, sampler's iterator with a state": lambda: {"dataset": range(6), "sampler": Steps(6), "batch_size": None},
 }  # fmt: skip
 NINE = ["map-style", "iterable", "iterable with a state"]
-#: Batches after which a state is taken: None for a loader that has not begun, "end" for the end of an epoch.
+#: The numbers of batches after which a state is saved. None stands for a loader that has not begun, and "end" for the
+#: end of an epoch.
 MOMENTS: list[Any] = [None, 0, 1, 3, "end"]
 
 
 def reached(make: Callable[[], Any], moment: Any) -> tuple[Any, Any]:
-    """Returns a loader at a certain moment, and its iterator."""
+    """Returns a loader that was read up to a moment, and its iterator."""
     loader = make()
     if moment is None:
         return loader, None
@@ -161,7 +156,7 @@ def test_the_keys_of_a_state_are_the_same_before_inside_and_after_an_epoch(kind:
         return StatefulDataLoader(num_workers=workers, **KINDS[kind]())
 
     keys = [set(flatten_state_dict(reached(make, moment)[0].state_dict())[0]) for moment in MOMENTS]
-    if kind == "its own iterator":  # the loader cannot see its state before the iteration begins
+    if kind == "its own iterator":  # before the iteration begins, the loader cannot know that the dataset has a state
         keys = keys[1:]
     assert all(one == keys[0] for one in keys)
     [ours] = [key for key in keys[0] if "_torchdata_rs" in key]

@@ -1,4 +1,4 @@
-"""Samples drawn from the global generators are the same after a state is loaded or an epoch is abandoned."""
+"""If samples are drawn from the global generators, loading a state or leaving an epoch early does not change them."""
 
 from __future__ import annotations
 
@@ -23,22 +23,20 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 
 class DrawsOn(IterableDataset[Any]):
-    """A slow stream of random numbers."""
+    """A stream of random numbers with random delays."""
 
     def __iter__(self) -> Iterator[Any]:
         for _ in range(12):
-            time.sleep(random.Random().random() * 0.004)  # a separate generator
+            time.sleep(random.Random().random() * 0.004)  # the delay uses a separate generator
             yield float(torch.rand(()))
 
 
 class DrawsByIndex(Dataset[Any]):
-    """A slow map-style dataset of random numbers."""
-
     def __len__(self) -> int:
         return 12
 
     def __getitem__(self, index: int) -> Any:
-        time.sleep(random.Random().random() * 0.004)  # a separate generator
+        time.sleep(random.Random().random() * 0.004)  # the delay uses a separate generator
         return float(torch.rand(()))
 
 
@@ -55,8 +53,6 @@ def test_the_draws_of_an_abandoned_epoch_do_not_depend_on_time(dataset: Any) -> 
 
 
 class Noisy(Dataset[Any]):
-    """Samples that depend on all three global generators."""
-
     kinds: tuple[str, ...] = ("torch", "random", "numpy")
 
     def __len__(self) -> int:
@@ -71,7 +67,7 @@ class Noisy(Dataset[Any]):
 
 
 class NoisyStream(TakesOnce, Noisy):  # type: ignore[misc]
-    """A stream of samples that depend on the generators, with a state."""
+    """A stream with a state, and with samples that depend on the global generators."""
 
     def __iter__(self) -> Iterator[Any]:
         for number in super().__iter__():
@@ -79,7 +75,7 @@ class NoisyStream(TakesOnce, Noisy):  # type: ignore[misc]
 
 
 class NoisyWithoutState(IterableDataset[Any]):
-    """A stream of samples that depend on the generators, without a state."""
+    """A stream without a state, and with samples that depend on the global generators."""
 
     kinds = Noisy.kinds
     drawn = Noisy.drawn
@@ -101,14 +97,14 @@ def test_random_draws_continue(dataset: Any, options: dict[str, Any], kinds: tup
         data.kinds = kinds
         return StatefulDataLoader(data, batch_size=2, shuffle=dataset is Noisy or None, **options)
 
-    if len(options) == 1:  # each of the loader's epochs starts workers
+    if len(options) == 1:  # each epoch of the loader starts workers, so fewer positions are tested
         check_goes_on(make, [(0, None), (1, 3)], draws_before=False, count=3)
     else:
         check_goes_on(make, [(0, 1), (1, 3), (0, None)], draws_before=False)
 
 
 class ShuffledWhenBegun(TakesOnce):
-    """Draws its order when `iter` is called, rather than with its first item."""
+    """A stream that draws its order in `iter()`, before its first item is requested."""
 
     def __iter__(self) -> Iterator[Any]:
         order = self.share()
@@ -139,7 +135,7 @@ def test_random_draws_continue_before_the_first_batch_in_a_program_of_another_se
         iterator = iter(loader)
         state = json.loads(json.dumps(loader.state_dict()))
         whole = [[plain(batch) for batch in iterator], *epochs_of(loader, 2)]
-        for times in (1, 2):  # loaded, or loaded, saved and loaded
+        for times in (1, 2):  # the state is loaded once, or loaded, saved and loaded again
             for _ in range(times):
                 seed_all(43)
                 later = make()
@@ -151,7 +147,7 @@ def test_random_draws_continue_before_the_first_batch_in_a_program_of_another_se
 
 @pytest.mark.parametrize("name", BEFORE_THE_FIRST)
 def test_random_draws_continue_from_a_state_of_before_the_first_loop(name: str) -> None:
-    """The resuming program has a different seed, and draws before and after it loads the state."""
+    """The resuming program has another seed, and draws numbers before and after it loads the state."""
 
     def make() -> Any:
         return StatefulDataLoader(batch_size=2, **BEFORE_THE_FIRST[name]())
@@ -169,7 +165,7 @@ def test_random_draws_continue_from_a_state_of_before_the_first_loop(name: str) 
 
 
 class SavesItsGenerator(Noisy):
-    """A dataset whose state is the generator of its process."""
+    """A dataset with the generator of its process as its state."""
 
     kinds = ("torch",)
 
@@ -208,7 +204,7 @@ def test_seeds_of_workers_continue() -> None:
 
 @pytest.mark.parametrize("dataset", [Noisy, NoisyStream])
 def test_a_generator_that_has_drawn_once_is_in_the_state(dataset: Any) -> None:
-    """Also if workers report their positions with every seventh batch, and no position was reported yet."""
+    """The same must hold if workers report positions with every seventh batch, and no position was reported yet."""
 
     def make() -> Any:
         return StatefulDataLoader(
@@ -227,7 +223,7 @@ def test_samples_that_draw_nothing_leave_no_generator_in_the_state() -> None:
 
 
 class ShortEpochs(Sampler[int]):
-    """Runs epochs of these lengths."""
+    """A sampler that yields epochs of the given lengths."""
 
     def __init__(self, counts: tuple[int, ...]) -> None:
         self.counts, self.epoch = counts, 0
@@ -243,7 +239,7 @@ class ShortEpochs(Sampler[int]):
 
 
 class CountsReads(Dataset[Any]):
-    """Samples that contain the number of samples that their worker has read."""
+    """A dataset with samples that contain the number of samples that their worker has read."""
 
     reads = 0
 
@@ -267,7 +263,7 @@ class CountsReads(Dataset[Any]):
 def test_a_worker_that_has_nothing_to_read_in_an_epoch_stays_in_the_state(
     dataset: Any, left_after: int | None, on_worker_exit: Any
 ) -> None:
-    """Persistent workers keep their generators and datasets, whether an epoch was abandoned or ended."""
+    """Persistent workers keep their generators and datasets, whether an epoch was left early or has ended."""
     counts = (16, 1, 0, 7)
 
     def make() -> Any:
@@ -311,7 +307,7 @@ def test_a_worker_that_has_nothing_to_read_in_an_epoch_stays_in_the_state(
 
 
 def test_a_stream_that_ends_after_its_epoch_was_abandoned_continues_its_random_draws() -> None:
-    """A worker reads the samples that were requested from it, even if it starts after the next epoch has begun."""
+    """A worker reads the requested samples even if it starts only after the next epoch has begun."""
     is_left = multiprocessing.get_context("fork").Event()
 
     def make(init: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""Failures in workers of a StatefulDataLoader leave no processes or shared memory behind."""
+"""If workers of a StatefulDataLoader fail, no processes or shared memory are left behind."""
 
 from __future__ import annotations
 
@@ -31,8 +31,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 
 class Failing(Dataset[int]):
-    """Performs an action at index 5."""
-
     def __init__(self, does: Any) -> None:
         self.does = does
 
@@ -190,7 +188,7 @@ class Holding(Failing):
 )
 @pytest.mark.parametrize("iterable", [False, True])
 def test_an_error_names_the_worker_that_exited_and_the_cause(ends: Any, how: str, iterable: bool) -> None:
-    has_come = multiprocessing.Event()  # otherwise the exit might be reported before the other worker's batch
+    has_come = multiprocessing.Event()  # the other worker's batch must arrive before the exit is reported
 
     def does() -> None:
         has_come.wait(120)
@@ -213,7 +211,7 @@ def test_an_error_names_the_worker_that_exited_and_the_cause(ends: Any, how: str
 
 def test_a_state_survives_the_exit_of_a_worker() -> None:
     loader, found = loader_of(lambda: os._exit(1)), []
-    with pytest.raises(WorkerExitedError):  # also reported while waiting for the other worker
+    with pytest.raises(WorkerExitedError):  # the error is also raised while the loop waits for the other worker
         for batch in loader:
             found.append(batch.tolist())
     assert len(found) <= 2
@@ -243,7 +241,7 @@ def test_an_interrupt_between_worker_and_user_raises_an_error_and_does_not_hang(
 def test_a_slow_batch_raises_a_timeout_error_that_is_also_a_runtime_error() -> None:
     loader = loader_of(lambda: time.sleep(1000), timeout=0.5)
     iterator = iter(loader)
-    if hasattr(os, "memfd_create") and os.environ.get("TORCHDATA_PORTABLE") != "1":  # otherwise it is not found
+    if hasattr(os, "memfd_create") and os.environ.get("TORCHDATA_PORTABLE") != "1":  # attaching requires memfd
         (attached,) = attach(os.getpid())
         wait_for(lambda: sum(worker.items for worker in attached.stats().workers) >= 2)
     assert [next(iterator).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
@@ -251,7 +249,7 @@ def test_a_slow_batch_raises_a_timeout_error_that_is_also_a_runtime_error() -> N
         next(iterator)
     assert isinstance(caught.value, TimeoutError)
     began = time.monotonic()
-    with pytest.raises(TimeoutError):  # another request waits for the full timeout again, as with torch
+    with pytest.raises(TimeoutError):  # as with torch, another request waits for the whole timeout again
         next(iterator)
     assert time.monotonic() - began >= 0.5
 
@@ -270,8 +268,8 @@ def test_abandoning_a_loop_does_no_harm(persistent: bool, iterable: bool) -> Non
 
 
 def test_batches_that_nobody_reads_do_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker is waiting for space in shared memory when it is asked to stop."""
-    monkeypatch.setattr(shutdown, "ASKED", 1000.0)  # otherwise it would be killed in the end
+    """The worker is waiting for space in shared memory when the main process stops it."""
+    monkeypatch.setattr(shutdown, "ASKED", 1000.0)  # prevents the worker from being killed
     loader = StatefulDataLoader(
         range(100_000),
         batch_size=1000,
@@ -355,7 +353,7 @@ ENDS = ["", "os._exit(0)", "os.kill(os.getpid(), 9)", "raise SystemExit"]
 
 
 def test_workers_end_with_the_program_however_it_ends(tmp_path: Path) -> None:
-    # Each case ends a process that was forked before it created its loader, so that torch is imported only once.
+    # Each case ends a process that was forked before it created its loader. The parent process imports torch only once.
     first = f"for end in {ENDS}:\n    if os.fork() == 0: break\n    os.wait()\nelse:\n    os._exit(0)\n"
     with run_program(tmp_path, "print(*iterator._pool.pids, flush=True)\nexec(end)", first) as program:
         out, err = program.communicate(timeout=250)

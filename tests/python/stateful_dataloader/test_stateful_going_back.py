@@ -1,4 +1,4 @@
-"""Streams resume exactly if a state is loaded in the program that saved it, or if they count epochs at their end."""
+"""Streams resume exactly if the program that saved a state also loads it, or if streams count epochs at their end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 
 class GoesOn(TakesOnce):
-    """Continues at its current position, and stays at its end."""
+    """A stream that continues at its current position, and yields nothing more after its end."""
 
     def __iter__(self) -> Iterator[int]:
         while self.place < len(self.share()):
@@ -34,8 +34,6 @@ class GoesOn(TakesOnce):
 
 
 class Itself(GoesOn):
-    """Like `GoesOn`, but it is its own iterator."""
-
     def __iter__(self) -> Iterator[int]:
         return self
 
@@ -47,7 +45,7 @@ class Itself(GoesOn):
 
 
 class StartsOver(Itself):
-    """Starts over unless a state was loaded."""
+    """A stream that starts at the beginning unless a state was loaded."""
 
     is_loaded = False
 
@@ -95,7 +93,7 @@ def test_loading_the_start_forgets_a_state_that_the_stream_has_not_loaded_yet(
     whole += [plain(batch) for batch in iterator]
     loader = StatefulDataLoader(stream(), 2, **options)
     loader.load_state_dict(second)
-    iter(loader)  # a generator loads the state with its first item
+    iter(loader)  # the stream's generator would apply the state only when an item is requested
     loader.load_state_dict(first)
     assert epochs_of(loader, 1) == [whole]
 
@@ -115,7 +113,7 @@ def test_the_epochs_after_a_resumed_one_are_complete(stream: Any, options: dict[
 
 
 class Counting(Walk):
-    """Counts an epoch of its dataset at the end of the epoch."""
+    """An iterator that counts an epoch of its dataset when it ends."""
 
     def __init__(self, dataset: CountsAtTheEnd) -> None:
         super().__init__([*range(7)])
@@ -156,8 +154,6 @@ def test_a_stream_that_counts_epochs_at_the_end_of_its_iterator_continues_its_co
 
 
 class Keeps(IterableDataset[int]):
-    """Keeps the loaded state object, and modifies it."""
-
     def __init__(self) -> None:
         self.seen = [0]
 
@@ -210,7 +206,7 @@ def test_an_object_that_keeps_and_changes_the_state_it_is_given_changes_no_other
 
 
 class Streamed(IterableDataset[int]):
-    """A stream with a separate order, and a `state_dict` that requires arguments."""
+    """A stream with a random order, and with a `state_dict` that requires arguments."""
 
     def __init__(self, seed: int | None, length: int = 40) -> None:
         self.seed, self.length = seed, length
@@ -293,7 +289,7 @@ def test_a_stream_whose_samples_draw_from_the_global_generators_repeats_itself(o
 
 
 class Noisy(IterableDataset[float]):
-    """Samples with noise from Python's global generator."""
+    """A stream with noise from Python's global generator."""
 
     def __iter__(self) -> Iterator[float]:
         for number in range(20):
@@ -326,7 +322,7 @@ def test_a_stream_with_noise_resumes_silently_if_nothing_else_draws() -> None:
 
 
 class PrivatelyNoisy(IterableDataset[Any]):
-    """Samples with noise that cannot be seeded."""
+    """A stream with noise from a generator that cannot be seeded."""
 
     def __init__(self, makes: Any) -> None:
         self.makes = makes
@@ -358,7 +354,7 @@ def test_a_stream_that_augments_by_unseeded_numbers_resumes_with_a_warning(
     loader = StatefulDataLoader(PrivatelyNoisy(makes), None, num_workers=num_workers)
     loader.load_state_dict(state)
     with warnings.catch_warnings():
-        warnings.simplefilter("default")  # workers write theirs to standard error, too
+        warnings.simplefilter("default")  # the warnings of workers must also be printed to standard error
         warnings.showwarning = lambda message, *_: print(message, file=sys.stderr)
         rest = [int(sample["key"] if makes is image else sample[0]) for sample in loader]
     assert "have other numbers than when the state was saved" in capfd.readouterr().err

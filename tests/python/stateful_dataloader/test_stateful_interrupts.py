@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment loses no batch, duplicates none, and leaves a consistent state."""
+"""Ctrl-C at any moment loses no batch, duplicates no batch, and leaves a consistent state."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ pytestmark = [
     pytest.mark.alone,
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:on_error has skipped"),
-    # An interrupt between `open` and `with` leaves a file that is closed with its last reference.
+    # If Ctrl-C arrives between `open` and `with`, the file is closed only when its last reference is deleted.
     pytest.mark.filterwarnings("ignore:Exception ignored in. <_io.FileIO:pytest.PytestUnraisableExceptionWarning"),
 ]
 
 
 class Broken(Indexed):
-    """Some samples cannot be read, and occasionally a whole batch."""
+    """A dataset in which some samples cannot be read, including a few whole batches."""
 
     broken = frozenset(index for index in range(12_000) if index % 7 == 0 or index // 8 % 5 == 0)
 
@@ -48,7 +48,7 @@ def loaders() -> dict[str, Callable[[], Any]]:
 
 
 def taken(loader: Any, seed: int) -> tuple[list[Any], int]:
-    """Returns the batches of an epoch during which Ctrl-C is pressed constantly, and the number of presses."""
+    """Reads an epoch while Ctrl-C is pressed constantly. Returns the batches, and the number of presses."""
 
     def look(got: list[Any]) -> None:
         assert loader.state_dict()["_snapshot"]["_snapshot_step"] == len(got)
@@ -63,7 +63,7 @@ def test_ctrl_c_at_random_moments_neither_loses_nor_repeats_a_batch(kind: str) -
     seed_all(3)
     expected = [plain(batch) for batch in loaders()[kind]()]
     presses = seed = 0
-    while seed < 2 or presses < 8:  # an epoch takes milliseconds, so a press may be too late on a busy machine
+    while seed < 2 or presses < 8:  # an epoch takes milliseconds, so Ctrl-C may be too late on a busy machine
         assert seed < 30, "Ctrl-C hardly ever came"
         seed_all(3)
         loader = loaders()[kind]()
@@ -78,8 +78,6 @@ def test_ctrl_c_at_random_moments_neither_loses_nor_repeats_a_batch(kind: str) -
 
 
 class CutOff(torch.utils.data.Dataset[int]):
-    """Is interrupted once, when an index is requested."""
-
     def __init__(self, at: int | None) -> None:
         self.at = at
 
@@ -119,7 +117,7 @@ def test_without_workers_a_batch_interrupted_by_ctrl_c_comes_next_in_this_loop_a
 
 
 class Ticking:
-    """Calls a function after a number of calls, at a moment while a sample is created."""
+    """Counts its calls, and calls a function once, while a sample is created."""
 
     def __init__(self, at: int, does: Callable[[], object]) -> None:
         self.at, self.does = at, does
@@ -131,7 +129,7 @@ class Ticking:
 
 
 class Generated(torch.utils.data.IterableDataset[int]):
-    """A generator with a state."""
+    """A stream with a state, and with a generator as its `__iter__`."""
 
     def __init__(self, tick: Ticking) -> None:
         self.tick, self.place, self.start = tick, 0, 0
@@ -161,7 +159,7 @@ class Stateless(Generated):
 
 
 class Stepping(Generated):
-    """Is its own iterator, and starts over unless a state was loaded."""
+    """A stream that is its own iterator, and that starts at the beginning unless a state was loaded."""
 
     is_loaded = False
 
@@ -182,8 +180,6 @@ class Stepping(Generated):
 
 
 class StepsOf(Stateless):
-    """The iterator is a separate object without a state."""
-
     def __iter__(self) -> Iterator[int]:
         return iter(Stepping(self.tick))
 
@@ -214,7 +210,7 @@ def test_ctrl_c_within_a_sample_of_a_stream_loses_nothing_here_and_from_a_state(
 
 
 class Noticed(Indexed):
-    """Calls a function at one of its samples."""
+    """A dataset that counts its reads, and calls a function at one of them."""
 
     broken = frozenset({5, 9, 10})
 

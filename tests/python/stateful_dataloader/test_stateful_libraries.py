@@ -1,4 +1,4 @@
-"""Libraries that use StatefulDataLoader train a small model, are stopped, restart, and resume exactly."""
+"""Libraries train a small model with StatefulDataLoader, are stopped, restart, and resume exactly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "tools"))
 
-#: Warnings that the libraries emit themselves.
+#: Ignores warnings that the libraries themselves emit.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -33,7 +33,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def no_worker_is_left() -> Iterator[None]:
-    before = set(children())  # includes a library's server, which may end meanwhile
+    before = set(children())  # includes a library's server process, which may end during the test
     yield
     gc.collect()
     assert (set(children()) - before, shared_mappings()) == (set(), 0)
@@ -41,7 +41,9 @@ def no_worker_is_left() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Creates folders with the distribution `torchdata`, as its wheel installs it, because accelerate checks for it."""
+    """Creates folders with the metadata of a distribution named `torchdata`, because accelerate checks whether it is
+    installed.
+    """
     import zipfile
 
     import name_wheel
@@ -55,7 +57,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return make
 
 
-#: For each library, the modules that are imported once for all of its runs.
+#: For each library, the modules that the server imports once for all runs.
 LIBRARIES = {
     "accelerate": ["accelerate", "torch._dynamo"],
     "lightning": ["lightning"],
@@ -65,7 +67,7 @@ LIBRARIES = {
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[FreshProcesses]:
-    """Starts one server for all libraries, because they share most of their imports."""
+    """Starts one server for all libraries, because most of their imports are the same."""
     modules = [module for name, needed in LIBRARIES.items() if importlib.util.find_spec(name) for module in needed]
     with FreshProcesses("library_trainers", *modules, limit=100.0) as processes:
         yield processes
@@ -85,7 +87,7 @@ def train(request: pytest.FixtureRequest, processes: FreshProcesses) -> Any:
 
 @pytest.fixture(scope="module")
 def whole(train: Any, names: Any) -> Any:
-    """The results of uninterrupted runs. Each result is computed once."""
+    """Returns a function that returns the result of an uninterrupted run. Each result is computed only once."""
     return functools.cache(lambda workers: train(workers, names()))
 
 
@@ -97,7 +99,7 @@ def whole(train: Any, names: Any) -> Any:
 def test_a_library_s_trainer_resumes_in_a_new_process_as_if_it_had_not_been_stopped(
     train: Any, whole: Any, names: Any, workers: int, stop: int
 ) -> None:
-    """Three whole epochs follow each stop."""
+    """Three complete epochs follow after each stop."""
     folder = names()
     before = train(workers, folder, stop=stop)
     behind = train(workers, folder, resumes=True)

@@ -1,4 +1,4 @@
-"""If the dataset of a StatefulDataLoader raises, the sample is skipped, counted and recorded in the state."""
+"""If the dataset of a StatefulDataLoader raises, the sample is skipped, and the state contains the count."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from torchdata.datapipes.utils import TooManySkipped  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader, errors  # noqa: E402
 from torchdata.stateful_dataloader.errors import WorkerExitedError  # noqa: E402
 
-#: The failing indices out of twenty; they include a whole batch of four.
+#: The indices of twenty that raise, including a whole batch of four.
 BROKEN = 1, 4, 5, 6, 7, 13
 LEFT = [[0, 2, 3], [8, 9, 10, 11], [12, 14, 15], [16, 17, 18, 19]]
 KINDS = {"KeyError": 2, "ValueError": 4}
 
 
 class Some(Dataset[Any]):
-    """Raises at some indices."""
+    """A dataset that raises at some indices."""
 
     def __len__(self) -> int:
         return 20
@@ -42,15 +42,11 @@ class Some(Dataset[Any]):
 
 
 class AtOnce(Some):
-    """Raises at some indices, and is read by lists of indices."""
-
     def __getitems__(self, indices: list[int]) -> list[int]:
         return [self[index] for index in indices]
 
 
 class Interrupted(Some):
-    """Is interrupted at index 8 once, as by Ctrl-C."""
-
     has_come = False
 
     def __getitem__(self, index: int) -> int:
@@ -61,8 +57,6 @@ class Interrupted(Some):
 
 
 class Does(Some):
-    """Performs an action at index 5."""
-
     def __init__(self, does: Any) -> None:
         self.does = does
 
@@ -73,15 +67,11 @@ class Does(Some):
 
 
 class Stream(IterableDataset[int]):
-    """A generator."""
-
     def __iter__(self) -> Iterator[int]:
         yield from range(3)
 
 
 class Steps(IterableDataset[int]):
-    """Raises at some items of its shard, and continues."""
-
     def __init__(self, length: int = 20) -> None:
         self.length = length
 
@@ -92,7 +82,7 @@ class Steps(IterableDataset[int]):
 
 
 class Placed(Steps):
-    """Raises at some items of its shard, continues, and has a state."""
+    """An iterable dataset like `Steps` with a state."""
 
     place = 0
 
@@ -121,7 +111,6 @@ def loader_of(dataset: Any = None, workers: int = 0, **options: Any) -> Any:
 
 
 def epoch_of(batches: Any) -> list[Any]:
-    """Returns the batches of an epoch, and the warnings during the epoch as text."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         came: list[Any] = [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in batches]
@@ -140,7 +129,7 @@ TOLD = "on_error has skipped 6 of the 20 samples of this epoch:\n  4 x ValueErro
 
 
 def told_of(dataset: type) -> str:
-    """Returns the warnings of an epoch over a dataset: the user's code that raised, with file and line."""
+    """Returns the expected warning of an epoch. The warning names the user's code that raised, with file and line."""
     return TOLD.format(place_in(dataset))
 
 
@@ -230,7 +219,7 @@ def test_the_log_has_a_line_for_each(tmp_path: Any, workers: int) -> None:
     epoch_of(loader)
     again = [json.loads(line) for line in log.read_text().splitlines()][len(lines) :]
     assert again == [{**line, "epoch": 1} for line in lines]
-    worker = 1 if workers else None  # the worker that reads the batch with index 4
+    worker = 1 if workers else None  # worker 1 reads the batch with index 4
     assert lines[1] == {
         "epoch": 0, "worker": worker, "dataset": place_in(AtOnce),
         "index": 4, "error": "KeyError", "message": "'broken 4'", "notes": [],
@@ -296,7 +285,7 @@ def test_errors_that_are_no_sample_s_fault_are_raised(workers: int, kind: Any, h
     def does() -> None:
         raise kind(*how)
 
-    # An exception that would end the program always arrives from a worker as an explanatory error.
+    # If an exception would end the program, the main process receives an explanatory error from the worker instead.
     with pytest.raises(kind if issubclass(kind, Exception) or not workers else RuntimeError) as caught:
         list(loader_of(Does(does), workers))
     assert kind.__name__ in str(caught.value) or not workers
@@ -440,7 +429,7 @@ def test_full_batches_resume_from_a_state_at_any_batch(workers: int, options: An
     options = {"error_fill": True, "workers": workers, **options}
     torch.manual_seed(1)
     whole, told = epoch_of(loader_of(**options))
-    assert told == told_of(Some) or "drop_last" in options  # samples of dropped batches are not seen
+    assert told == told_of(Some) or "drop_last" in options  # samples of dropped batches are not read
     for count in range(len(whole) + 1):
         torch.manual_seed(1)
         loader = loader_of(**options)
@@ -482,7 +471,7 @@ def test_full_batches_of_another_size_inside_an_epoch_are_refused(size: int, wor
 
 
 class Reading(Some):
-    """Records the requested indices."""
+    """A dataset that records the requested indices."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -548,8 +537,6 @@ def test_the_last_batch_of_an_iterator_is_dropped_if_it_is_short() -> None:
 
 
 class Through(Steps):
-    """Applies `map` to a Python generator, and yields the results."""
-
     def __iter__(self) -> Iterator[int]:
         return map(abs, self.generator())
 
@@ -559,15 +546,13 @@ class Through(Steps):
 
 
 class Made(Steps):
-    """The `__iter__` of this dataset returns a generator, but the object itself is not a generator."""
+    """An iterable dataset with an `__iter__` that returns a generator, but is not a generator function."""
 
     def __iter__(self) -> Iterator[int]:
         return (Some()[number] for number in range(self.length))
 
 
 class Stuck(Steps):
-    """Raises endlessly."""
-
     def __iter__(self) -> Iterator[int]:
         return self
 

@@ -1,4 +1,4 @@
-"""The order of the remaining epoch and of later epochs is kept after a resume, for all samplers."""
+"""After a resume, the rest of the epoch and later epochs have the same order as without a stop, for all samplers."""
 
 from __future__ import annotations
 
@@ -31,8 +31,6 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler  # 
 
 
 class OwnGenerator(Sampler[int]):
-    """Draws from a separate generator, one index at a time."""
-
     def __init__(self, kind: str) -> None:
         self.drawn = {"python": random.Random(3), "numpy": numpy.random.default_rng(3)}.get(kind)
         self.generator = torch.Generator().manual_seed(3)
@@ -66,7 +64,7 @@ SAMPLERS: dict[str, Any] = {
 }  # fmt: skip
 
 
-#: One sampler for each kind of drawing: the main process draws the order, with or without workers.
+#: One sampler for each way of drawing. The main process draws the order, whether or not there are workers.
 WITH_WORKERS = [
     "shuffle",
     "shuffle, a generator",
@@ -88,7 +86,7 @@ def test_later_epochs_have_the_order_of_the_run_that_was_not_stopped(options: di
         given = {"dataset": range(32), **SAMPLERS[name](), **options}
         return StatefulDataLoader(given.pop("dataset"), **given)
 
-    if options:  # each of the loader's epochs starts workers
+    if options:  # each epoch of the loader starts workers, so fewer positions are tested
         check_goes_on(make, [(0, 0), (0, None), (1, 1)] if name == "shuffle" else [(1, 1)], count=3)
     else:
         check_goes_on(make)
@@ -153,7 +151,9 @@ def test_a_program_may_seed_each_epoch(workers: int) -> None:
 def test_orders_resume_if_a_trainer_sets_the_generators_after_the_load(
     own: bool, draws_between: int, workers: int
 ) -> None:
-    """The trainer saves the generators with the state or, if the loader has a separate generator, after more draws."""
+    """The trainer saves the global generators together with the loader's state. If the loader has its own generator,
+    the trainer saves them after further draws.
+    """
 
     def make() -> Any:
         generator = torch.Generator().manual_seed(5) if own else None
@@ -220,7 +220,7 @@ def test_positions_of_generators_are_a_seed_and_a_count_and_come_back(seed: int)
         again = torch.Generator()
         generators.write(again, generators.decoded(again, saved))
         assert torch.rand(700, generator=again).tolist() == torch.rand(700, generator=generator).tolist()
-    torch.randn(3, generator=generator)  # stores one normal number for the next draw
+    torch.randn(3, generator=generator)  # `randn` stores a normal number for the next draw
     generators.write(again, generators.decoded(again, generators.encoded(generators.read(generator))))
     assert torch.randn(5, generator=again).tolist() == torch.randn(5, generator=generator).tolist()
     for one in (random.Random(seed), numpy.random.RandomState(7), numpy.random.default_rng(seed)):
@@ -233,7 +233,7 @@ def test_positions_of_generators_are_a_seed_and_a_count_and_come_back(seed: int)
 
 
 class Places(Sampler[int]):
-    """A sampler with a state that starts over with each iterator."""
+    """A sampler with a state. Each new iterator starts at the beginning unless a state was loaded."""
 
     def __init__(self) -> None:
         self.place = self.start = 0

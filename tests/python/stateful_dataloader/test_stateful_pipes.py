@@ -23,7 +23,6 @@ def drawn(number: int) -> tuple[int, float]:
 
 
 def opened(path: str) -> tuple[str, Any]:
-    """Returns a stream that cannot be pickled."""
     return path, io.BufferedReader(io.BytesIO(path.encode() * 9))
 
 
@@ -43,7 +42,7 @@ def loader_of(name: str, workers: int = 0, context: str = "fork", **settings: An
 
 
 def state_after(loader: Any, epochs: int, items: int) -> tuple[Any, list[Any]]:
-    """Returns the state after some items of an epoch that follows `epochs` epochs, and the rest of two epochs."""
+    """Reads `epochs` epochs and some items of the next epoch. Returns the state, and the rest of two epochs."""
     torch.manual_seed(3)
     for _ in range(epochs):
         list(islice(loader, 2))

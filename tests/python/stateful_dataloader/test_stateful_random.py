@@ -1,4 +1,6 @@
-"""StatefulDataLoader resumes exactly in a few random programs; `python -m drivers stateful` runs more of them."""
+"""StatefulDataLoader resumes exactly in a few random programs. `python -m drivers stateful` runs more of these
+programs.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ def judge() -> Iterator[StatefulJudge]:
         yield judge
 
 
-#: The first seeds of programs that skip items, of indexed datasets and of streams.
+#: The first seeds of programs that skip items, for indexed datasets and for streams.
 SKIPS = [first + number for first in (SKIPPING, SKIPPING_STREAMS) for number in range(6)]
 
 

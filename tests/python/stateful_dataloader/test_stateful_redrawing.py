@@ -1,4 +1,4 @@
-"""Samplers that draw random numbers during an epoch resume exactly, including endless and repeating samplers."""
+"""Samplers that draw random numbers during an epoch resume exactly, even if they are endless or repeat indices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from going_on import seed_all  # noqa: E402
 from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
-#: Creates a generator; None for a global generator.
+#: Functions that create a generator. The value is None for a global generator.
 GENERATORS: dict[str, Callable[[], Any]] = {
     "torch's": lambda: torch.Generator().manual_seed(3),
     "Python's": lambda: random.Random(3),
@@ -39,7 +39,7 @@ def permuted(kind: str, generator: Any, count: int) -> list[int]:
 
 
 class Drawing(Sampler[Any]):
-    """Draws its order from a separate or a global generator."""
+    """A sampler that draws its order from a separate or a global generator."""
 
     def __init__(self, kind: str, is_global: bool) -> None:
         self.kind, self.generator = kind, None if is_global else GENERATORS[kind]()
@@ -67,7 +67,7 @@ class EachIndex(Drawing):
 
 
 class Buckets(Drawing):
-    """Draws batches from a pool, and keeps the remainder of the pool."""
+    """A sampler that draws batches from a pool of indices, and keeps the rest of the pool."""
 
     def __iter__(self) -> Iterator[list[int]]:
         pool: list[int] = []
@@ -79,7 +79,7 @@ class Buckets(Drawing):
 
 
 class Repeated:
-    """The sampler that ultralytics and timm wrap around one of torch's samplers."""
+    """The repeating sampler that ultralytics and timm wrap around a sampler of torch."""
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
@@ -90,7 +90,7 @@ class Repeated:
 
 
 class KeptBlocks(Blocks):
-    """Blocks with a state: the position, and the remainder of a block."""
+    """A sampler with a state: its position, and the rest of a block."""
 
     def __init__(self, kind: str, is_global: bool) -> None:
         super().__init__(kind, is_global)
@@ -112,7 +112,9 @@ class KeptBlocks(Blocks):
 
 
 class Augmented:
-    """Draws its samples from the global generators, without workers in the main process."""
+    """A dataset that draws its samples from the global generators. Without workers, these are the main process's
+    generators.
+    """
 
     def __len__(self) -> int:
         return 30
@@ -140,7 +142,9 @@ SAMPLERS: dict[str, Callable[[str, bool], dict[str, Any]]] = {
 
 
 def read(batches: Iterator[Any], count: int, draws: bool) -> list[Any]:
-    """Returns the batches of a program that optionally draws from the global generators after each batch."""
+    """Returns the batches of a program. If `draws` is true, the program draws from the global generators after each
+    batch.
+    """
     found = []
     for batch in itertools.islice(batches, count):
         found.append(batch.tolist() if isinstance(batch, torch.Tensor) else batch)
@@ -152,7 +156,7 @@ def read(batches: Iterator[Any], count: int, draws: bool) -> list[Any]:
 
 
 def check_each_position(make: Callable[[], Any], positions: Any, draws: bool) -> None:
-    """Stops at each position, resumes, stops after two more batches, and resumes again."""
+    """Stops at each position, and resumes. Stops again after two more batches, and resumes again."""
     seed_all()
     whole = read(iter(make()), 13, draws)
     for position in positions:
@@ -224,7 +228,7 @@ def test_epochs_after_a_resumed_one_are_those_of_the_run_that_was_not_stopped() 
 
         first = make()
         whole = [[batch.tolist() for batch in first] for _ in range(3)]
-        # At the last two positions the sampler has ended, before and after the user receives the last batch.
+        # At the last two positions, the sampler has ended: before and after the program receives the last batch.
         for position in (4, len(whole[0]) - 1, len(whole[0])):
             loader = make()
             list(itertools.islice(loader, position))
@@ -261,7 +265,7 @@ def test_a_state_keeps_the_draws_of_a_sampler_in_a_few_bytes_each() -> None:
 
 
 class Unseeded(Sampler[int]):
-    """Draws its order from a generator that it creates in each epoch."""
+    """A sampler that creates a new generator in each epoch."""
 
     def __init__(self, seed: int | None = None) -> None:
         self.seed = seed

@@ -1,4 +1,4 @@
-"""`StatefulDataLoader(on_worker_exit="restart")` replaces a worker that exits, and shows only a warning."""
+"""`StatefulDataLoader(on_worker_exit="restart")` replaces an exited worker. The only visible effect is a warning."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 
 class Drawn(Dataset[Any]):
-    """Samples drawn from the worker's generator, with a counter in the dataset's state."""
+    """A dataset with samples from the worker's generator, and a counter as its state."""
 
     reads = 0
 
@@ -45,7 +45,7 @@ class Drawn(Dataset[Any]):
 
 
 class Stream(IterableDataset[Any]):
-    """A stream with a state and random numbers. Its shards have different lengths."""
+    """A stream with a state, random numbers, and shards of different lengths."""
 
     place = epoch = 0
 
@@ -64,7 +64,7 @@ class Stream(IterableDataset[Any]):
 
 
 class DiesAt(Dataset[int]):
-    """Exits its process at index 5 while the content of a file requests this."""
+    """A dataset that exits its process at index 5, as often as a file requests."""
 
     def __init__(self, path: Any = None) -> None:
         self.path = path
@@ -100,7 +100,7 @@ def read(
     breaks: int | None = None,
     blow: signal.Signals = signal.SIGKILL,
 ) -> list[list[Any]]:
-    """Runs three epochs; a worker is killed before some batches, and the second epoch is abandoned."""
+    """Runs three epochs. A worker is killed before some batches, and the second epoch is left early."""
     epochs = []
     for epoch in range(3):
         batches: list[Any] = []
@@ -127,7 +127,7 @@ def test_worker_exits_do_not_change_the_items(dataset: Any, persistent: bool) ->
 
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
 def test_worker_exits_do_not_change_the_items_of_spawned_workers() -> None:
-    """One worker and one exit: each process that is spawned imports torch."""
+    """The test uses one worker and one exit, because each spawned process imports torch."""
     one = {"num_workers": 1, "persistent_workers": True}
     expected = read(loader_of(Drawn(), "error", **one), {}, breaks=3)
     loader = loader_of(Drawn(), multiprocessing_context="spawn", **one)
@@ -179,7 +179,7 @@ def test_out_of_order_each_sample_comes_once(persistent: bool) -> None:
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
 @pytest.mark.parametrize("dataset", [Drawn, Stream])
 def test_workers_are_replaced_with_a_pinning_thread_as_well(monkeypatch: pytest.MonkeyPatch, dataset: Any) -> None:
-    """Needs no GPU, because the copy into pinned memory is replaced."""
+    """The test replaces the copy to pinned memory, so it needs no GPU."""
     pin_without_device(monkeypatch)
     expected = read(loader_of(dataset(), "error", persistent_workers=True), {}, breaks=3)
     deaths = {(0, 2): 1, (0, 5): 0, (1, 0): 0, (1, 2): 1, (2, 0): 1, (2, 4): 0}
@@ -219,7 +219,7 @@ def test_worker_exits_do_not_change_the_items_of_a_random_program(judge: Statefu
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Returns a folder; only stopped processes are killed."""
+    """Returns a folder, and allows the package to kill only hanging processes."""
     kill_only_hung(monkeypatch, tmp_path)
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""A state of an epoch over an iterable dataset loads with any number of workers."""
+"""A state within an epoch over an iterable dataset can be loaded with any number of workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper  # noqa: E402
 from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
-#: Numbers of workers for saving and for loading.
+#: The numbers of workers for saving and loading.
 NUMBERS = (0, 1, 2, 3, 5, 8)
 SAMPLES, SIZE = 17, 2
 
@@ -39,7 +39,7 @@ def worker() -> tuple[int, int]:
 
 
 class Plain(IterableDataset[Any]):
-    """Has no state, and draws from each global generator."""
+    """A stream without a state, which draws from each global generator."""
 
     def __iter__(self) -> Iterator[Any]:
         for index in range(worker()[0], SAMPLES, worker()[1]):
@@ -49,7 +49,7 @@ class Plain(IterableDataset[Any]):
 
 
 class WithState(IterableDataset[Any]):
-    """Has a state, an array that it modifies, and a separate generator."""
+    """A stream with a state that contains an array and a separate generator."""
 
     def __init__(self) -> None:
         self.counts, self.draw = numpy.zeros(3000), random.Random(5)
@@ -92,14 +92,12 @@ class _Steps:
 
 
 class WithIterator(IterableDataset[Any]):
-    """Only its iterator has the state."""
-
     def __iter__(self) -> Iterator[Any]:
         return _Steps()
 
 
 def shuffled_pipe() -> Any:
-    """A pipe of torch, which the loader shards and seeds."""
+    """Returns a pipe of torch, which the loader shards and seeds."""
     return IterableWrapper(range(SAMPLES)).shuffle().sharding_filter()
 
 
@@ -108,7 +106,7 @@ def as_it_is(samples: list[Any]) -> list[Any]:
 
 
 def loader(form: Callable[[], Any], workers: int, **options: Any) -> StatefulDataLoader[Any]:
-    """Returns a loader in a program that has just been seeded."""
+    """Seeds the global generators, and returns a loader."""
     torch.manual_seed(1)
     random.seed(1)
     numpy.random.seed(1)
@@ -122,7 +120,6 @@ def resumed(state: Any, form: Callable[[], Any], workers: int, **options: Any) -
 
 
 def epoch_of(form: Callable[[], Any], workers: int, **options: Any) -> tuple[list[Any], list[Any]]:
-    """Returns the batches of an epoch, and the state before each of them."""
     first = loader(form, workers, **options)
     iterator = iter(first)
     batches, states = [], [first.state_dict()]
@@ -156,8 +153,8 @@ def test_a_state_of_each_number_of_workers_resumes_with_each_other_number(form: 
     batches, states = epoch_of(form, before)
     assert len(batches) >= SAMPLES // SIZE
     for after in NUMBERS:
-        # Every position is tested in this process (without workers, after the first batch), and one position in other
-        # processes.
+        # Without workers, every position is tested, except for the first position if the state was also saved without
+        # workers. With workers, one position is tested.
         for cut in range(before == 0, len(states)) if after == 0 else [(before + after) % len(states)]:
             assert list(resumed(states[cut], form, after)) == batches[cut:], (after, cut)
 
@@ -326,7 +323,7 @@ def test_tensors_are_collated_without_shared_memory_in_the_program_s_process() -
 
 
 class Large(IterableDataset[Any]):
-    """Has objects that copies share, and objects that they must not share."""
+    """A stream with objects that copies may share, and objects that copies must not share."""
 
     def __init__(self) -> None:
         self.array = numpy.arange(1 << 20)
@@ -364,7 +361,8 @@ def test_a_dataset_that_cannot_be_copied_is_refused_by_name() -> None:
     for after in (0, 1):
         with pytest.raises(TypeError, match=r"cannot be pickled.*num_workers=2"):
             iter(resumed(states[1], WithGenerator, after))
-    assert len(list(resumed(states[1], WithGenerator, 3))) == len(states) - 1  # a process each
+    # Each shard has its own process, so nothing is copied.
+    assert len(list(resumed(states[1], WithGenerator, 3))) == len(states) - 1
 
 
 @pytest.mark.parametrize(("before", "form", "method"), [(3, WithState, "spawn"), (0, Plain, "forkserver")])

@@ -1,4 +1,6 @@
-"""A StatefulDataLoader's state has the keys of 0.11 for the delivered batches, and damaged states are refused."""
+"""A StatefulDataLoader's state has the keys of torchdata 0.11, and describes the delivered batches. Damaged states are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,12 @@ from torchdata.stateful_dataloader import StatefulDataLoader, _cadence  # noqa: 
 
 @pytest.fixture(autouse=True)
 def no_state_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However busy this machine is."""
+    """Makes states count as cheap, even if this machine is busy."""
     monkeypatch.setattr(_cadence, "_DEAR", 60.0)
 
 
 class Stream(TakesOnce):
-    """A stream with a state, and with shards of equal lengths."""
+    """A stream with a state and with equally long shards."""
 
     length = 40
 
@@ -39,8 +41,6 @@ class Stream(TakesOnce):
 
 
 class Reads(Dataset[int]):
-    """Counts the items that were read from it."""
-
     def __init__(self) -> None:
         self.reads = 0
 
@@ -163,7 +163,7 @@ MAKERS: list[Any] = [
 
 
 def of_json(state: dict[str, Any]) -> dict[str, Any]:
-    """The state after a round trip through JSON, which turns one tuple into a list."""
+    """Returns the state after converting it to JSON and back. Only one tuple must be restored from a list."""
     state = json.loads(json.dumps(state))
     return {**state, "_torchdata_rs": tuple(state["_torchdata_rs"])}
 
@@ -196,7 +196,6 @@ def test_states_are_json_equal_small_and_the_same_in_another_run(number: int, op
 
 
 def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Returns the path to each part of a state."""
     if path:
         yield path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -269,7 +268,7 @@ def test_damaged_states_are_refused_or_read_and_never_hang_or_blow_up() -> None:
         state = json.loads(json.dumps(first.state_dict()))
         for path in paths(state):
             for value in draw.sample(VALUES, 6):
-                if "dataset_state" in path:  # the user checks this part
+                if "dataset_state" in path:  # only the user's dataset can check this part
                     continue
                 later = StatefulDataLoader(batch_size=2, **make())
                 tried += 1

@@ -1,4 +1,4 @@
-"""After a state is loaded, the remaining epoch and later epochs are the same as in an uninterrupted run."""
+"""After a state is loaded, the rest of the epoch and later epochs are the same as in an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader, _cadence  # noqa: 
 
 
 class CountsEpochs(TakesOnce):
-    """Counts an epoch and shuffles by this number, unless a state was loaded."""
+    """A stream that counts an epoch unless a state was loaded, and shuffles by the epoch's number."""
 
     def __init__(self) -> None:
         self.epoch, self.place, self.loaded = 0, 0, False
@@ -44,7 +44,7 @@ class CountsEpochs(TakesOnce):
 
 
 class BeginsAnew(TakesOnce):
-    """Prepares the next epoch at the end of an epoch."""
+    """A stream that prepares the next epoch when an epoch ends."""
 
     def __iter__(self) -> Iterator[Any]:
         for number in self.share()[self.start :]:
@@ -57,7 +57,7 @@ class BeginsAnew(TakesOnce):
 
 
 class TakesAlways(TakesOnce):
-    """Begins each epoch at the loaded state, like the streams of Hugging Face."""
+    """A stream that begins each epoch at the loaded position, like Hugging Face's streams."""
 
     def __init__(self) -> None:
         self.loaded: Any = None
@@ -77,14 +77,14 @@ class TakesAlways(TakesOnce):
 
 
 class Walked(TakesOnce):
-    """A stream whose iterator has a state as well."""
+    """A stream with a state and with iterators that also have a state."""
 
     def __iter__(self) -> Iterator[Any]:
         return Walk(self.share())
 
 
 class ItsOwnIterator(TakesOnce):
-    """Is its own iterator, and continues in the middle of an abandoned epoch."""
+    """A stream that is its own iterator, and continues in the middle of an epoch that was left early."""
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -102,7 +102,7 @@ class ItsOwnIterator(TakesOnce):
 
 
 class CountsWhenBegun(CountsEpochs):
-    """Counts an epoch when `iter` is called, rather than with its first item."""
+    """A stream that counts an epoch in `iter()`, before its first item is requested."""
 
     def __iter__(self) -> Iterator[Any]:
         if not self.loaded:
@@ -126,7 +126,7 @@ def test_streams_give_the_rest_and_then_whole_epochs(stream: Any, options: dict[
         )
 
 
-#: The number of batches after which earlier epochs are abandoned.
+#: For each earlier epoch, the number of batches after which it is left, or None.
 BREAKS = [(2,), (1,), (1, 1), (3, 0, 1), (None, 1)]
 
 
@@ -178,7 +178,7 @@ def test_after_the_last_batch_a_stream_without_a_state_ends_and_then_yields_whol
     iterator = iter(loader)
     for _ in whole:
         next(iterator)
-    for _ in range(2):  # loaded once; then loaded, saved and loaded
+    for _ in range(2):  # first, the state is loaded once, and then loaded, saved and loaded
         state = json.loads(json.dumps(loader.state_dict()))
         loader = make()
         loader.load_state_dict(state)
@@ -205,7 +205,7 @@ def test_an_error_of_an_ended_stream_that_loads_its_state_is_raised(options: Any
 
 
 def test_a_long_abandoned_epoch_is_not_read_again_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cadence, "_DEAR", math.inf)  # on a busy machine, a state may take long and is sent less often
+    monkeypatch.setattr(_cadence, "_DEAR", math.inf)  # a busy machine would send states less often
 
     class Counted(BeginsAnew):
         length, read = 500, 0
@@ -224,7 +224,7 @@ def test_a_long_abandoned_epoch_is_not_read_again_from_its_beginning(monkeypatch
     later = StatefulDataLoader(dataset, batch_size=None)
     later.load_state_dict(state)
     assert next(iter(later)) == next(iterator) == 400
-    assert dataset.read <= 129  # the state is at most 128 batches old
+    assert dataset.read <= 129  # the position in the state is at most 128 batches old
 
 
 def test_abandoned_epochs_do_not_make_states_grow() -> None:

@@ -30,12 +30,12 @@ from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for a
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 from waiting import wait_for  # noqa: E402
 
-#: The tests use more workers than small machines have cores.
+#: Ignores torch's warning about more workers than cores.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 class Told(Dataset[Any]):
-    """A dataset of the worker's info and of draws from its generators."""
+    """A dataset of the worker's info and of numbers that the worker's generators draw."""
 
     def __len__(self) -> int:
         return 8
@@ -49,7 +49,7 @@ class Told(Dataset[Any]):
 
 
 class Marking(Told):
-    """Records the samples that were read in a tensor of the main process."""
+    """A dataset that records in a tensor of the main process which samples were read."""
 
     def __init__(self, marks: Any) -> None:
         self.marks = marks
@@ -83,7 +83,7 @@ class Reversed(Sampler[int]):
 
 
 def both(*arguments: Any, seed: int = 3, epochs: int = 2, **options: Any) -> tuple[list[Any], list[Any]]:
-    """Returns the batches of both loaders."""
+    """Returns the batches of torch's loader and of StatefulDataLoader."""
     found = []
     for cls in (DataLoader, StatefulDataLoader):
         torch.manual_seed(seed)
@@ -117,7 +117,7 @@ def test_the_order_of_a_seed_is_torch_s(workers: int, seed: int) -> None:
         {"batch_size": 2, "sampler": torch.utils.data.WeightedRandomSampler([0.1, 0.5, 0.4], 7)},
     ]
     for one in options:
-        if "generator" in one:  # each loader draws from a separate generator
+        if "generator" in one:  # both loaders must not draw from the same generator
             theirs, _ = both(range(11), num_workers=workers, **one)
             one["generator"] = torch.Generator().manual_seed(seed)
             torch.manual_seed(3)
@@ -136,7 +136,9 @@ def test_workers_are_seeded_and_have_worker_info_as_torch_s(persistent: bool) ->
 
 @pytest.mark.parametrize(("method", "workers"), [("spawn", 1), ("forkserver", 2)])
 def test_other_start_methods_give_the_same(method: str, workers: int) -> None:
-    """Uses one spawned worker, which imports torch. Worker and main process share the tensors in shared memory."""
+    """The test uses one spawned worker, because it imports torch. Worker and main process share the tensor in shared
+    memory.
+    """
     marks = torch.zeros(8, dtype=torch.int64).share_memory_()
     theirs, _ = both(Told(), batch_size=2, num_workers=workers, epochs=1)
     torch.manual_seed(3)
@@ -233,7 +235,7 @@ def test_pinning_without_an_accelerator_warns_and_yields_batches() -> None:
 
 @pytest.mark.parametrize("iterable", [False, True])
 def test_with_workers_a_thread_pins_batches(monkeypatch: pytest.MonkeyPatch, iterable: bool) -> None:
-    """Needs no GPU, because the copy into pinned memory is replaced."""
+    """The test replaces the copy to pinned memory, so it needs no GPU."""
     pin_without_device(monkeypatch, lambda batch: batch + 100)
     for persistent in (False, True):
         loader = StatefulDataLoader(
@@ -260,7 +262,9 @@ def test_with_workers_a_thread_pins_batches(monkeypatch: pytest.MonkeyPatch, ite
 
 
 def test_a_pinning_thread_leaves_an_epoch_before_the_next_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread of the first epoch is paused after its last batch until the next thread requests its first batch."""
+    """The thread of the first epoch is paused after its last batch, until the thread of the next epoch requests its
+    first batch.
+    """
     from torchdata.stateful_dataloader import _pool
 
     pin_without_device(monkeypatch)
@@ -317,7 +321,7 @@ def test_out_of_order_a_slow_batch_delays_no_other_worker() -> None:
 
 
 def test_indices_of_any_size_reach_the_workers() -> None:
-    """Many requests, each larger than the ring that carries them."""
+    """The test sends many requests, each larger than the ring of requests."""
     indices = [[*range(100_000)], [7], [*range(50_000)]] * 4
     loader = StatefulDataLoader(
         range(100_000), batch_sampler=indices, num_workers=1, collate_fn=len, prefetch_factor=12
@@ -326,7 +330,7 @@ def test_indices_of_any_size_reach_the_workers() -> None:
 
 
 def test_workers_that_are_far_ahead_block_no_other_worker() -> None:
-    """The main process sends more requests than fit, while the worker's ring of results is full."""
+    """The main process sends more requests than fit into the ring, while the worker's ring of results is full."""
 
     def wide(_: Any) -> Any:
         return [[1] * 40_000]

@@ -1,4 +1,4 @@
-"""Training loops of public projects are stopped during and after an epoch, and resume with the same batches."""
+"""Training loops of public projects are stopped within and after an epoch, and resume with the same batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def processes() -> FreshProcesses:
 
 @pytest.fixture(scope="module")
 def whole(processes: FreshProcesses, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The results of uninterrupted runs. Each result is computed once."""
+    """Returns a function that returns the result of an uninterrupted run. Each result is computed only once."""
     made: dict[tuple[str, int], list[Any]] = {}
     nowhere = tmp_path_factory.mktemp("whole") / "unused"
 

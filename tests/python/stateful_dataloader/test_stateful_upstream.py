@@ -1,4 +1,4 @@
-"""States that upstream's StatefulDataLoader 0.11 saved are loaded here; `upstream_states.py` generated them."""
+"""StatefulDataLoader loads states that upstream's version 0.11 has saved. `upstream_states.py` generated them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
 from upstream_states import loader_of, plain  # noqa: E402
 
-#: The tests use more workers than small machines have cores.
+#: Ignores torch's warning about more workers than cores.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 SAVED = Path(__file__).parents[1] / "data/upstream_states.pt"
@@ -24,7 +24,9 @@ def saved() -> list[dict[str, Any]]:
 
 
 def cases(saved: list[dict[str, Any]], workers: int) -> list[dict[str, Any]]:
-    """Returns states of this many workers; if processes are started, only two of four positions in turn."""
+    """Returns the states with this number of workers. With workers, returns only every second position, alternating
+    between cases.
+    """
     found = [one for one in saved if one["case"][2] == workers]
     return [one for number, one in enumerate(found) if not workers or (number + number // 4) % 2 == 0]
 
@@ -53,7 +55,7 @@ def test_after_the_last_batch_a_whole_epoch_follows(saved: list[dict[str, Any]],
             found = rest_of(one, workers)
             if one["case"][1] in ("shuffled", "seeded", "distributed", "replacement"):
                 assert len(found) == len(one["before"]), one["case"]
-            elif one["case"][0] != "CountedNumbers":  # this dataset continues counting
+            elif one["case"][0] != "CountedNumbers":  # this dataset continues counting in the next epoch
                 assert found == one["before"], one["case"]
 
 

@@ -1,4 +1,4 @@
-"""`torchdata.stateful_dataloader` without PyTorch raises an error that explains what to install."""
+"""Without PyTorch, importing `torchdata.stateful_dataloader` raises an error that explains what to install."""
 
 from __future__ import annotations
 

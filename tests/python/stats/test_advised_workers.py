@@ -1,4 +1,4 @@
-"""A diagnosis advises at most the number of workers that keeps the cores busy, unless the workers wait."""
+"""A diagnosis recommends no more workers than keep the cores busy, unless the workers wait."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.alone
 
 
 def computing(seconds):
-    """Uses this much processor time, which does not depend on the load of the machine. Returns True."""
+    """Computes until the thread has used this much processor time, which other programs do not affect. Returns True."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
@@ -33,7 +33,9 @@ def sleeps(x):
 
 @pytest.fixture(scope="module")
 def counted():
-    """Returns statistics of two workers, for a function that sleeps and for one that computes."""
+    """Returns the statistics of two loaders with two workers each. One loader's function sleeps, and the other one's
+    computes.
+    """
 
     def of(function):
         pipe = IterableWrapper(range(60)).sharding_filter().map(function)
@@ -46,8 +48,9 @@ def counted():
 
 
 def seen(stats, cores, workers=2, each=0.01, ran=None, beside=0.0, step=0.0004):
-    """Returns statistics of workers with the given time per item, and the given fraction of computing in this time (by
-    default, all of it)."""
+    """Returns statistics of workers with a given time per item, and a given fraction of computing in this time (by
+    default, all of it).
+    """
     share = {"items": 30, "seconds": 0.3, "busy_seconds": 30 * each, "busy": 1.0, "node": None}
     lived = {"cpu_seconds": beside + (30 * each if ran is None else ran), "lived_seconds": 0.3 + beside}
     worker = next(one for one in stats.processes if one.role == "worker")
@@ -72,7 +75,7 @@ def seen(stats, cores, workers=2, each=0.01, ran=None, beside=0.0, step=0.0004):
 
 
 def test_no_more_workers_are_advised_than_keep_the_cores_busy(counted):
-    """Ten milliseconds of computing for a step of 0.4 would need twenty-five workers if there were cores for them."""
+    """A step of 0.4 ms and 10 ms of computing per item would require 25 workers, if there were enough cores."""
     words = str(diagnose(seen(counted["computes"], cores=2)))
     assert words.endswith(
         "The 2 cores are busy with 2 workers: more would not be faster. Make computes cheaper, or use more cores."
@@ -97,7 +100,7 @@ def test_the_advice_is_more_workers_than_cores_if_the_work_waits(counted):
 
 
 def test_computing_during_the_start_does_not_count_as_work(counted):
-    """In this case, it is unknown whether the workers compute or wait."""
+    """In this case, it is unknown whether the workers compute or wait, so both results are reported."""
     words = str(diagnose(seen(counted["waits"], cores=2, ran=0.0, beside=0.6)))
     assert words.endswith(
         "With 25 workers the training step (400 µs) would be the limit if the work is waiting; if it computes, "
@@ -112,8 +115,8 @@ def test_workers_of_other_machines_are_not_counted_by_the_cores_of_this_one(coun
 
 
 def test_the_diagnosis_knows_whether_real_workers_compute(counted):
-    """The processor time of the workers' start may cause a doubt, but nothing else. Times in line for a core are left
-    out, as they depend on other programs.
+    """Only the processor time of the workers' start may make the result uncertain. The time that workers wait for a
+    core is left out, because it depends on other programs.
     """
     for kind, stats in counted.items():
         stats = replace(stats, processes=tuple(replace(one, waits_for_cpu_seconds=0.0) for one in stats.processes))

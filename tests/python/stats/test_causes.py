@@ -1,4 +1,4 @@
-"""Each loader names the cause and the responsible code for 31 causes of slow loading."""
+"""For 31 causes of slow loading, each loader's diagnosis names the cause and the responsible code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchdata._observe.stats.diagnosis import diagnose
 from torchdata._observe.stats.waiting import waited_for_long
 
 DOORS: tuple[Door, ...] = get_args(Door)
-#: Arguments that only the second class of loader accepts.
+#: Arguments that only the other class of loader accepts.
 FOREIGN = {
     "StatefulDataLoader": (
         "DataLoader2",

@@ -1,4 +1,4 @@
-"""Workers that start after another worker has overwritten the counters still deliver all items."""
+"""If a worker overwrites the counters, workers that start later still deliver all items."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 
 class DamagesCounters:
-    """Overwrites the header of the counters at one item, and ends its worker; once."""
+    """A function that overwrites the header of the counters at one item, and then ends its worker, but only once."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark

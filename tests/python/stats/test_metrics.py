@@ -1,4 +1,4 @@
-"""The metrics of loaders can be scraped over HTTP in the format of Prometheus."""
+"""The metrics of loaders can be requested over HTTP in the format of Prometheus."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def loader_of(items: int, workers: int = 2, **options: Any) -> DataLoader2[Any]:
 
 
 def scraped(url: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
-    """Returns, for each sample's name, the value for each set of labels, as the official parser reads them."""
+    """Returns a value for each sample name and each set of labels, as the official parser reads them."""
     parser = pytest.importorskip("prometheus_client.parser", reason="it is an extra")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(url, timeout=10) as answer:

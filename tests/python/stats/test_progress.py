@@ -40,7 +40,7 @@ print("done", count)
 
 
 def run_in_terminal(tmp_path: Path, backend: str, length: str) -> str:
-    """Returns what the program prints in a terminal of 100 columns."""
+    """Runs the program in a terminal of 100 columns, and returns its output."""
     import fcntl
     import struct
     import termios
@@ -62,7 +62,7 @@ def run_in_terminal(tmp_path: Path, backend: str, length: str) -> str:
     while True:
         try:
             data = os.read(main, 65536)
-        except OSError:  # all processes have closed the terminal
+        except OSError:  # raised when all processes have closed the terminal
             break
         if not data:
             break
@@ -73,7 +73,7 @@ def run_in_terminal(tmp_path: Path, backend: str, length: str) -> str:
 
 
 def looks(written: str) -> list[str]:
-    """Returns the successive lines that this output displays in a terminal."""
+    """Returns the successive lines that a terminal displays for this output."""
     screen = pytest.importorskip("pyte", reason="a terminal is looked at by it")
     seen = screen.Screen(100, 30)
     stream = screen.Stream(seen)
@@ -112,7 +112,7 @@ def test_nothing_is_written_where_there_is_no_terminal(
     assert list(loader.progress()) == list(range(5))
     file = io.StringIO()
     assert list(loader.progress(file=file)) == list(range(5))
-    monkeypatch.setattr(sys, "stderr", None)  # as under pythonw
+    monkeypatch.setattr(sys, "stderr", None)  # pythonw has no standard error
     assert list(loader.progress()) == list(range(5))
     assert (file.getvalue(), *capfd.readouterr()) == ("", "", "")
 

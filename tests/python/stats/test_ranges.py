@@ -1,4 +1,4 @@
-"""Pipes are named ranges in torch's profiler, regardless of when profiling begins."""
+"""Pipes appear as named ranges in torch's profiler, no matter when profiling begins."""
 
 from __future__ import annotations
 

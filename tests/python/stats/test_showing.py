@@ -1,4 +1,4 @@
-"""Pipes, loaders and statistics are displayed as text, as pictures and in notebooks."""
+"""Pipes, loaders and statistics can be displayed as text, as pictures and in notebooks."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_to_graph_of_a_loader_has_a_cluster_for_each_kind_of_process(loader: Any
 
 
 class _Text(HTMLParser):
-    """Returns the words of a page, by their tags."""
+    """Collects the words of a page by their HTML tags."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -273,7 +273,7 @@ def browser() -> str:
 
 
 def test_a_browser_shows_what_notebooks_get(loader: Any, tmp_path: Path) -> None:
-    """Chromium renders the page; a script in the page writes its observations into the dumped document."""
+    """Chromium renders the page. A script in the page measures it, and writes the results into the document."""
     chromium = browser()
     parts = [
         loader._repr_html_(),

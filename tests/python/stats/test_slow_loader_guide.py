@@ -1,4 +1,4 @@
-"""The pictures of the guide for slow loaders exist, are shown, and match the guide's examples."""
+"""The pictures of the guide for slow loaders exist, are displayed, and match the guide's examples."""
 
 from __future__ import annotations
 

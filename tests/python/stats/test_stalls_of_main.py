@@ -1,4 +1,6 @@
-"""A loader warns if it hangs in the main process itself, and the watching thread never disturbs a fork."""
+"""If a loader hangs in the main process itself, a warning is emitted. The thread that watches for this never disturbs a
+fork.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from waiting import wait_for
 
 pytestmark = [
     pytest.mark.alone,
-    # The watching thread may be about to warn when the item finally arrives, and then warns after the test.
+    # If an item arrives just before a warning, the watching thread may still emit the warning after the test.
     pytest.mark.filterwarnings("ignore::torchdata._observe.outside.stalls.StallWarning"),
 ]
 PACKAGE_PATH = str(Path(torchdata.__file__).resolve().parents[1])
@@ -40,7 +42,7 @@ def watching_threads() -> int:
     return found
 
 
-#: The warnings; not an argument, as loaders copy their pipes.
+#: The warnings of the current test. Loaders copy their pipes, so the list cannot be an argument.
 told: list[warnings.WarningMessage] = []
 
 
@@ -51,7 +53,7 @@ def hang_until_told_twice(item: int) -> int:
 
 
 def hang_until(condition: Callable[[], bool]) -> Callable[[int], int]:
-    """A function that hangs at the third or fourth item until a warning was emitted."""
+    """Returns a function that hangs at the third or fourth item until the condition is true."""
 
     def hang(item: int) -> int:
         if item in (2, 3):
@@ -62,7 +64,7 @@ def hang_until(condition: Callable[[], bool]) -> Callable[[int], int]:
 
 
 def is_told(*words: str, without: str = "no such words", of: slice = slice(None)) -> bool:
-    """Returns whether the stacks of a warning contain all of the words but not `without`."""
+    """Returns whether the stacks of some warning contain all `words`, but not `without`."""
     texts = ["\nThread ".join(str(one.message).split("\nThread ")[of]) for one in told]
     return any(all(word in text for word in words) and without not in text for text in texts)
 
@@ -77,7 +79,7 @@ def recorded() -> Iterator[list[warnings.WarningMessage]]:
 
 @pytest.fixture
 def a_loader_in_main() -> Iterator[None]:
-    """Outlives the loaders of other threads, because the memory for stacks is only released by the main thread."""
+    """Keeps a loader of the main thread alive, because only the main thread releases the memory for stacks."""
     with DataLoader2(IterableWrapper([0, 1])) as loader:
         next(iter(loader))
         yield
@@ -116,7 +118,7 @@ def held_by_a_debugger(item: int) -> int:
 
 
 def timed(iterator: Iterator[str], calls: list[float]) -> Iterator[str]:
-    """Yields the items; appends the duration of each call to `calls`."""
+    """Yields the items of an iterator. Appends the duration of each call to `calls`."""
     while True:
         begun = time.monotonic()
         item = next(iterator, None)
@@ -139,7 +141,7 @@ def test_a_long_step_and_a_pause_cause_no_warning() -> None:
             assert list(timed(iterator, calls)) == []
             assert list(timed(iter(loader), calls)) == [str(n) for n in range(6)]
             wait_for(lambda: watching_threads() == 1)
-        if max(calls) < 0.05:  # otherwise the machine paused during a call, which causes a warning
+        if max(calls) < 0.05:  # a pause of the machine during a call also causes a warning
             assert not warned
             return
     raise AssertionError("this machine stands still all the time")
@@ -150,7 +152,7 @@ def test_a_debugger_causes_no_stall_warning() -> None:
         pipe = IterableWrapper(range(1)).map(held_by_a_debugger)
         with recorded() as warned, DataLoader2(pipe, stall_warning=0.05) as loader:
             assert list(loader) == [0]
-        if not warned:  # otherwise the machine paused before or after the debugger was attached
+        if not warned:  # a pause of the machine also causes a warning
             return
     raise AssertionError("each time it was told")
 
@@ -175,7 +177,7 @@ def test_a_waiting_main_process_is_reported_once(tmp_path: Path) -> None:
         tells = threading.Thread(target=lambda: (wait_for(lambda: warned), there.touch()))
         iterator = iter(loader)
         assert next(iterator) == 0
-        tells.start()  # after the fork
+        tells.start()  # the thread must start after the workers were forked
         assert list(iterator) == [1, 2, 3]
         tells.join()
     assert all("main waits for worker process 0" in str(one.message) for one in warned)
@@ -235,9 +237,7 @@ def test_forks_of_other_threads_never_find_one_of_its_locks_held() -> None:
 
     results: list[int] = []
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # what hangs for a millisecond under load; forks next to threads, which these are
+        warnings.simplefilter("ignore")  # warnings under load, and about forks in processes with threads
         forker = threading.Thread(target=forks)
         forker.start()
         try:
@@ -252,7 +252,7 @@ def test_forks_of_other_threads_never_find_one_of_its_locks_held() -> None:
 
 
 def test_a_loader_that_is_deleted_while_it_is_watched_leaves_nothing() -> None:
-    before = set(_watched)  # threads of other tests, which simulated the end of a loader
+    before = set(_watched)  # other tests have left these threads behind
     for _ in range(20):
         iterator = iter(DataLoader2(IterableWrapper(range(3)), stall_warning=0.01))
         next(iterator)

@@ -1,4 +1,6 @@
-"""The statistics of a `StatefulDataLoader` show counts, the responsible code, long waits, and its processes."""
+"""The statistics of a `StatefulDataLoader` contain counts, the responsible code, long waits, and the loader's
+processes.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ def pad(samples: list[Any]) -> list[Any]:
 
 
 def rows_of(stats: Any) -> dict[str, tuple[str | None, int]]:
-    """Returns, by function name, its location and its number of items, summed over all processes."""
+    """Returns for each function name its location and its number of items in all processes."""
     return {pipe.name: (pipe.location, pipe.items_out) for pipe in stats.merged_pipes()}
 
 
@@ -125,7 +127,7 @@ def test_few_batches_are_timed_unless_all_are_requested(monkeypatch: pytest.Monk
 
     def counting(self: BatchClock, samples: int, reading: int, collating: int) -> int:
         timed[level] += 1
-        return note(self, samples, 1000, 1000)  # as for tiny batches, independently of the machine's speed
+        return note(self, samples, 1000, 1000)  # simulates tiny batches, so the machine's speed has no effect
 
     monkeypatch.setattr(BatchClock, "note", counting)
     for level in timed:
@@ -164,7 +166,7 @@ def test_arguments_without_effect_are_refused() -> None:
 
 
 def long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes every epoch count as a long epoch."""
+    """Makes every epoch count as long."""
     monkeypatch.setattr(recorder, "LEAST", 0.0)
     monkeypatch.delenv("TORCHDATA_WAIT_WARNING")
 

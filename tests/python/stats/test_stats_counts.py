@@ -1,4 +1,4 @@
-"""A loader's counters agree with manual counts, in this process and in workers of every start method."""
+"""A loader's counters agree with manual counts, in this process and in workers with every start method."""
 
 from __future__ import annotations
 
@@ -126,7 +126,8 @@ def test_bytes_memory_and_copies_are_those_of_the_items():
         assert stats.shared_memory_peak >= 500_000
     stats = dl.stats()
     assert 40 * 50_000 < stats.bytes < 40 * 50_200 + 50_000, "states travel with the items"
-    # Half of the budget is leased, which is ten items. The remaining items were copied out of it or bypassed it.
+    # Half of the budget (ten items) is leased. The remaining items were copied out of the budget, or were sent as
+    # fragments.
     assert stats.copies + stats.fragments >= 25
     assert stats.copied_bytes == 50_000 * stats.copies
     assert [int(item[0]) for item in kept] == list(range(40))
@@ -150,7 +151,7 @@ def test_a_waiting_main_process_reports_the_worker_it_waits_for():
         with loader(IterableWrapper(range(60)).sharding_filter().map(slowly), 2) as dl:
             came = [time.perf_counter() for _ in dl]
             slow = dl.stats()
-        if max(np.diff(came)) < 0.04:  # otherwise a process paused, and the other processes waited for it
+        if max(np.diff(came)) < 0.04:  # a longer gap means that a process was paused by the machine
             break
     assert slow.waiting > 0.7
     assert slow.loading >= slow.waiting
@@ -171,7 +172,7 @@ def test_workers_that_wait_for_room_say_so():
                 asked = time.perf_counter()
                 steps.append(asked - begun)
             fast = dl.stats()
-        if max(waits[1:]) < 0.01:  # otherwise a worker paused, and the main process waited for it
+        if max(waits[1:]) < 0.01:  # a longer wait means that a worker was paused by the machine
             break
     assert fast.waiting < 0.3
     assert fast.held_up > 0.5
@@ -201,11 +202,11 @@ def test_items_that_are_read_ahead_are_kept():
         assert (prefetcher.buffered_items, prefetcher.capacity) == (7, 7)
         assert (prefetcher.items_in, prefetcher.items_out) == (17, 10)
         assert (stats.prefetch_limit, stats.occupancy) == (7, 1.0)
-        assert len(list(iterator)) == 90  # the thread ends
+        assert len(list(iterator)) == 90  # the thread has ended after that
 
 
 def test_the_time_of_a_pipe_excludes_its_source():
-    took = {"two": 0.0, "one": 0.0}  # the measured times, which are longer than requested on a busy machine
+    took = {"two": 0.0, "one": 0.0}  # measured times, because a busy machine sleeps longer than requested
 
     def sleeps(name, seconds):
         begun = time.perf_counter()
@@ -221,7 +222,7 @@ def test_the_time_of_a_pipe_excludes_its_source():
         return x
 
     with DataLoader2(IterableWrapper(range(3000)).map(str), stats="full") as dl:
-        list(dl)  # another pipeline in this thread, whose calls are timed by sampling
+        list(dl)  # another pipeline in this thread, with calls that are timed by sampling
     with DataLoader2(IterableWrapper(range(50)).map(two).map(one).batch(5), stats="full") as dl:
         begun = time.perf_counter()
         for _ in dl:
@@ -230,7 +231,7 @@ def test_the_time_of_a_pipe_excludes_its_source():
         stats = dl.stats()
     own = {pipe.name: pipe for pipe in stats.pipes}
     slow, fast, batcher = own["Mapper(two)"], own["Mapper(one)"], own["Batcher"]
-    # A busy machine may add its delay to any of these times, but only to one of them.
+    # A busy machine may add its delay to any of these times, but each delay is part of only one time.
     assert took["two"] <= slow.own_seconds <= whole - took["one"]
     assert took["one"] <= fast.own_seconds <= whole - took["two"]
     assert batcher.own_seconds <= whole - took["two"] - took["one"]
@@ -241,7 +242,7 @@ def test_the_time_of_a_pipe_excludes_its_source():
 
 
 class HandedOn(IterDataPipe):
-    """Reads the first items of its source itself, and the remaining items in a thread."""
+    """A pipe that reads the first items of its source itself, and the remaining items in a thread."""
 
     def __init__(self, source_datapipe, first):
         self.source_datapipe = source_datapipe
@@ -274,7 +275,7 @@ def test_a_pipe_that_a_thread_reads_on_is_timed_there_too():
 
 
 def sometimes_slow(x):
-    """Returns the time that each item took: on a busy machine, any item may be the slowest."""
+    """Returns an item and the time that it took, because any item may be the slowest on a busy machine."""
     begun = time.perf_counter()
     time.sleep(0.2 if x == 37 else 0.0001)
     return x, time.perf_counter() - begun
@@ -384,7 +385,7 @@ def test_each_rank_counts_its_own_share(tmp_path):
 
 
 class Odd(IterDataPipe):
-    """Yields some items of its source, and counts them independently."""
+    """A pipe that yields some items of its source, and counts them itself."""
 
     def __init__(self, source_datapipe, every):
         self.source_datapipe = source_datapipe
@@ -397,7 +398,7 @@ class Odd(IterDataPipe):
 
 
 def test_counts_are_true_whatever_the_graph_and_its_history():
-    """Random graphs, services, epochs and breaks. `TORCHDATA_SEED` runs a single seed."""
+    """Graphs, services, epochs and breaks are random. With `TORCHDATA_SEED`, the test runs a single seed."""
     seeds = (
         [int(os.environ["TORCHDATA_SEED"])]
         if "TORCHDATA_SEED" in os.environ
@@ -464,7 +465,7 @@ def _random_history(seed):
 
 
 class Counted(IterDataPipe):
-    """Notes each time that its state is taken."""
+    """A pipe that writes a log entry each time its state is requested."""
 
     def __init__(self, count, log):
         self.count, self.log, self.at = count, log, 0
@@ -487,7 +488,7 @@ class Counted(IterDataPipe):
 @pytest.mark.parametrize(("method", "dispatched"), with_methods(False, True))
 def test_each_snapshot_that_a_child_sends_is_counted(method, dispatched, tmp_path, monkeypatch):
     monkeypatch.setattr(snapshots, "SECONDS", 0.0)
-    monkeypatch.setattr(snapshots, "FACTOR", 0.0)  # a snapshot after each item
+    monkeypatch.setattr(snapshots, "FACTOR", 0.0)  # takes a snapshot after each item
     log = tmp_path / "taken"
     pipe = Counted(60, str(log))
     pipe = pipe.sharding_round_robin_dispatch() if dispatched else pipe.sharding_filter()
@@ -502,7 +503,7 @@ def test_each_snapshot_that_a_child_sends_is_counted(method, dispatched, tmp_pat
 
 
 def test_pipes_that_have_one_place_on_a_board_are_counted_apart_for_their_states() -> None:
-    """After a state is loaded, the new graph and the former one share slots; a thread may still read the former."""
+    """After a state is loaded, the new graph uses the slots of the previous graph, which a thread may still read."""
     counting = Counting(StatsBoard(1, 1, PIPES, False), MAIN_PAGE)
     before, now = (IterableWrapper(range(9)).enumerate() for _ in range(2))
     counting.bind(before)

@@ -1,4 +1,4 @@
-"""A loader's diagnosis names the cause of each slow situation that a test creates."""
+"""A loader's diagnosis names the cause in each slow situation that a test creates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HERE = os.path.basename(__file__)
 
 
 def decode(x):
-    """Sleeps, and returns the actual duration in seconds, which may be longer on a busy machine."""
+    """Sleeps, and returns the actual duration in seconds. On a busy machine, this is longer than requested."""
     begun = time.perf_counter()
     time.sleep(0.018)
     return time.perf_counter() - begun
@@ -36,9 +36,9 @@ def place_of(function):
 
 
 def measured(pipe, workers=2, step=0.0, level="full", took=None, waits=None, **options):
-    """Loads an epoch with a training step of this many seconds, and returns the verdict.
+    """Reads an epoch with a training step of `step` seconds, and returns the diagnosis.
 
-    The actual times of items and steps are appended to `took`, and the waiting time for each item to `waits`.
+    Appends the actual times of items and steps to `took`, and the waiting time for each item to `waits`.
     """
     service = MultiProcessingReadingService(workers, multiprocessing_context="fork", **options) if workers else None
     with DataLoader2(pipe, reading_service=service, stats=level) as dl:
@@ -55,7 +55,7 @@ def measured(pipe, workers=2, step=0.0, level="full", took=None, waits=None, **o
 
 
 def seconds(words):
-    """Returns the seconds of a time in words, such as "4.1 ms"."""
+    """Converts a time in words, such as "4.1 ms", to seconds."""
     number, unit = words.split()
     return float(number) * {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}[unit]
 
@@ -117,7 +117,7 @@ def test_without_times_of_pipes_it_says_how_to_get_them():
 
 @pytest.mark.parametrize("level", ["counts", "full"])
 def test_the_duration_of_short_epochs_is_known(level):
-    for _ in range(100):  # the calls that are timed are chosen at random
+    for _ in range(100):  # repeated, because the timed calls are chosen at random
         with DataLoader2(IterableWrapper(range(10)).map(abs), stats=level) as dl:
             list(dl)
             stats = dl.stats()
@@ -131,20 +131,20 @@ def odd_is_slow(x):
 
 
 def counted(pipe):
-    """Returns the statistics of an epoch of two workers, with numbers that a test replaces."""
+    """Returns the statistics of an epoch with two workers. Tests then replace the numbers."""
     with loader(pipe) as dl:
         list(dl)
         return dl.stats()
 
 
 def replaced(stats, whole, **each):
-    """Returns statistics with other numbers for each worker and for the whole."""
+    """Returns statistics with other numbers for each worker and for the whole loader."""
     processes = [replace(one, **each) if one.role == "worker" else one for one in stats.processes]
     return replace(stats, processes=tuple(processes), **whole)
 
 
 def test_one_slow_worker_is_found_although_the_main_process_waits_for_others_too():
-    """On a busy machine, every worker pauses at times, but the remaining workers are then ahead."""
+    """On a busy machine, each worker pauses at times, but then the other workers are ahead."""
     stats = counted(IterableWrapper(range(60)).sharding_filter().map(odd_is_slow))
     for room, kind in ((0.6, "slow worker"), (0.1, "loading")):
         worker = {0: {"busy_seconds": 0.1, "room": room}, 1: {"busy_seconds": 1.0, "room": 0.1}}
@@ -163,7 +163,7 @@ def test_a_dispatching_process_that_does_not_keep_up():
 
 
 def test_workers_that_stand_in_line_behind_another_program_do_not_fight_with_each_other():
-    """The workers sleep most of the time, and wait for the core when they wake up."""
+    """The workers sleep most of the time, and wait for a core when they wake up."""
     stats = counted(IterableWrapper(range(30)).sharding_filter().map(decode))
     for ran, fight in ((0.05, False), (0.4, True)):
         seen = replaced(stats, {"cores": 1}, cpu_seconds=ran / 2, waits_for_cpu_seconds=1.0, lived_seconds=1.0)
@@ -256,14 +256,14 @@ def test_tiny_items_limit_by_sending_even_if_workers_wait_for_a_core():
         whole = {"seconds": 1.0, "waiting": 0.3, "loading": 0.9, "held_up": 0.1, "first_item_seconds": 0.0}
         assert diagnose(replaced(stats, whole, cpu_seconds=10.0, **made)).kind == kind
     made = {"busy": 0.9, "busy_seconds": 0.9, "input": 0.0, "room": 0.1, "waits_for_cpu_seconds": 0.0}
-    for own, kind in ((1e-4, "sending"), (1e-2, "loading")):  # the rest of the time belongs to other machines
+    for own, kind in ((1e-4, "sending"), (1e-2, "loading")):  # time that no pipe spends is spent on sending
         timed = tuple(replace(pipe, own_seconds=own, waits=False) for pipe in stats.workers[0].pipes)
         assert diagnose(replaced(stats, whole, pipes=timed, **made)).kind == kind
     assert diagnose(replaced(stats, whole, **made)).kind == "loading", "without times of pipes, the worker may be slow"
 
 
 class Reading(IterDataPipe):
-    """A user's slow source."""
+    """A user-defined slow source."""
 
     def __iter__(self):
         return map(slept, range(60))
@@ -294,7 +294,7 @@ def test_a_slow_function_after_the_filter_is_named():
 def test_blocks_that_are_too_large_leave_workers_without_items(many):
     pipe = IterableWrapper(range(6)).sharding_filter().map(slept).map(lambda x: [x] * many).unbatch()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the warning about the idle worker, which another test checks
+        warnings.simplefilter("ignore")  # another test checks the warning about the idle worker
         with DataLoader2(pipe, ShardingPolicy(block=8), num_workers=2) as dl:
             list(dl)
             verdict = dl.diagnose()
@@ -320,7 +320,7 @@ def test_an_empty_pipeline_names_its_source_or_the_pipe_that_passes_nothing_on(w
 
 
 def test_workers_of_one_thread_are_not_said_to_run_many():
-    """The work before the first item is included in the workers' elapsed time and in their processor time."""
+    """The workers' elapsed time and processor time include the work before the first item."""
     stats = counted(IterableWrapper(range(30)).sharding_filter().map(decode))
     each = {"cpu_seconds": 90.0, "waits_for_cpu_seconds": 94.0, "lived_seconds": 190.0}
     verdict = oversubscribed(replaced(stats, {"cores": 1, "seconds": 1.0}, **each))

@@ -1,4 +1,6 @@
-"""`StatefulDataLoader`'s and nodes' processes are found, counted and warned about, like `DataLoader2`'s workers."""
+"""The processes of `StatefulDataLoader` and of nodes are found and counted, and cause warnings, like those of
+`DataLoader2`.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ NAMES = ["main", "worker process 0", "worker process 1"]
 
 
 class Waiting:
-    """Numbers; the sixth is only available once a file exists."""
+    """A dataset of numbers. Reading the sixth number waits until a file exists."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -63,7 +65,7 @@ def test_a_stateful_loader_is_found_and_its_batches_are_counted(tmp_path: Path) 
 
 @contextmanager
 def stalls_told(there: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Records the stall warnings of `Waiting`, and creates the file that it waits for after the first warning."""
+    """Records the stall warnings of `Waiting`. Creates the file after the first warning."""
     told: list[str] = []
 
     def tell(message: Warning | str, category: type[Warning], *_rest: object) -> None:
@@ -97,7 +99,7 @@ def test_the_processes_of_a_node_are_found_and_show_their_stacks(tmp_path: Path)
     iterator = iter(Loader(node))
     assert next(iterator) == 1
     (attached,) = attach(os.getpid())
-    # The process that has the 5 may be running but not counted yet; it is counted once its function has been called.
+    # The process that reads number 5 may not be counted yet. A process is counted after its function was called.
     wait_for(lambda: [one.name for one in attached.stats().processes] == NAMES)
     wait_for(lambda: any("in __getitem__" in stack for name, stack in attached.stacks() if name.startswith("worker")))
     (tmp_path / "there").touch()
@@ -132,7 +134,7 @@ def test_a_process_that_nobody_waits_for_causes_no_warning(tmp_path: Path, monke
         warnings.simplefilter("error")
         iterator = iter(Loader(node))
         assert next(iterator) == 1
-        time.sleep(1.5)  # the program's step is long, and the next item is in progress
+        time.sleep(1.5)  # the program's step is long, while the next item is being read
         (tmp_path / "there").touch()
         assert list(iterator) == [5]
     node.shutdown()

@@ -1,4 +1,4 @@
-"""Another process can find, read and draw running loaders without side effects, including loaders that hang."""
+"""Another process can find, read and draw running loaders without side effects, even if the loaders hang."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.skipif(os.environ.get("TORCHDATA_PORTABLE") == "1", reason="temporary files have no names in /proc"),
 ]
 
-#: Loads until it hangs or is asked to end.
+#: A program that loads items until it hangs, or is asked to end.
 PROGRAM = textwrap.dedent(
     """
     import ctypes, os, sys, time
@@ -70,7 +70,7 @@ PROGRAM = textwrap.dedent(
 
 @pytest.fixture
 def program(tmp_path):
-    """Starts the program, and ends all its processes afterwards."""
+    """Returns a function that starts the program. All processes of the program are killed afterwards."""
     path = tmp_path / "loading.py"
     path.write_text(PROGRAM)
     started = []
@@ -89,7 +89,7 @@ def program(tmp_path):
 
     yield start
     for process in started:
-        with contextlib.suppress(ProcessLookupError):  # a test may already have ended the process
+        with contextlib.suppress(ProcessLookupError):  # a test may already have killed the process
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         process.stdout.close()
@@ -192,7 +192,9 @@ def test_another_user_is_refused(program):
 
 
 def stacks_once(attached, *words):
-    """Returns each process's line and stack by its name, as soon as the stack of worker 1 contains all the words."""
+    """Waits until the stack of worker 1 contains all words. Returns each process's line and stack by the process's
+    name.
+    """
     found = {}
 
     def hangs():
@@ -217,7 +219,7 @@ def test_a_hung_worker_shows_its_stack_and_continues(program, how):
     assert "_engine" not in stack, "what runs the graph says nothing"
     assert "main" in stacks["main"][1]
     wait_for(lambda: attached.stats().main.waits_seconds > 0.3)
-    # Requests terminate no process, and interrupt no sleep.
+    # A request must not terminate a process, or interrupt a sleep.
     attached.stacks()
     assert process.poll() is None
     wait_for(lambda: kernel_state(attached.stats().workers[1].pid).startswith("asleep"))
@@ -228,7 +230,7 @@ def test_the_stack_of_a_hanging_worker_thread_is_shown(program):
     (attached,) = attach(process.pid)
     wait_for(lambda: attached.stats().main.waits_for == "worker process 1")
     stacks_once(attached, "asleep, in ", "prefetching.py", "in step")
-    for _ in range(3):  # requests do no harm
+    for _ in range(3):  # repeated requests have no side effects
         stacks = {head.partition(" (")[0]: stack for head, stack in attached.stacks()}
         main, *threads = stacks["worker process 1"].split("\nThread ")
         assert "prefetching.py" in main, main
@@ -268,7 +270,7 @@ def nap(x):
 
 @contextlib.contextmanager
 def warning_once_it_is_up(pipe, seconds, **options):
-    """A loader with two workers that have run an epoch; afterwards, warnings are errors."""
+    """Yields a loader with two workers that has read one epoch. From then on, warnings are errors."""
     service = MultiProcessingReadingService(2, multiprocessing_context="fork", **options)
     with warnings.catch_warnings(), DataLoader2(pipe, reading_service=service, stall_warning=seconds) as dl:
         warnings.simplefilter("ignore")
@@ -289,7 +291,7 @@ def test_the_process_at_fault_may_be_the_dispatching_one():
 def test_waiting_for_a_paused_loader_causes_no_warning():
     pipe = IterableWrapper(range(200)).sharding_filter().map(abs).prefetch(2)
     with warning_once_it_is_up(single(pipe), 0.4, worker_prefetch_cnt=1, main_prefetch_cnt=0) as dl:
-        warnings.simplefilter("ignore")  # a busy machine may pause before and after
+        warnings.simplefilter("ignore")  # on a busy machine, pauses outside of the limit may cause warnings
         iterator = iter(dl)
         iterator.limit(5)
         assert list(iterator) == [0, 1, 2, 3, 4]
@@ -302,7 +304,7 @@ def test_waiting_for_a_paused_loader_causes_no_warning():
 
 
 def single(pipe):
-    """Keeps the last pipe in the main process, where its thread reads from the workers."""
+    """Keeps the last pipe in the main process. The pipe's thread reads from the workers."""
     pipe.is_replicable = lambda: False
     return pipe
 
@@ -322,7 +324,7 @@ def test_a_second_loader_causes_no_warning():
 
 
 class Screen:
-    """A program in a pseudo terminal with a readable screen."""
+    """A program in a pseudo terminal. The contents of its screen can be read."""
 
     def __init__(self, *arguments, rows=40, columns=140):
         import pyte
@@ -331,7 +333,7 @@ class Screen:
         self.stream = pyte.ByteStream(self.screen)
         self.pid, self.master = pty.fork()
         if self.pid == 0:
-            # Not execv: readline, which pytest imports, sets LINES and COLUMNS after Python's back.
+            # Not execv, because pytest imports readline, which sets LINES and COLUMNS without Python's knowledge.
             environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
             os.execve(sys.executable, [sys.executable, *arguments], {**environment, "TERM": "xterm-256color"})
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
@@ -397,7 +399,7 @@ def test_the_live_view_shows_processes_pipes_and_verdict_and_goes_without_a_trac
     assert screen.end() == 0
     assert process.poll() is None
     wait_for(lambda: descriptors(process.pid) <= before[0])  # a running program may have a file open for a moment
-    assert shared_files([screen.pid]) == before[1]  # other programs have files there, too
+    assert shared_files([screen.pid]) == before[1]  # files of other programs do not count
     assert "worker process 1" in attach(process.pid)[0].stats().processes[2].name
 
 
@@ -424,7 +426,7 @@ def test_the_live_view_keeps_to_a_narrow_terminal(program, top):
 
 def test_the_live_view_shows_two_loaders_and_ends_with_the_last(program, top):
     first, second = program("on"), program("on")
-    screen = top(rows=400)  # loaders of other programs may be shown, too
+    screen = top(rows=400)  # the screen is large, because loaders of other programs may be shown, too
     screen.wait(f"pid {first.pid}", f"pid {second.pid}")
     single = top(first.pid)
     single.wait(f"pid {first.pid}")
@@ -441,7 +443,7 @@ def test_the_live_view_says_how_much_does_not_fit(program, top):
     low, high = top(process.pid, rows=7), top(process.pid, rows=40)
     low.wait("items/s", "q quit   s stacks   ", "lines more than there is room for")
     high.wait("q quit   s stacks\n", "Mapper(step)")
-    # The line with the keys is visible on both screens.
+    # Both screens show the line with the keys.
     wait_for(lambda: f" {len(high.read().rstrip().splitlines()) - 7} lines more" in low.read())
     low.press("q")
     assert low.end() == 0

@@ -1,4 +1,4 @@
-"""Processes answer requests for their stacks during forks, in threads, and after descriptors were reused."""
+"""Processes answer requests for their stacks during forks, in threads, and after file descriptors were reused."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ pytestmark = [
 
 
 def answering(pages=4):
-    """Returns a board, and the memory of this process's answers. The first page of the board describes how this process
-    answers."""
+    """Returns a board, and the memory for this process's answers. The first page of the board describes how this
+    process answers.
+    """
     board = StatsBoard(pages, 1, 1, False)
     board.adopt(0, 1, 0)
     stacks.answer_for_stacks(board, 0)
@@ -38,7 +39,7 @@ def answering(pages=4):
 
 
 def memories():
-    """Returns this process's descriptors of memory for answers."""
+    """Returns this process's file descriptors of memory for answers."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -48,7 +49,9 @@ def memories():
 
 
 def forget_what_other_tests_left():
-    """If the last loader ends in another thread than the main one, its memory is kept for the next loader."""
+    """Releases memory of other tests. If a thread other than the main thread ends the last loader, the memory is kept
+    for the next loader.
+    """
     gc.collect()
     now = stacks._answering
     if not now.pages and now.opened[0] >= 0:
@@ -73,8 +76,9 @@ def asked(page, seconds=1.0):
 def test_a_child_that_is_forked_while_a_thread_ends_the_last_loader_keeps_reused_descriptors_open(
     moment, tmp_path, monkeypatch
 ):
-    """A child that is forked before the close inherits the memory. After the close, the number of the descriptor refers
-    to a file of the program."""
+    """The child is forked before the memory is closed, so it inherits the memory. Afterwards, the descriptor's number
+    refers to a file of the program.
+    """
     board, page = answering()
     real_close, closed = os.close, []
 
@@ -92,7 +96,7 @@ def test_a_child_that_is_forked_while_a_thread_ends_the_last_loader_keeps_reused
             check_in_forked_child(in_the_child)
             return real_close(descriptor)
         with open(tmp_path / "file", "w") as file:
-            os.dup2(file.fileno(), descriptor)  # which closes the memory first
+            os.dup2(file.fileno(), descriptor)  # dup2 first closes the memory
             check_in_forked_child(lambda: (in_the_child(), os.write(descriptor, b"whole")))
             real_close(descriptor)
         assert (tmp_path / "file").read_text() == "whole"
@@ -119,14 +123,14 @@ def test_a_forked_child_has_memory_of_its_own_and_closes_its_parents():
 
 
 class Refusing(MultiProcessingReadingService):
-    """The workers are started, but no epoch begins."""
+    """A service that starts workers, but raises before an epoch begins."""
 
     def initialize_iteration(self, seed_generator, iter_reset_fn=None):
         raise ValueError("no epoch")
 
 
 def test_workers_that_never_come_to_an_epoch_leave_no_memory():
-    """`nothing_is_left` in other files tolerates a few descriptors, which may have included these."""
+    """In other files, `nothing_is_left` tolerates a few open descriptors, so these would not be found."""
     pipe = IterableWrapper(range(4)).sharding_filter()
     service = MultiProcessingReadingService(1, multiprocessing_context="fork")
     service.initialize(pipe)
@@ -176,7 +180,7 @@ print("unharmed")
 
 
 def test_shared_memory_that_the_program_has_closed_is_created_again():
-    """Daemons close all open descriptors in this way."""
+    """Daemons close all open descriptors."""
     board, page = answering()
     os.close(page["stack"])
     stacks.tidy()
@@ -188,7 +192,7 @@ def test_shared_memory_that_the_program_has_closed_is_created_again():
 
 
 def test_no_process_gets_a_signal_without_a_handler():
-    """The rule holds for any content of a damaged page, and for a process ID that another process has reused."""
+    """The same holds for a damaged page, and for a process id that another process has reused."""
     board, page = answering()
     descriptor = page["stack"]
     other = signal.SIGRTMAX - 5
@@ -231,7 +235,9 @@ def test_two_simultaneous_requests_each_get_one_stack():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_threads_that_begin_and_end_loaders_while_others_ask_and_fork(seed):
-    """At random moments: no process is terminated, no descriptor leaks, and each forked child answers for itself."""
+    """All actions happen at random moments. No process must be killed, no descriptor may leak, and each forked child
+    must answer for itself.
+    """
     rng, over, failures = random.Random(seed), threading.Event(), []
 
     def guarded(step):
@@ -267,7 +273,7 @@ def test_threads_that_begin_and_end_loaders_while_others_ask_and_fork(seed):
     over.set()
     for thread in threads:
         thread.join(120)
-    load()  # the main thread releases the memory again, regardless of which thread was the last
+    load()  # the main thread then releases the memory, even if another thread ended the last loader
     assert failures == []
 
 
@@ -298,7 +304,7 @@ print("unharmed", sum("torchdata-stacks" in one for one in held))
 
 
 def test_the_handler_belongs_to_faulthandler_and_not_to_python():
-    """A process that holds the interpreter's lock also answers."""
+    """A process can answer even while it holds the interpreter's lock."""
     board, page = answering()
     assert signal.getsignal(page["signal"]) == signal.SIG_IGN, "what Python would do once the handler is gone"
     stacks.answer_no_more(board, 0)

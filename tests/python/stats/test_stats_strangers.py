@@ -1,4 +1,4 @@
-"""Invalid counter memory of other programs is reported and left out, and its contents are never trusted."""
+"""Invalid counter memory of other programs is reported and skipped, and its contents are never trusted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAGE, ROLE, PIPES = 4096, 4, 28
 
 
 def planted(change=lambda content: None, seals=fcntl.F_SEAL_SHRINK):
-    """Returns the descriptor of a modified board of this process."""
+    """Returns a descriptor of a board of this process after changing the board's content."""
     board = StatsBoard(2, 1, 2, True)
     board.adopt(0, 1, 0)
     content = bytearray(os.pread(board.fileno(), 1 << 24, 0))
@@ -70,7 +70,7 @@ def test_a_damaged_board_is_named_and_the_other_boards_are_shown(change, seals, 
         with pytest.warns(RuntimeWarning, match=f"process {os.getpid()} has counters that are left out: .*{words}"):
             assert len(find(os.getpid())) == 2
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a live view looks every second
+            warnings.simplefilter("error")  # a live display searches every second
             assert len(find(os.getpid())) == 2
     finally:
         for descriptor in descriptors:
@@ -107,7 +107,7 @@ def test_names_of_pipes_and_command_lines_are_shown_without_control_characters()
     ]
     with subprocess.Popen([sys.executable, *program], stdin=subprocess.PIPE) as child:
         told = attaching._command(child.pid)
-        while "-c" not in told:  # the process has not replaced its copy yet
+        while "-c" not in told:  # the forked process does not run the new program yet
             told = attaching._command(child.pid)
         child.communicate(b"\n")
     assert "\x1b" not in told
@@ -116,7 +116,9 @@ def test_names_of_pipes_and_command_lines_are_shown_without_control_characters()
 
 
 def container(folder, host=(100, 1), **processes):
-    """Creates a `/proc` with processes, some of them in a container: by name, (number here, number there)."""
+    """Creates a `/proc` with processes, some of them in a container. For each name, the ids are (id here, id in the
+    container).
+    """
     for name, (here, there) in processes.items():
         inside = folder / str(here)
         (inside / "ns").mkdir(parents=True)

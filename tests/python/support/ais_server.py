@@ -1,8 +1,8 @@
 """A minimal AIStore cluster for its Python library: lists, reads and writes objects.
 
-As a program, it serves buckets from memory in a separate process, so that forks and open files of tests are counted
-without it. The program prints its port, and exits when its input ends. Objects with a name that ends in `.cut` are cut
-off.
+Run as a program, this module serves buckets from memory in a separate process, so that the server does not change the
+number of open files that tests count. The program prints its port, and exits when its input ends. If an object's name
+ends in `.cut`, its content is sent incompletely.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ class Cluster(BaseHTTPRequestHandler):
     """Answers one connection."""
 
     protocol_version = "HTTP/1.1"
-    wbufsize = -1  # an answer is sent in one piece, without delay
+    wbufsize = -1  # sends each answer in one piece, without delay
     buckets: dict[str, dict[str, tuple[bytes, int]]] = {}  # noqa: RUF012
 
     def _place(self) -> tuple[str, str, str]:
-        """Returns the kind of the request (`buckets` or `objects`), the URL of the bucket, and the name in it."""
+        """Returns the kind of the request (`buckets` or `objects`), the URL of the bucket, and the object's name in the
+        bucket.
+        """
         url = urlsplit(self.path)
         _, _, kind, bucket, *name = url.path.split("/", 4)
         provider = parse_qs(url.query).get("provider", ["ais"])[0]

@@ -1,4 +1,4 @@
-"""Tables of the tests of Arrow and Lance."""
+"""Tables for the tests of Arrow and Lance."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def table(start: int, end: int) -> Any:
 
 
 def check_exact(build: Any) -> None:
-    """Checks the remaining items after a state of each position, and the next epoch.
+    """Resumes from a state at each position, and checks the remaining items and the next epoch.
 
-    Threads of Arrow close files a moment later, so that `check_restore` would find some of them open.
+    Arrow's threads close files with a delay, so `check_restore` would report some files as still open.
     """
     reading = build()
     epochs = [[str(item) for item in reading] for _ in range(2)]

@@ -20,11 +20,12 @@ WORKERS = 2
 
 
 class Spawned:
-    """Processes of this machine that import their program."""
+    """Workers on this machine that are spawned, so they import the program."""
 
     #: Whether the backend is a cluster with its own processes.
     is_slow = False
-    #: Whether it runs all pipelines. Each loader starts processes, including spawned ones next to carriers.
+    #: Whether tests run all pipelines on this backend. Each loader starts processes, including spawned ones next to
+    #: carriers.
     has_all = False
     #: The kinds of processes that may be killed.
     victims = ("worker", "dispatching")
@@ -43,7 +44,7 @@ class Spawned:
 
 
 class Carried(Spawned):
-    """Processes with carriers, without Ray. Calls are delayed and overtake each other."""
+    """Workers that carriers connect to the main process, without Ray. Calls are delayed and overtake each other."""
 
     has_all = True
     victims = ("worker", "host", "dispatching")
@@ -62,7 +63,7 @@ class Carried(Spawned):
 
 
 class OnRay(Spawned):
-    """Processes next to Ray's actors.
+    """Workers in processes that Ray's actors start.
 
     Args:
         options: arguments of the service, which determine where the actors run.
@@ -87,7 +88,8 @@ class OnRay(Spawned):
             self._end(about.host if victim == "host" else about.pid)
 
 
-#: All backends. The backends of Ray are last, because a cluster remains for all tests of a file.
+#: All backends. The backends of Ray are last, because their cluster keeps running until all tests of the file have
+#: ended.
 BACKENDS = ("spawned processes", "carriers", "Ray on one node", "Ray over three nodes")
 #: Backends that no other backend covers: processes with carriers, and Ray on several nodes.
 MOST_BACKENDS = [name for name in BACKENDS if name != "Ray on one node"]
@@ -95,7 +97,9 @@ MOST_BACKENDS = [name for name in BACKENDS if name != "Ray on one node"]
 
 @contextmanager
 def machines() -> Iterator[dict[str, OnRay]]:
-    """Yields the Ray backends by name, on one cluster: on the main process's node, and on three other nodes."""
+    """Yields the Ray backends by name. Both use one cluster: one runs workers on the main process's node, the other one
+    on three other nodes.
+    """
     with nodes(3) as made:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -27,13 +27,13 @@ class Verdict:
 
     seed: int
     category: str
-    #: A description of the program.
+    #: A description of the random program.
     words: str
     #: The failure, or an empty text.
     wrong: str = ""
-    #: The reason why no result can be correct, or an empty text.
+    #: The reason why the correct result cannot be known, or an empty text.
     unknowable: str = ""
-    #: Facts about the state of the program.
+    #: Facts about the program's saved state.
     known: dict[str, Any] = field(default_factory=dict)
     #: The failure that a further comparison found, if it was made.
     unlike: str | None = None
@@ -45,7 +45,7 @@ class Verdict:
 
 
 class Wrong(Exception):
-    """A program failed; the text describes how."""
+    """A program failed. The message describes the failure."""
 
 
 class Judge:
@@ -57,7 +57,7 @@ class Judge:
         server: creates fresh processes; by default, a separate server with that interpreter.
     """
 
-    #: What a fresh process imports.
+    #: The modules that a fresh process imports.
     modules: tuple[str, ...]
 
     def __init__(self, python: str = sys.executable, limit: float = 30.0, server: FreshProcesses | None = None) -> None:
@@ -88,7 +88,7 @@ class Judge:
 
 
 def without(epoch: list[Any], given: list[Any], in_order: bool) -> list[Any]:
-    """Returns an epoch without the items that were received before a stop."""
+    """Returns the items of an epoch that were not received before a stop."""
     if in_order:
         return epoch[len(given) :]
     left = Counter(map(json.dumps, epoch))
@@ -97,7 +97,8 @@ def without(epoch: list[Any], given: list[Any], in_order: bool) -> list[Any]:
 
 
 def difference(found: list[Any], expected: list[Any], in_order: bool, cut: bool = False) -> str:
-    """Describes the first difference between the found and the expected epochs; empty if there is none.
+    """Describes the first difference between the found and the expected epochs. Returns an empty text if they are
+    equal.
 
     Args:
         found: epochs as lists of items or batches.
@@ -120,7 +121,7 @@ def difference(found: list[Any], expected: list[Any], in_order: bool, cut: bool 
 
 
 def shown(epoch: list[Any]) -> str:
-    """Describes an epoch briefly."""
+    """Describes an epoch in a few words."""
     text = json.dumps(epoch).replace(".0,", ",").replace(".0]", "]")
     return text if len(text) < 200 else f"{text[:200]}… ({len(epoch)})"
 
@@ -141,7 +142,7 @@ def table(columns: dict[str, list[Verdict]], categories: tuple[str, ...]) -> lis
 
 
 def unknown(verdicts: list[Verdict]) -> list[str]:
-    """Returns the reasons why programs are not counted, with their numbers."""
+    """Returns the reasons why programs are not counted, with the number of programs for each reason."""
     reasons = Counter(one.unknowable for one in verdicts if one.unknowable)
     lines = [f"  programs that are not counted: {sum(reasons.values())}"]
     for reason, count in reasons.most_common():
@@ -192,5 +193,5 @@ def driver_of(
         parser.add_argument("--beside", help="an interpreter with another torchdata, which is counted beside")
         parser.add_argument("--phase-limit", type=float, default=30, help="seconds after which a run counts as hung")
 
-    # Programs run in fresh processes in any case.
+    # Each program runs in a fresh process, so the driver need not fork.
     return Driver(lambda seed, _: seed, check, "programs", limit=1000.0, around=around, forks=False, more=options_of)

@@ -9,7 +9,7 @@ import pytest
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.iter.disk_cache import locks
 
-#: These tests are about two workers that need the same files.
+#: Ignores the warning about unsharded items, because two workers must need the same files in these tests.
 unsharded = pytest.mark.filterwarnings("ignore:.*nothing between it and the end divides its items")
 
 
@@ -31,7 +31,7 @@ class Maker:
 
 
 def cached(folder, names, maker=None, between=lambda pipe: pipe, mode="wb", timeout=300, **options):
-    """Returns a cached pipeline over files in a folder, with the names of the files as items."""
+    """Returns a pipeline that caches files in a folder, with the names of the files as items."""
     section = IterableWrapper([str(folder / name) for name in names]).on_disk_cache(**options)
     return between(section).map(maker or Maker()).end_caching(mode=mode, timeout=timeout)
 

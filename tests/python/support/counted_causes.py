@@ -1,4 +1,4 @@
-"""Loaders that are slow for one known cause, with the counters that their processes would have: by work, not by time.
+"""Simulates loaders that are slow for one known cause, and computes their counters from the work of each process.
 
 A cause defines the milliseconds per item in each stage. From these, the work and waiting time of each process, and
 therefore the counters of a board, are computed. No process runs, so other programs cannot affect a diagnosis.
@@ -72,7 +72,7 @@ def slow(**changes: Any) -> Cause:
     return Cause("loading", "reads", **{"reads": 80.0, **changes})
 
 
-#: The advice by loader, in terms of its arguments.
+#: The expected advice for each loader, in terms of the loader's arguments.
 WORKERS = {"StatefulDataLoader": "num_workers=", "DataLoader2": "MultiProcessingReadingService("}
 CAUSES: dict[str, Cause] = {
     "decoding computes": slow(computes=0.95),
@@ -160,7 +160,7 @@ def stats_of(cause: Cause, door: Door) -> LoaderStats:
 
 
 class _Epoch:
-    """The times of an epoch in nanoseconds. Workers are ahead by little, so the slowest process determines the pace."""
+    """The times of an epoch in nanoseconds. Workers read little ahead, so the slowest process determines the pace."""
 
     def __init__(self, cause: Cause) -> None:
         count = max(1, cause.workers)
@@ -168,7 +168,7 @@ class _Epoch:
         shares = cause.shares or (1.0,) * count
         own = cause.reads + cause.collates + (cause.sends if cause.workers else 0.0)
         self.batches = [round(cause.batches * share / sum(shares)) for share in shares]
-        #: The work of each worker, including its waiting time for a processor.
+        #: The working time of each worker, including the time that it waits for a processor.
         waiting = 1.0 + min(1.0, cause.computes) * cause.stands
         self.busy = [own * waiting * factor * MS * n for factor, n in zip(factors, self.batches, strict=True)]
         self.factors, self.waiting = factors, waiting
@@ -204,7 +204,7 @@ def _flow(peer: int, sends: bool, items: int, size: int = 0, wait: Any = None, *
 
 
 def _stages(cause: Cause, door: Door, batches: int, factor: float, last: Page | None) -> list[Page]:
-    """Returns the functions that a process runs, as each loader counts them."""
+    """Returns the functions that a process runs, in the form in which each loader counts them."""
     reads = _pipe(*READS, 4 * batches, cause.reads * factor * batches * MS, reader=1)
     pads = _pipe(COLLATES[door], "train.py:30", batches, cause.collates * factor * batches * MS)
     if door == "DataLoader2":

@@ -1,7 +1,7 @@
 """Extracts the code blocks of a Markdown page, and runs them like a reader who follows the page from its top.
 
-All Python blocks of a page form one program, in their order. The `text` block below a block contains its output;
-without one, the block prints nothing. A comment above a block marks exceptions:
+All Python blocks of a page form one program, in their order. The `text` block below a Python block contains its output.
+A Python block without a `text` block must print nothing. A comment above a block marks exceptions:
 
     <!-- alone -->              the block is a program of its own
     <!-- not run: REASON -->    the block is not run, here
@@ -22,10 +22,10 @@ from fresh_processes import python_path, run_program
 
 #: The folder of the demo. The tutorial includes parts of it.
 EXAMPLES = str(Path(__file__).resolve().parents[3] / "examples")
-#: The text printed after each block. No block prints this text itself.
+#: The separator that is printed after each block's output. No block prints this text itself.
 _END = "\x1e"
 _GUARD = 'if __name__ == "__main__":'
-#: Patterns of programs that import torch; webdataset imports it itself.
+#: Matches programs that import torch. Programs that import webdataset match, too, because webdataset imports torch.
 NEEDS_TORCH = re.compile(
     r"^ *(import (torch|webdataset)\b|from (torch|torchdata\.(nodes|stateful_dataloader))(\.\w+)* import )", re.M
 )
@@ -51,7 +51,7 @@ class Block:
 
     @property
     def reason(self) -> str | None:
-        """Returns the reason why it is not run, if any."""
+        """Returns the reason why the block is not run, if any."""
         return self.comment.removeprefix("not run:").strip() if self.comment.startswith("not run:") else None
 
 
@@ -99,11 +99,11 @@ def _run(program: list[Example], script: Path) -> subprocess.CompletedProcess[st
     slow.
     """
     codes = [example.block.code for example in program]
-    # A library in use leaves its files open until interpreter exit.
+    # A library in use leaves its files open until the interpreter exits.
     ignored = "ResourceWarning" if any("import webdataset" in code for code in codes) else None
     how = _how(program)
     first = next((number for number, code in enumerate(codes) if NEEDS_TORCH.search(code)), None)
-    # Data collated before torch is imported becomes arrays; afterwards, it becomes tensors.
+    # Data collated before torch is imported becomes arrays, whereas data collated afterwards becomes tensors.
     if not how and first is not None and not any("collate(" in code for code in codes[:first]):
         return run_program(script, ignored=ignored)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((python_path(), EXAMPLES))}
@@ -112,8 +112,8 @@ def _run(program: list[Example], script: Path) -> subprocess.CompletedProcess[st
 
 
 def _how(program: list[Example]) -> list[str]:
-    """Returns Python's arguments for a program without a guard. If workers import the program, it is meant for a
-    notebook.
+    """Returns Python's arguments for the program. A program without a `__main__` guard runs as a notebook unless
+    workers are forked.
     """
     guarded = all(_GUARD in example.block.code for example in program)
     return [] if guarded or multiprocessing.get_all_start_methods()[0] == "fork" else ["-c", _NOTEBOOK]
@@ -128,7 +128,7 @@ def printed(page: Path, folder: Path) -> list[str]:
         if not program:
             continue
         script = folder / f"{page.stem}_{number}.py"
-        # A spawned worker imports the script.
+        # A spawned worker imports the script, so each block's end is printed only in the main process.
         end = f'\n{_GUARD}\n    print("{_END}", end="", flush=True)\n'
         script.write_text("".join(one.block.code + end for one in program), encoding="utf-8")
         run = _run(program, script)

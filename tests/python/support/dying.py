@@ -1,5 +1,6 @@
-"""A function that makes its process exit at some items. The function has a separate module, so that processes import
-nothing else."""
+"""A function that makes its process exit at some items. The function has a separate module, so that worker processes
+import no test code.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from pathlib import Path
 
 
 class Dying:
-    """Squares numbers. At some of them, its process exits, this many times in total, counted by files."""
+    """Squares numbers, and makes its process exit at some of them. Files count the exits, so that their total number is
+    limited.
+    """
 
     def __init__(self, folder: Path, at: dict[int, int]) -> None:
         self.folder, self.at = folder, at

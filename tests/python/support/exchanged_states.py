@@ -1,11 +1,10 @@
-"""Saves states of loaders under one version of Python, to be loaded under another.
+"""Saves states of loaders under one version of Python, and loads these states under another version.
 
     python -m exchanged_states save FILE
     python -m exchanged_states load FILE
 
-`tools/other_pythons.py` runs this program with each pair of versions. `load` fails if a loader does not yield the
-remaining items of the epoch that `save` has read to its end. Loaders of PyTorch are included if both versions have
-PyTorch.
+`tools/other_pythons.py` runs this program with each pair of versions. `save` also stores the remaining items of the
+epoch, and `load` fails if a loader yields other items. Loaders of PyTorch are included if both versions have PyTorch.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ def pipeline(workers: int) -> Any:
 
 
 def stateful(workers: int) -> Any:
-    """A StatefulDataLoader that shuffles."""
     import torch
 
     from torchdata.stateful_dataloader import StatefulDataLoader
@@ -47,7 +45,6 @@ def stateful(workers: int) -> Any:
 
 
 def nodes() -> Any:
-    """A Loader of nodes."""
     import torchdata.nodes as nodes
 
     source = nodes.IterableWrapper(range(60))
@@ -64,7 +61,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
 
 
 def loaders(names: list[str]) -> Iterator[tuple[str, Any]]:
-    """Yields the loaders that are possible here."""
+    """Yields the loaders that the installed packages allow."""
     for name in names:
         try:
             yield name, LOADERS[name]()
@@ -73,7 +70,7 @@ def loaders(names: list[str]) -> Iterator[tuple[str, Any]]:
 
 
 def plain(items: Any) -> list[Any]:
-    """Items as values that any Python can unpickle."""
+    """Converts items to values that any version of Python can unpickle."""
     return [item.tolist() if hasattr(item, "tolist") else list(item) for item in items]
 
 
@@ -89,7 +86,7 @@ def save(file: Path) -> None:
 
 
 def load(file: Path) -> int:
-    """Loads each state into a new loader, and returns how many there were."""
+    """Loads each state into a new loader, and returns the number of loaded states."""
     saved = pickle.loads(file.read_bytes())
     count = 0
     for name, loader in loaders(list(saved)):

@@ -1,7 +1,7 @@
 """The three families that start worker processes, with a common interface for tests of processes and signals.
 
-Two of them need PyTorch, and are left out if it is not installed. Spawned workers import this module or a module that
-imports it, so torch is imported only when a family needs it.
+Two of the families need PyTorch, and are left out if PyTorch is not installed. Spawned workers import this module, so
+this module imports torch only when a family needs torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Mapped:
 
 
 class Opened:
-    """The items of a loader, and a function that ends it."""
+    """The items of a loader, and a function that shuts the loader down."""
 
     def __init__(self, loader, close):
         self._iterator = iter(loader)
@@ -49,14 +49,12 @@ class Opened:
 
 
 def dataloader2(method, function=identity, count=20):
-    """Items of a `DataLoader2`."""
     service = MultiProcessingReadingService(WORKERS, method, worker_prefetch_cnt=1, main_prefetch_cnt=1)
     loader = DataLoader2(IterableWrapper(range(count)).sharding_filter().map(function), reading_service=service)
     return Opened(loader, lambda _: loader.shutdown())
 
 
 def stateful(method, function=identity, count=20):
-    """Items of a `StatefulDataLoader`."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     loader = StatefulDataLoader(
@@ -70,7 +68,6 @@ def stateful(method, function=identity, count=20):
 
 
 def nodes(method, function=identity, count=20):
-    """Items of a `ParallelMapper`."""
     from torchdata.nodes import IterableWrapper as Source
     from torchdata.nodes import Loader, ParallelMapper
 

@@ -1,8 +1,8 @@
-"""A local HTTP server with random faults, and a driver that reads through them: no epoch ends early, and all bytes are
-equal.
+"""A local HTTP server with random faults, and a driver that checks that every file is nevertheless read completely and
+correctly.
 
-Role: the server runs in a separate process, as in `http_server`. Of the requests for one file, at most `IN_A_ROW` in a
-row fail before one is answered completely, so a client with more retries always gets the file. Usage:
+Role: the server runs in a separate process, as in `http_server`. At most `IN_A_ROW` successive requests for a file fail
+before a request is answered completely, so a client with more retries always gets the file. Usage:
 
     python tests/python/support/faulty_http.py --faults 3000 --seed 1
 """
@@ -27,12 +27,12 @@ from urllib.parse import urlsplit
 
 FAULTS = ["503", "500", "429", "429 date", "reset", "hang-up", "cut", "body reset", "wrong length", "slow", "slow body"]
 IN_A_ROW = 3
-#: How many seconds of silence the driver's reader allows.
+#: The driver's reader stops waiting after this many seconds without data.
 TIMEOUT = 1.0
 
 
 def content_of(seed: int, number: int) -> bytes:
-    """Returns the contents of a file: up to some hundred thousand bytes."""
+    """Returns the contents of a file, with a size of up to some hundred thousand bytes."""
     chance = random.Random(f"{seed} {number}")
     return chance.randbytes(chance.choice([0, 1, 100, 5_000, 70_000, 300_000]))
 
@@ -68,7 +68,7 @@ class Handler(BaseHTTPRequestHandler):
             when = self.date_time_string() if "date" in fault else self.server.chance.choice(["0", "1"])
             self.answer(b"too many", 429, {"Retry-After": when})
         elif fault == "slow":
-            self.connection.recv(1)  # until the client gives up
+            self.connection.recv(1)  # holds the connection open until the client gives up
         elif fault not in ("reset", "hang-up"):
             extra = 7 if fault == "wrong length" else 1
             self.answer(body if fault == "wrong length" else part, status, headers, announced=len(body) + extra)
@@ -92,7 +92,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Listener(ThreadingHTTPServer):
-    """Chooses the faults."""
+    """Accepts connections, and chooses the fault for each request."""
 
     def __init__(self, seed: int, faults: list[str], spared: float) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -117,8 +117,6 @@ class Listener(ThreadingHTTPServer):
 
 
 class Faulty:
-    """The server from the client's point of view."""
-
     def __init__(self, port: int, seed: int) -> None:
         self.root, self.seed = f"http://127.0.0.1:{port}", seed
 
@@ -129,7 +127,6 @@ class Faulty:
         return [content_of(self.seed, number) for number in range(count)]
 
     def faults(self) -> Counter[str]:
-        """Returns how many requests had each fault."""
         with urllib.request.urlopen(f"{self.root}/faults") as answer:
             return Counter(json.load(answer))
 
@@ -162,7 +159,7 @@ def serve(seed: int, faults: list[str], spared: float) -> None:
 
 
 def drive(seed: int, wanted: int) -> None:
-    """Reads epochs until `wanted` requests have had faults."""
+    """Reads epochs until `wanted` requests have failed."""
     from torchdata.datapipes.iter import HttpReader
     from torchdata.datapipes.iter.web import client
 

@@ -1,11 +1,11 @@
 """Runs functions in fresh processes of a Python interpreter, so that calls do not affect each other.
 
 `FreshProcesses` starts a server under the interpreter. The server imports some modules once, and forks a child for each
-call. A call therefore takes milliseconds, without importing torch again. The child's global generators are seeded from
-the operating system, so that their states are not inherited either.
+call. A call therefore takes only milliseconds, because torch is not imported again. The child's global random
+generators are seeded from the operating system, so that children do not draw equal numbers.
 
-`run_program` runs a file that needs torch as if in a separate interpreter. A test of importing, of interpreter options
-or of interpreter exit needs an actual separate interpreter.
+`run_program` runs a file that needs torch as if in a separate interpreter. Tests of imports, of interpreter options and
+of interpreter exit need a real interpreter instead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from types import TracebackType
 from typing import Any
 
 SUPPORT = Path(__file__).resolve().parent
-#: The contents of this folder run in each test process that has it in its path.
+#: The folder with `sitecustomize.py`, which Python runs in each test process with this folder in its path.
 LEAN = str(SUPPORT / "lean")
 
 
@@ -57,7 +57,7 @@ class FreshProcesses:
 
     def __init__(self, *modules: str, python: str = sys.executable, limit: float = 60.0) -> None:
         self.python, self.limit = python, limit
-        #: The number of the last call. The answer to an interrupted call, for example by a timeout, is skipped.
+        #: The number of the last call. If a call was interrupted, for example by a timeout, its late answer is skipped.
         self._number = 0
         self._server = subprocess.Popen(
             [python, "-m", "fresh_processes", *modules],
@@ -96,7 +96,7 @@ class FreshProcesses:
         return self._ask(function=function, limit=self.limit, arguments=arguments)
 
     def _ask(self, **order: Any) -> Any:
-        """Returns the result of an order, from the server or from a child of it."""
+        """Sends an order, and returns its result from the server or from the server's child."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         self._number += 1
@@ -119,7 +119,7 @@ class FreshProcesses:
 
 @functools.cache
 def with_torch() -> FreshProcesses:
-    """Returns the server of this process that has imported torch, NumPy and the package, which tests share."""
+    """Returns this process's server, which has imported torch, NumPy and the package. All tests share the server."""
     server = FreshProcesses("torch", "numpy", "torchdata.dataloader2", "torchdata.nodes", limit=250.0)
     atexit.register(server.__exit__, None, None, None)
     return server
@@ -145,7 +145,7 @@ def program(path: str, arguments: list[str], ignored: str | None) -> dict[str, A
     sys.modules["__main__"], sys.argv = main, [path, *arguments]
     sys.path.insert(0, os.path.dirname(path))
     filters = ["error", *([f"ignore::{ignored}"] if ignored else [])]
-    sys.warnoptions[:] = filters  # inherited by processes that it starts
+    sys.warnoptions[:] = filters  # processes that the program starts inherit the filters
     warnings.resetwarnings()
     warnings.simplefilter("error")
     if ignored:
@@ -228,12 +228,13 @@ def in_child(order: dict[str, Any]) -> dict[str, Any]:
 def serve(modules: list[str]) -> None:
     """Answers orders from the standard input until it ends."""
     warnings.filterwarnings("ignore")
-    answers, sys.stdout = sys.stdout, sys.stderr  # output of modules is not an answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # the output of imported modules is not an answer
     for module in modules:
         importlib.import_module(module)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
-    # imported objects stay shared with the children as long as garbage collection there does not visit them
+    # Freezing keeps imported objects out of garbage collection, so that children share their memory instead of copying
+    # it.
     gc.freeze()
     for line in sys.stdin:
         order = json.loads(line)

@@ -1,6 +1,6 @@
 """Targets of `fuzz_files`: archives and compressed files, TFRecords, lists of the on-disk cache, decoders.
 
-Some inputs are modified valid ones. Further inputs are constructed: headers with correct checksums and wrong fields,
+Some inputs are valid files with random changes. Other inputs are constructed with correct checksums but wrong fields,
 which random changes would not produce.
 """
 
@@ -37,7 +37,7 @@ from torchdata.datapipes.iter import (
 from torchdata.datapipes.iter.disk_cache.lists import dumped
 from torchdata.datapipes.utils.decoder import basichandlers, imagehandler
 
-#: The errors that archive readers may raise for damage. (RuntimeError: `zipfile`, for encrypted members.)
+#: The errors that archive readers may raise for damaged input. `zipfile` raises RuntimeError for encrypted members.
 PROMISED = (
     tarfile.TarError,
     zipfile.BadZipFile,
@@ -49,7 +49,7 @@ PROMISED = (
     RuntimeError,
 )
 
-#: Maximum number of bytes to read from one input, because a reader could continue forever with a bomb in pieces.
+#: Maximum number of bytes to read from one input, because an archive bomb that is read in pieces would never end.
 _MOST_READ = 8 << 20
 
 
@@ -173,7 +173,6 @@ def zip_bytes(rng: random.Random) -> bytes:
 
 
 def zip_(rng: random.Random) -> None:
-    """Zip archives."""
     data = zip_bytes(rng)
     if rng.random() < 0.6:
         data = mutated(rng, data)
@@ -322,7 +321,7 @@ _CONTENTS: dict[str, bytes] = {}
 
 def cache_list(rng: random.Random) -> None:
     """Damaged or malicious lists of the on-disk cache, and names of members to be listed."""
-    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # where syncing is free
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # syncing costs no time in this folder
     with tempfile.TemporaryDirectory(dir=memory) as above:
         folder = os.path.join(above, "cache")
         os.makedirs(os.path.join(folder, "sub"))
@@ -362,7 +361,7 @@ def cache_list(rng: random.Random) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 paths = [*pipe, *pipe]
-        except (RuntimeWarning, OSError, ValueError):  # outside the folder, a folder, or a reserved name
+        except (RuntimeWarning, OSError, ValueError):  # a name outside the folder, a folder, or a reserved name
             return
         root = os.path.realpath(folder)
         for path in paths:

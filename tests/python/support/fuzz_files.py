@@ -1,9 +1,10 @@
-"""Hostile input from a seed for readers of foreign data: `python -m drivers files` (`make fuzz-files`).
+"""Gives malicious input, drawn from a seed, to the readers of foreign data: `python -m drivers files` (`make
+fuzz-files`).
 
 A *target* is a function of a `random.Random`. The function creates an input, reads it, and checks the result. The
 target catches the errors that the reader documents; any other exception is a finding. An input is also a finding if it
-takes longer than `LONGEST`, or makes the process grow by more than `MOST_MEMORY`. An input depends only on its number
-and its target's name, so the printed command reproduces a finding.
+takes longer than `LONGEST`, or makes the process grow by more than `MOST_MEMORY`. The number of an input and its
+target's name determine the input, so the printed command reproduces a finding.
 
 The modules in `MODULES` define the targets, each in a dict `TARGETS` from name to function.
 """
@@ -34,7 +35,7 @@ MOST_MEMORY = 256 << 10
 
 Target = Callable[[random.Random], None]
 
-#: Numbers that readers often fail at, near powers of two.
+#: Numbers near powers of two, which often cause failures in readers.
 _EDGES = [
     sign * (1 << bits) + more for bits in (0, 7, 8, 15, 16, 31, 32, 63) for sign in (1, -1) for more in (-1, 0, 1)
 ]
@@ -71,7 +72,6 @@ def mutated(rng: random.Random, data: bytes, most: int = 4) -> bytes:
 
 
 def targets() -> dict[str, Target]:
-    """All targets, by name."""
     found: dict[str, Target] = {}
     for name in MODULES:
         if importlib.util.find_spec(name) is not None:
@@ -83,7 +83,7 @@ def check(name: str, target: Target, number: int) -> None:
     """Makes the target try its input `number`.
 
     Raises:
-        AssertionError: it took too long, or too much memory.
+        AssertionError: the target took too long or needed too much memory.
         Exception: an exception that the target did not expect.
     """
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -100,7 +100,7 @@ def _limited(seconds: int) -> Iterator[None]:
 
     previous = signal.signal(signal.SIGALRM, ring)
     signal.alarm(seconds)
-    faulthandler.dump_traceback_later(3 * seconds, exit=True)  # in case the alarm has no effect, in a loop of C or Rust
+    faulthandler.dump_traceback_later(3 * seconds, exit=True)  # because C or Rust code may block the alarm
     try:
         yield
     finally:
@@ -111,14 +111,12 @@ def _limited(seconds: int) -> Iterator[None]:
 
 @dataclass
 class Inputs:
-    """A range of inputs, for each target."""
-
     numbers: range
     targets: dict[str, Target]
 
 
 def plan_of(number: int, options: argparse.Namespace) -> Inputs:
-    """Returns the targets with a name that contains one of the parts in the command line."""
+    """Returns the targets whose names contain a part given on the command line."""
     parts = options.targets.split(",")
     chosen = {name: one for name, one in targets().items() if any(part in name for part in parts)}
     return Inputs(range(10 * number, 10 * number + 10), chosen)

@@ -31,10 +31,10 @@ from torchdata.datapipes.state import load_state, save_state
 
 __all__ = ["TARGETS"]
 
-#: How many items are requested after loading; no pipeline here has this many.
+#: Number of items to request after loading. No pipeline in this module yields as many.
 _MOST = 200
 
-#: Values that replace others.
+#: Values that replace values in a state.
 _ODD: list[Any] = [
     *(None, True, False, 0, 1, -1, 2, 1 << 20, 1 << 31, 1 << 32, 10**9, 10**12, 1 << 46, 1 << 63, 1 << 64, 10**30),
     *(-(1 << 63), 0.5, float("nan"), float("inf"), "", "x", "\x1b]0;x\x07", "restore", "begin", b"", b"\0" * 40),
@@ -95,7 +95,7 @@ def _graph_states() -> list[dict[str, Any]]:
 
 
 def _inside(value: Any) -> Any:
-    """If a bytes value is sealed or a pickle, returns the object in it, and the function that creates such bytes."""
+    """Returns the object inside a sealed or pickled bytes value, and the function that encodes such an object again."""
     if is_sealed(value):
         return unseal(value, "it"), seal
     if isinstance(value, bytes) and value[:2] == b"\x80\x05":
@@ -107,7 +107,7 @@ def _inside(value: Any) -> Any:
 
 
 def _changed(rng: random.Random, value: Any) -> Any:
-    """Returns a value with another value in one position."""
+    """Returns a copy of a value in which one nested value is replaced."""
     opened = _inside(value)
     if opened is not None and rng.random() < 0.9:
         inside, close = opened
@@ -138,13 +138,13 @@ def _with_checksums(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _go_on(make: Callable[[], Iterator[Any]]) -> None:
-    """Resumes from the loaded state, as far as possible."""
+    """Resumes from the loaded state as far as the state allows."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for _ in itertools.islice(make(), _MOST):
                 pass
-    except (ValueError, TypeError, RuntimeError):  # TypeError: raised by pipes that receive other items
+    except (ValueError, TypeError, RuntimeError):  # TypeError is raised by pipes that receive unexpected items
         pass
 
 
@@ -224,7 +224,7 @@ def _of_board(rng: random.Random) -> None:
 
 
 def _of_hub(rng: random.Random) -> None:
-    """A foreign connection to rank 0, or a member that sends arbitrary data."""
+    """Connects to rank 0 as an unrelated program, or as a member that sends arbitrary data."""
     hello, welcome = b"h" * 16, b"w" * 16
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()

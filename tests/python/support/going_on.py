@@ -1,4 +1,4 @@
-"""Compares what follows a state of a `StatefulDataLoader` with an uninterrupted run."""
+"""Compares the epochs after a saved state of a `StatefulDataLoader` with an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import numpy
 import torch
 from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
-#: The epoch and batch after which a state is saved: before the first loop, within epochs, at their end and after it.
+#: The epoch and batch after which a state is saved: before the first loop, within epochs, at the end of epochs, and
+#: after the end.
 MOMENTS = [(0, 0), (0, 1), (1, 0), (1, 2), (1, 4), (1, None), (2, 1)]
 WORKERS: list[dict[str, Any]] = [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
 
@@ -32,7 +33,7 @@ def epochs_of(loader: Any, count: int = 4) -> list[list[Any]]:
 
 
 def saved_at(loader: Any, epoch: int, batches: int | None) -> Any:
-    """Returns the state of a loader in an epoch, after a conversion to JSON and back."""
+    """Returns the state of a loader at a position in an epoch, after converting the state to JSON and back."""
     for _ in range(epoch):
         list(loader)
     if batches is None:
@@ -49,7 +50,8 @@ def wanted_at(whole: list[list[Any]], epoch: int, batches: int | None) -> list[l
 
 
 def check_goes_on(make: Any, moments: Any = MOMENTS, draws_before: bool = True, count: int = 4) -> None:
-    """Compares what follows states, each loaded in a restarted program, with an uninterrupted run.
+    """Resumes from states, each in a simulated restart of the program, and compares the epochs with an uninterrupted
+    run.
 
     Args:
         make: creates the loader.
@@ -72,7 +74,7 @@ def check_goes_on(make: Any, moments: Any = MOMENTS, draws_before: bool = True, 
 
 
 class TakesOnce(IterableDataset[int]):
-    """The generator of this stream applies the loaded position, and continues to count."""
+    """A stream with a state. The stream's generator applies the loaded position, and then continues to count."""
 
     length, pause = 9, 0.0
 
@@ -98,8 +100,6 @@ class TakesOnce(IterableDataset[int]):
 
 
 class Walk:
-    """An iterator with a state."""
-
     def __init__(self, numbers: Sequence[int]) -> None:
         self.numbers, self.done = numbers, 0
 
@@ -120,7 +120,7 @@ class Walk:
 
 
 class Shuffled(Sampler[int]):
-    """Shuffled by Python's global generator."""
+    """A sampler that is shuffled by Python's global generator."""
 
     def __iter__(self) -> Iterator[int]:
         order = [*range(16)]

@@ -15,12 +15,11 @@ if TYPE_CHECKING:
 
 
 def stop(_folder: Path) -> None:
-    """Is stopped, as by a debugger or job control."""
+    """Stops the process, as a debugger or job control does."""
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def sleep(_folder: Path) -> None:
-    """Sleeps practically forever."""
     time.sleep(1e8)
 
 
@@ -39,12 +38,12 @@ def lock(_folder: Path) -> None:
 
 
 def loop(_folder: Path) -> None:
-    """Runs in C forever, and holds the interpreter's lock."""
+    """Runs C code forever while holding the interpreter's lock."""
     re.match(r"(a+)+$", "a" * 60 + "b")
 
 
 def fifo(folder: Path) -> None:
-    """Reads from a pipe that nobody writes to."""
+    """Reads from a named pipe that no process writes to."""
     path = folder / f"fifo{os.getpid()}_{time.monotonic_ns()}"
     os.mkfifo(path)
     with path.open() as file:
@@ -55,13 +54,13 @@ WAYS = {way.__name__: way for way in (stop, sleep, lock, loop, fifo)}
 
 
 class Hanging:
-    """Hangs in the first `times` processes, and not in later ones.
+    """Makes the first `times` processes hang at an item. Later processes do not hang.
 
     Args:
         way: the name of a way to hang.
-        folder: the folder for the processes' records that they have hung.
+        folder: the folder in which processes record that they hang.
         times: how many processes hang.
-        name: the name of the position, if there are several.
+        name: distinguishes several objects that use the same folder.
     """
 
     def __init__(self, way: str, folder: Path | str, times: int = 1, name: str = "") -> None:
@@ -81,16 +80,17 @@ class Hanging:
 
 
 def hung_in(folder: Path) -> set[int]:
-    """Returns the ids of the processes that have begun to hang, or have hung, by their files in a folder."""
+    """Returns the ids of the processes that have begun to hang, according to the files in a folder."""
     texts = [path.read_text() for path in folder.rglob("hung*")]
     return {int(text) for text in texts if text}
 
 
 def kill_only_hung(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Prevents that a slow process is killed: it must be stopped, or have begun to hang.
+    """Allows the package to kill a process only if the process is stopped or has begun to hang, not if it is merely
+    slow.
 
     Args:
-        monkeypatch: undoes this after the test.
+        monkeypatch: restores the original function after the test.
         folder: the folder, or its parent, of each `Hanging`.
     """
     from torchdata._engine.workers.hangs import Hangs
@@ -105,7 +105,7 @@ def kill_only_hung(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 class ClockOfHangs:
-    """A monotonic clock that runs only while a process hangs. The process is not replaced.
+    """A monotonic clock that runs only while a process hangs and has not been replaced.
 
     Args:
         folder: the folder of the `Hanging`.

@@ -1,4 +1,4 @@
-"""Hosts of remote workers in this process, without Ray. The calls of hosts are delayed, and overtake each other."""
+"""Hosts of remote workers in this process, without Ray. Calls to hosts are delayed, and overtake each other."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class LocalActor:
         return self._call("look", self.host.end)
 
     def cut(self) -> None:
-        """Removes the host: running calls and the worker are lost."""
+        """Removes the host together with its running calls and its worker."""
         self._is_cut = True
         self.host._child.kill()
 
@@ -75,11 +75,9 @@ class LocalActor:
 
 
 class LocalHosts:
-    """Creates such hosts."""
-
     def __init__(self, seed: int, chunk_bytes: int, delay: float) -> None:
         self.chunk_bytes, self._seed, self._delay = chunk_bytes, seed, delay
-        #: All created hosts.
+        #: All hosts that were created.
         self.actors: list[LocalActor] = []
 
     def get_start_method(self) -> str:
@@ -107,7 +105,7 @@ class LocalHosts:
 
 
 class LocallyRemote(MultiProcessingReadingService):
-    """Workers next to such hosts."""
+    """A reading service with workers on simulated hosts."""
 
     def __init__(self, *args: Any, seed: int = 0, chunk_bytes: int = 1 << 16, delay: float = 0.004, **options: Any):
         super().__init__(*args, **options)
@@ -123,8 +121,8 @@ class LocallyRemote(MultiProcessingReadingService):
 
 @pytest.fixture(autouse=True)
 def hosts_have_ended(nothing_is_left: None) -> Iterator[None]:
-    """Waits for the threads of hosts, which are in this process and hold their links."""
-    before = shared_mappings()  # from an earlier test that has failed
+    """Waits for the hosts' threads, which run in this process and keep their links open."""
+    before = shared_mappings()  # mappings of hosts that an earlier, failed test has left
     yield
 
     def are_gone() -> bool:
@@ -137,7 +135,7 @@ def hosts_have_ended(nothing_is_left: None) -> Iterator[None]:
 def read_here_and_there(
     make: Callable[[], Any], count: int, services: list[Callable[[], Any]], dice: random.Random, least: int, most: int
 ) -> list[Any]:
-    """Reads an epoch with loaders of several kinds of services that resume from each other's states."""
+    """Reads an epoch with alternating kinds of services. Each loader resumes from the previous loader's state."""
     got: list[Any] = []
     state: bytes | None = None
     while len(got) < count:

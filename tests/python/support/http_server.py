@@ -1,8 +1,9 @@
-"""A local HTTP server with the peculiarities of real servers: a separate process, started by the fixture `web`.
+"""A local HTTP server that imitates the peculiarities of real servers. The fixture `web` starts it in a separate
+process.
 
 Role: serves the files of a folder on 127.0.0.1. The query of a URL determines how its file is served, so the server is
-stateless, and a test changes a file by writing it. The server is a separate process, so its descriptors do not affect
-the descriptors that tests count. The server exits when its standard input ends, even if the test run is killed.
+stateless. To change a file, a test writes it to the folder. The server is a separate process, so its descriptors do not
+affect the descriptors that tests count. The server exits when its standard input ends, even if the test run is killed.
 
 Parameters of a query, all optional:
 
@@ -36,7 +37,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
 LOG = "requests.log"
-#: Contains a byte for each `PIECE` that the server has begun to send.
+#: A file with one byte for each `PIECE` that the server has begun to send.
 SENT = "sent.log"
 PIECE = 1 << 14
 PAGE = "<html><head><title>Google Drive - {title}</title></head><body>{body}</body></html>"
@@ -191,7 +192,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Listener(ThreadingHTTPServer):
-    """Listens, and ignores clients that close their connections."""
+    """Accepts connections, and ignores clients that close their connections."""
 
     folder: Path
 
@@ -214,7 +215,7 @@ class Server:
         return f"{self.root}/{name}" + (f"?{options}" if options else "")
 
     def drive(self, id_: str, content: bytes | None = None) -> str:
-        """The download URL of a file of Google Drive."""
+        """Returns the download URL of a file on the imitated Google Drive."""
         self.url(id_, content)
         return f"{self.root}/uc?export=download&id={id_}"
 
@@ -224,19 +225,19 @@ class Server:
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
     def sent(self) -> int:
-        """Returns the bytes sent since the log began, in whole pieces; too few for chunked answers."""
+        """Returns the number of bytes sent since the log began, rounded down to whole pieces. The number is too small
+        for chunked answers.
+        """
         log = self.folder / SENT
         return PIECE * log.stat().st_size if log.exists() else 0
 
     def forget_requests(self) -> None:
-        """Begins a new log."""
         for name in (LOG, SENT):
             (self.folder / name).unlink(missing_ok=True)
 
 
 @contextmanager
 def running(folder: Path) -> Iterator[Server]:
-    """Runs a server over `folder` until the block ends."""
     command = [sys.executable, __file__, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None

@@ -1,6 +1,6 @@
-"""A local Hugging Face Hub with one dataset, limited to the requests of `datasets` for streaming rows.
+"""A local Hugging Face Hub with one dataset, which answers only the requests that `datasets` sends to stream rows.
 
-Role: runs in a thread of the test until the block of `hub` ends.
+The server runs in a thread of the test until the `with hub(…)` block ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Leftovers of a process in /proc: processes, descriptors, shared memory. Imports no test tools."""
+"""Finds leftovers of a process in /proc: processes, descriptors, shared memory. This module imports no test tools."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ def cmdline(pid):
 
 
 def all_children(pid="self"):
-    """Returns the ids of a process's children."""
     found = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -34,7 +33,7 @@ def children():
     """Returns the ids of this process's children, except for helpers: trackers, fork servers, and processes of the
     tests.
 
-    If SIGCHLD is ignored, the kernel lists a child for a moment after it has exited.
+    If SIGCHLD is ignored, the kernel still lists a child for a moment after the child has exited.
     """
     there = [pid for pid in all_children() if state(pid) != "X"]
     names = b"tracker", b"forkserver", b"fresh_processes"
@@ -58,14 +57,13 @@ def descendants(pid):
 
 
 def descriptors(pid="self"):
-    """Returns how many file descriptors a process has open."""
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 #: Shared memory of this package in /proc: a memfd, or on the portable fallback, a file without a name or with a name of
 #: this package.
 OURS = r"(?:memfd:torchdata |/#\d+ \(deleted\)|/\.torchdata-)"
-#: Names of shared memory files of torch and this package, which contain the process id.
+#: Matches names of shared memory files of torch and this package, which contain the process id.
 NAMED = re.compile(r"(?:torch_|\.torchdata-)(\d+)[-_]")
 
 
@@ -91,8 +89,8 @@ def shared_files(ended=()):
     """Returns the names of shared memory files of this process and its descendants, not of other programs.
 
     A file belongs to the process that has opened or mapped it, or that has its id in the file's name. Names of torch
-    and this package begin with the id, so leftovers of processes that have exited are found, too. MPI uses other
-    numbers.
+    and this package begin with the id, so leftovers of processes that have exited are found, too. Names of MPI's files
+    contain other numbers.
 
     Args:
         ended: ids of descendants that may have exited.
@@ -124,7 +122,7 @@ def started_children():
 
 
 def state(pid):
-    """Returns the state of a process as a letter of ps; X if it does not exist."""
+    """Returns the state of a process as a letter, as in `ps`. Returns X if the process does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -132,7 +130,7 @@ def state(pid):
 
 
 def told(pid):
-    """Describes a leftover process: its id, state, parent, threads and command."""
+    """Describes a process that was left running: its id, state, parent, threads and command."""
     status = Path(f"/proc/{pid}/status")
     lines = status.read_text().splitlines() if status.exists() else []
     kept = [line for line in lines if line.startswith(("State", "PPid", "Threads", "SigBlk", "SigPnd", "ShdPnd"))]
@@ -140,5 +138,5 @@ def told(pid):
 
 
 def is_gone(pid):
-    """Returns whether a process has exited, which includes zombies."""
+    """Returns whether a process has exited. Zombies count as exited."""
     return state(pid) in "ZX"

@@ -1,7 +1,7 @@
 """Training with real libraries around a StatefulDataLoader, each in a separate process.
 
-`train` runs from the start to the end, up to a stop where the library saves its checkpoint, or from that checkpoint on.
-`train` returns the model's inputs: each batch, as the samples' indices and their random numbers.
+`train` runs the whole training, or stops after the library has saved a checkpoint, or resumes from that checkpoint.
+`train` returns the batches that the model received, as the samples' indices and random numbers.
 """
 
 from __future__ import annotations
@@ -33,12 +33,10 @@ class Samples(Dataset[Any]):
 
 
 class Stopped(Exception):
-    """The program stops here."""
+    """Raised to end the program at the planned stop."""
 
 
 class Model(torch.nn.Module):
-    """A model that records its samples."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(4, 1)
@@ -56,7 +54,7 @@ def loader_of(workers: int, cls: Any = StatefulDataLoader) -> Any:
 
 
 def state_of(loader: Any, steps: int) -> dict[str, Any]:
-    """Returns the loader's state. A trainer that knows the length requests no item after the last batch of an epoch."""
+    """Returns the loader's state. A trainer that knows the epoch's length requests no item after the last batch."""
     state: dict[str, Any] = loader.state_dict()
     return state | {"_iterator_finished": steps % STEPS == 0}
 
@@ -67,7 +65,7 @@ def train(library: str, workers: int, folder: str, stop: int | None = None, resu
     Args:
         library: the name of the library.
         workers: the number of workers of the loader.
-        folder: the folder of the checkpoint, and of the distribution metadata that accelerate requests.
+        folder: the folder for the checkpoint, and for the package metadata that accelerate requires.
         stop: the step after which a checkpoint is saved and the run ends.
         resumes: whether the run begins with the checkpoint.
     """
@@ -82,7 +80,7 @@ def train(library: str, workers: int, folder: str, stop: int | None = None, resu
 
 
 def accelerate(model: Model, workers: int, checkpoint: Path, stop: int | None, resumes: bool) -> None:
-    """A loop with `save_state` after a step; the number of steps determines its position."""
+    """Runs a loop that calls `save_state` after a step. The number of steps determines the position in the epoch."""
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration
 
@@ -107,7 +105,9 @@ def accelerate(model: Model, workers: int, checkpoint: Path, stop: int | None, r
 
 
 def transformers(model: Model, workers: int, checkpoint: Path, stop: int | None, resumes: bool) -> None:
-    """The library's Trainer, which saves after every n-th step, with the loader's state in the checkpoint's folder."""
+    """Runs the library's Trainer, which saves after every n-th step. The checkpoint's folder also contains the loader's
+    state.
+    """
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class WithLoader(Trainer):  # type: ignore[misc]
@@ -135,7 +135,7 @@ def transformers(model: Model, workers: int, checkpoint: Path, stop: int | None,
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,
-        ignore_data_skip=True,  # the loader itself resumes
+        ignore_data_skip=True,  # the loader resumes by itself, so the Trainer must not skip batches
     )
     trainer = WithLoader(model=model, args=arguments, train_dataset=Samples(), callbacks=[Stop()] if stop else [])
     if resumes:
@@ -147,8 +147,9 @@ def transformers(model: Model, workers: int, checkpoint: Path, stop: int | None,
 
 
 def lightning(model: Model, workers: int, checkpoint: Path, stop: int | None, resumes: bool) -> None:
-    """The library's Trainer, which itself saves the states of loaders, and loads them only in the middle of an
-    epoch."""
+    """Runs the library's Trainer, which saves the loaders' states, and loads these states only in the middle of an
+    epoch.
+    """
     from lightning import LightningModule, Trainer
 
     loader = loader_of(workers)

@@ -1,4 +1,4 @@
-"""The limits that are numbers: read from the code, or measured.
+"""Collects the limits that are numbers. Some are constants in the code, and others are measured.
 
     python -m limits_table               # in tests/python/support: prints the tables of docs/limits.md
 
@@ -64,7 +64,6 @@ def array(item: int, size: int) -> Any:
 
 @contextmanager
 def loading(pipe: Any, workers: int, **options: Any) -> Iterator[DataLoader2[Any]]:
-    """A loader in the middle of an epoch."""
     service = MultiProcessingReadingService(workers, "fork", **options)
     with DataLoader2(pipe, reading_service=service) as loader:
         yield loader
@@ -75,7 +74,7 @@ def descriptors() -> int:
 
 
 def held_for(workers: int) -> int:
-    """Returns how many descriptors the main process holds for the loader and its workers."""
+    """Returns the number of descriptors that the main process keeps open for the loader and its workers."""
     before = descriptors()
     with loading(IterableWrapper(range(4 * workers)).sharding_filter(), workers) as loader:
         next(iter(loader))
@@ -83,7 +82,7 @@ def held_for(workers: int) -> int:
 
 
 def descriptors_of_workers() -> str:
-    """Describes how many descriptors the main process holds per worker and per loader."""
+    """Describes the number of descriptors that the main process keeps open per worker and per loader."""
     few, many = held_for(2), held_for(12)
     each = (many - few) // 10
     return f"{each} per worker, plus {few - 2 * each}"
@@ -108,7 +107,7 @@ def sizes_of_states(shuffle: bool) -> str:
 
 
 def large_item(size: int) -> str:
-    """Describes whether an item larger than the memory budget arrives."""
+    """Checks whether an item larger than the memory budget is delivered, and describes the result."""
     pipe = IterableWrapper(range(1)).sharding_filter().map(partial(array, size=size))
     with loading(pipe, 1, memory_budget=64 * MIB) as loader:
         (item,) = loader
@@ -140,7 +139,6 @@ def measured(size: int, workers: int) -> Iterator[tuple[str, Callable[[], str]]]
 
 
 def main() -> None:
-    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", type=int, default=2 << 30, help="bytes of the large item")
     parser.add_argument("--workers", type=int, default=256, help="how many to start")

@@ -1,4 +1,4 @@
-"""Runs both ends of a link in one process, for tests of the items that are sent over the link."""
+"""Runs both ends of a link in one process, for tests of the items that are sent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ class Loopback:
         self.epoch = 0
 
     def send(self, items):
-        """Sends items, and yields them as they arrive."""
         self.epoch += 1
         self.collector.start_epoch(self.epoch, 4)
         self.sender.start_epoch(self.epoch)

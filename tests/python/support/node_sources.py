@@ -19,14 +19,13 @@ def numbers(count: int) -> IterableWrapper[int]:
 
 
 def at_odds(number: int) -> int:
-    """A function that fails for 2."""
     if number == 2:
         raise ValueError("two")
     return 10 * number
 
 
 def outcomes(node: BaseNode[Any]) -> list[Any]:
-    """Returns the items of a node, with the texts of errors in their positions, at most 50."""
+    """Returns the items of a node, at most 50. The text of an error stands in the position of the failed item."""
     found: list[Any] = []
     while len(found) < 50:
         try:
@@ -39,7 +38,7 @@ def outcomes(node: BaseNode[Any]) -> list[Any]:
 
 
 class Epochs:
-    """A sampler that records and yields its epochs."""
+    """A sampler that stores the number of its epoch, and yields this number with each item."""
 
     def __init__(self, size: int) -> None:
         self.size, self.epoch = size, -1
@@ -52,7 +51,7 @@ class Epochs:
 
 
 class Places:
-    """A Stateful iterable that can only be read in the process where its state was loaded."""
+    """An iterable with a state. After a state was loaded, only the loading process can read the iterable."""
 
     def __init__(self, size: int) -> None:
         self.size, self.place, self.begun, self.loaded = size, 0, 0, False

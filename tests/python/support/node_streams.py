@@ -1,4 +1,6 @@
-"""Streams for nodes, one of each common kind, and a function that runs a plan of whole and abandoned epochs."""
+"""Streams for nodes, one of each common kind, and a function that reads some epochs to their end and leaves others
+early.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,6 @@ from torchdata.nodes import BaseNode, Loader
 
 
 class Stateless:
-    """Has no state."""
-
     def __init__(self, size: int) -> None:
         self.size = size
 
@@ -21,7 +21,9 @@ class Stateless:
 
 
 class GoesOn:
-    """Continues in the next iteration where the last one was left, and counts finished iterations."""
+    """A stream that begins each iteration at the position where the last iteration was left, and counts complete
+    iterations.
+    """
 
     def __init__(self, size: int) -> None:
         self.size, self.place, self.epoch = size, 0, 0
@@ -40,8 +42,6 @@ class GoesOn:
 
 
 class Itself(GoesOn):
-    """The same, as its own iterator."""
-
     def __iter__(self) -> Iterator[Any]:
         return self
 
@@ -59,8 +59,6 @@ GOING_ON: list[Callable[[int], Any]] = [GoesOn, Itself]
 
 
 class Uncheckpointed(BaseNode[int]):
-    """A node without states."""
-
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size = size
@@ -81,14 +79,15 @@ class Uncheckpointed(BaseNode[int]):
         raise NotImplementedError("no states here")
 
 
-#: The number of items to read in each epoch; None for all.
+#: For each epoch, the number of items to read, or None for all items.
 Plan = Sequence[int | None]
 
 
 def run(loader: Loader[Any], plan: Plan, save_at: tuple[int, int] | None = None) -> tuple[list[list[Any]], bytes]:
-    """Reads epochs according to a plan. Returns their items, and the pickled state at an epoch and a number of items.
+    """Reads epochs according to a plan. Returns the items of each epoch, and the pickled state at a position.
 
-    One more than the number of items of an epoch means its end.
+    `save_at` is an epoch and a number of items. A number that exceeds the epoch's items by one stands for the end of
+    the epoch.
     """
     epochs: list[list[Any]] = []
     state = b""

@@ -1,4 +1,4 @@
-"""User pipes and functions in a module without torch, so that a worker spawned for them need not import it."""
+"""User-defined pipes and functions in a module without torch, so that a spawned worker need not import torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TupleState(IterDataPipe):
 
 
 class Cutting(IterDataPipe):
-    """Replaces its own source while it runs, like samplers of graphs."""
+    """A pipe that replaces its own source while it runs, like samplers of graphs."""
 
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe

@@ -1,4 +1,4 @@
-"""Ctrl-C at random moments, pressed by another process."""
+"""Presses Ctrl-C at random moments, by a separate process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from waiting import wait_for
 
-#: Sends Ctrl-C at a random moment after each line that it receives.
+#: The program that sends Ctrl-C at a random moment after each line that it receives.
 PRESSER = """
 import os, random, signal, sys, time
 moments = random.Random(int(sys.argv[2]))
@@ -27,7 +27,7 @@ while sys.stdin.buffer.raw.read(1) == b"\\n":
 
 
 class Presser:
-    """Another process, which sends Ctrl-C to this one after each `again`."""
+    """A process that sends Ctrl-C to the current process after each call of `again`."""
 
     def __init__(self, seed: int) -> None:
         command = [sys.executable, "-c", PRESSER, str(os.getpid()), str(seed)]
@@ -36,12 +36,11 @@ class Presser:
         self._process.stdout.close()  # type: ignore[union-attr]
 
     def again(self) -> None:
-        """Makes the process send Ctrl-C a second time."""
         self._process.stdin.write(b"\n")  # type: ignore[union-attr]
 
     def end(self) -> None:
-        """Stops it. All signals of the process have arrived then. Ctrl-C should be ignored here."""
-        with contextlib.suppress(BrokenPipeError):  # it has exited
+        """Ends the process, and waits until its signals have arrived. The caller should ignore Ctrl-C meanwhile."""
+        with contextlib.suppress(BrokenPipeError):  # the process has already exited
             self._process.stdin.write(b"q")  # type: ignore[union-attr]  # closing is no use: workers hold it, too
         self._process.wait(120)
         self._process.stdin.close()  # type: ignore[union-attr]
@@ -65,7 +64,7 @@ def interrupts_raise() -> Iterator[None]:
 
 
 def await_held_back() -> None:
-    """Waits until a Ctrl-C that a finalizer has delayed arrives."""
+    """Waits until a Ctrl-C that a finalizer has delayed has arrived."""
     wait_for(lambda: all(thread.name != "torchdata-interrupt" for thread in threading.enumerate()))
 
 
@@ -81,8 +80,8 @@ def pressed(iterator: Iterator[Any], seed: int, look: Callable[[list[Any]], obje
             try:
                 presser.again()
                 handler.armed = True
-                got.extend(iterator)  # C code, so that items that left the loader are in the list
-                handler.armed = False  # an earlier signal makes the loop begin again, and end at once
+                got.extend(iterator)  # a loop in C, so that no item is lost between the loader and the list
+                handler.armed = False  # if an earlier signal interrupts this line, the next loop ends immediately
                 break
             except KeyboardInterrupt:
                 handler.armed = False
@@ -97,7 +96,7 @@ def pressed(iterator: Iterator[Any], seed: int, look: Callable[[list[Any]], obje
 
 @contextlib.contextmanager
 def alarm(seconds: float | None, handle: Callable[..., Any] | None = None) -> Iterator[None]:
-    """Makes SIGALRM call a function after `seconds`, if given. Restores handlers and timer afterwards."""
+    """Makes SIGALRM call a function after `seconds`, if given. Restores the handlers and the timer at the end."""
     before = [(number, signal.getsignal(number)) for number in (signal.SIGALRM, signal.SIGINT)]
     left, interval = signal.setitimer(signal.ITIMER_REAL, 0)
     try:
@@ -117,5 +116,4 @@ def alarm(seconds: float | None, handle: Callable[..., Any] | None = None) -> It
 
 
 def press(*_: Any) -> None:
-    """Handles a simulated Ctrl-C, which must not raise KeyboardInterrupt at arbitrary points."""
     signal.raise_signal(signal.SIGINT)

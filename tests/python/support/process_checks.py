@@ -1,4 +1,4 @@
-"""Shared code of the tests of worker processes: creates loaders, and checks for leftovers."""
+"""Code shared by the tests of worker processes: creates loaders, and checks for leftovers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def with_methods(first, *others):
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    """Checks that a test does not leave a process, file, descriptor or mapping. Import it to apply it to a file."""
+    """Checks that a test leaves no process, file, descriptor or mapping. A file of tests that imports this fixture
+    applies it to all its tests.
+    """
     gc.collect()
     before = descriptors(), set(children()), shared_files(), shared_mappings()
     with started_children() as started:
@@ -61,7 +63,7 @@ def identity(x):
 
 
 def kill_fork_server():
-    """Kills the process that forks the program's workers. The next worker uses another one."""
+    """Kills the process that forks the program's workers. The next worker starts a new fork server."""
     pid = fork_server()
     if pid is not None:
         os.kill(pid, signal.SIGKILL)
@@ -69,7 +71,7 @@ def kill_fork_server():
 
 
 class ExitsAt:
-    """A function for workers that exits with code 7 at an item, `after` a number of seconds."""
+    """A function for workers that exits with code 7 at an item, after a number of seconds."""
 
     def __init__(self, at, after=0.0):
         self.at, self.after = at, after
@@ -82,7 +84,7 @@ class ExitsAt:
 
 
 class Sleeps:
-    """Sleeps at the item, for some time or forever."""
+    """A function for workers that sleeps at an item, for some time or forever."""
 
     def __init__(self, at, seconds=1000.0):
         self.at = at

@@ -1,11 +1,11 @@
-"""Random bytes in shared memory: each run must end with correct items or an error, and release all resources.
+"""Writes random bytes into shared memory. Each run must end with correct items or an error, and release all resources.
 
     python -m drivers scribbles --seconds 1800 --runs 5000     # in tests/python/support
 
-A worker, the dispatching process or the main process writes random bytes into the rings, the bells, the counters or the
-memory for stacks, once or with each item. The blocks of arrays are not changed, because they contain user data without
-a checksum. In any case, the received items must be the first ones of the correct items, and `stats`, `diagnose`,
-`shutdown` and object deletion must not raise.
+A worker, the dispatching process or the main process writes random bytes into the rings, the wake-up words, the
+counters or the memory for stacks, once or with each item. The blocks of arrays are not changed, because they contain
+user data without a checksum. In any case, the received items must be the first ones of the correct items, and `stats`,
+`diagnose`, `shutdown` and object deletion must not raise.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
 COUNT, WORKERS = 30, 2
-#: Seconds without an item after which a damaged link is an error.
+#: Seconds without an item after which a damaged link leads to an error.
 TIMEOUT = 0.5
 #: Bytes of a link before its arena: the header, the ring and the ring of returned blocks, with default sizes.
 _BEFORE_BLOCKS = 4096 + (256 << 10) + 8 * 4096
@@ -39,7 +39,7 @@ _TARGETS = ("links", "bells", "counters", "stacks", "any")
 
 
 def _mappings():
-    """Returns address, length and kind of each shared mapping of this process."""
+    """Yields address, length and kind of each shared mapping of this process."""
     with open("/proc/self/maps") as maps:
         found = [_MAPPING.match(line) for line in maps]
     for one in filter(None, found):
@@ -49,7 +49,7 @@ def _mappings():
 
 
 def _stacks():
-    """Returns the descriptors that processes write their stacks to."""
+    """Yields the descriptors of the memory into which processes write their stacks."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:torchdata-stacks"):
@@ -65,7 +65,6 @@ class Scribbler:
         self.seed, self.target, self.most = seed, target, most
 
     def scribble(self, salt):
-        """Writes once in the current process."""
         rng = random.Random(f"{self.seed} {salt}")
         if self.target == "stacks" or (self.target == "any" and rng.random() < 0.1):
             for descriptor in _stacks():
@@ -76,7 +75,7 @@ class Scribbler:
             return
         first, length, _ = rng.choice(found)
         for _ in range(rng.randrange(1, self.most + 1)):
-            # The beginnings of memory pages are most important: headers, and the current contents of a ring.
+            # Most writes hit the beginnings of memory pages, which contain headers and the current contents of a ring.
             page = rng.choice([0, 0, 1, rng.randrange(1 + length // 4096)])
             place = (4096 * page + rng.randrange(rng.choice([768, 1600, 4096]))) % length
             size = min(rng.choice([1, 4, 8, 64, 512]), length - place)
@@ -120,8 +119,6 @@ class Loader2:
 
 
 class Stateful:
-    """A `StatefulDataLoader`."""
-
     def __init__(self, plan):
         from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -137,8 +134,6 @@ class Stateful:
 
 
 class Node:
-    """A `ParallelMapper`."""
-
     def __init__(self, plan):
         from torchdata.nodes import IterableWrapper as Source
         from torchdata.nodes import Loader, ParallelMapper
@@ -160,7 +155,7 @@ if TORCH:
 
 
 class Plan:
-    """The loader, the process that writes, and how often it writes."""
+    """The plan of a run: the loader, the process that writes, and the items at which it writes."""
 
     def __init__(self, seed):
         rng = random.Random(f"scribbles {seed}")
@@ -181,7 +176,7 @@ class Plan:
 
 
 def check(plan):
-    """Runs a loader; returns whether it reached its end."""
+    """Runs a loader. Returns whether the loader reached its end."""
     patience = shutdown.ASKED, stalls.STALL
     shutdown.ASKED, stalls.STALL = 0.3, 0.2
     faulthandler.dump_traceback_later(60, exit=True)
@@ -217,7 +212,7 @@ def _run(plan):
             if rng.random() < plan.looks / 4:
                 _look(opened)
         whole = True
-    except Exception as error:  # any error is correct, unless it was raised by an observer
+    except Exception as error:  # any error is correct, except errors of `_look`
         if isinstance(error, _LookingError):
             raise
     assert got == list(range(COUNT))[: len(got)], got
@@ -233,7 +228,7 @@ def _run(plan):
 
 
 class _LookingError(Exception):
-    """Observing a loader has raised an error."""
+    """Raised if observing a loader has failed."""
 
 
 def _look(opened):

@@ -1,10 +1,10 @@
-"""Random items of tensors, sent over a link and compared with the result of pickling.
+"""Random items of tensors, which are sent over a link and compared with the result of pickling.
 
-A case consists of some storages of random types, random views of them (slices, other orders and shapes, repeated
-elements), and random containers. Received tensors must have the same elements, shapes and types as after unpickling,
-and share memory in the same way: a write to one tensor is visible in the same others. After these checks, parts of the
-received items are dropped in random order while more items are sent. Everything that is kept must stay unchanged, and
-dropping the last reference must release the memory.
+A case consists of some storages of random types, random views of these storages (slices, other orders and shapes,
+repeated elements), and random containers. Received tensors must have the same elements, shapes and types as after
+unpickling, and share memory in the same way. A write to one tensor must therefore be visible in the same other tensors
+as after unpickling. After these checks, parts of the received items are dropped in random order while more items are
+sent. All items that are kept must stay unchanged, and dropping the last reference must release the memory.
 
 By hand: `python -m drivers tensors --seconds 600 --seed 1`.
 """
@@ -31,8 +31,9 @@ DTYPES = [getattr(torch, name) for name in NAMES.split() if hasattr(torch, name)
 
 
 def storage(draw):
-    """Returns a one-dimensional tensor with its own storage, with a size from a few bytes to several blocks of an
-    arena."""
+    """Returns a one-dimensional tensor with its own storage. The size ranges from a few bytes to several blocks of an
+    arena.
+    """
     dtype = draw.choice(DTYPES)
     size = draw.choice([1, 7, 60, 960, 12_000, 40_000])
     content = torch.tensor(draw.choices(range(2 if dtype is torch.bool else 256), k=97), dtype=torch.uint8)
@@ -81,7 +82,6 @@ def repeated(draw, tensor):
 
 
 def item(draw):
-    """Returns a tensor, or a container of tensors."""
     storages = [storage(draw) for _ in range(draw.choice([1, 1, 2, 4]))]
     count = draw.choice([1, 1, 2, 3, 6])
     tensors = [view(draw, draw.choice(storages)) for _ in range(count)]
@@ -104,7 +104,9 @@ def in_dict(tensor):
 
 
 def pickled(sent):
-    """Returns the result of pickling an item, in torch's file format, because plain pickles cannot load each type."""
+    """Returns an item after pickling and unpickling in torch's file format, because plain pickles do not support all
+    types.
+    """
     file = io.BytesIO()
     torch.save(sent, file)
     file.seek(0)
@@ -112,7 +114,6 @@ def pickled(sent):
 
 
 def tensors_in(found):
-    """Returns the tensors of an item, in order."""
     if isinstance(found, torch.Tensor):
         return [found]
     if isinstance(found, dict):
@@ -121,7 +122,6 @@ def tensors_in(found):
 
 
 def content(tensor):
-    """Returns the elements as bytes."""
     if tensor.numel() == 0:
         return b""
     return bytes(tensor.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy())
@@ -132,8 +132,9 @@ def described(tensor):
 
 
 def strides_on_arrival(tensor):
-    """Returns the expected strides of a received tensor that shares no memory: the original strides if its elements are
-    contiguous."""
+    """Returns the expected strides of a received tensor that shares no memory. Contiguous elements keep the original
+    strides.
+    """
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     if tensor.numel() == 0 or last < tensor.numel():
         return tensor.stride()
@@ -142,12 +143,12 @@ def strides_on_arrival(tensor):
 
 
 def significant(tensor, strides):
-    """Returns the strides along dimensions with more than one element, because all other strides are irrelevant."""
+    """Returns the strides along dimensions with more than one element. All other strides have no effect."""
     return [stride for size, stride in zip(tensor.shape, strides, strict=True) if size > 1] if tensor.numel() else []
 
 
 def write_everywhere(draw, tensors):
-    """Writes one element of each tensor, and yields the contents of all after each write."""
+    """Writes one element of each tensor, and yields the contents of all tensors after each write."""
     seen = []
     for tensor in tensors:
         if tensor.numel():
@@ -165,7 +166,7 @@ def flattened(tensor):
 
 
 def holders(draw, tensor):
-    """Returns another object that refers to a tensor's memory, as a program may create it."""
+    """Returns another object that refers to a tensor's memory, like objects in users' programs."""
     return draw.choice([same, lambda t: t[...], lambda t: t.detach(), lambda t: t.untyped_storage(), Loaned])(tensor)
 
 
@@ -177,7 +178,7 @@ class Loaned:
 
 
 def check(draw, link, digest):
-    """Sends one random item and compares."""
+    """Sends one random item, and compares the received item with the original."""
     sent = item(draw)
     reference = pickled(sent)
     received = link.one(sent)
@@ -201,7 +202,7 @@ def in_use(link):
 
 
 def run(seed, cases):
-    """Runs cases from a seed; returns a digest of everything received."""
+    """Runs the cases of a seed, and returns a digest of all received items."""
     draw, digest = random.Random(seed), hashlib.sha256()
     link = Loopback(budget=8 << 20)
     kept = []
@@ -218,8 +219,9 @@ def run(seed, cases):
 
 
 def hold_to_the_end(seed):
-    """Drops a large tensor reference by reference, in random order. Only dropping the last reference must release the
-    block."""
+    """Deletes references to a large tensor one by one, in random order. Only deleting the last reference must release
+    the block.
+    """
     draw = random.Random(seed)
     link = Loopback()
     held = [link.one(torch.arange(50_000))]
@@ -233,7 +235,7 @@ def hold_to_the_end(seed):
 
 
 def check_many(seed):
-    """Runs some cases of a seed; returns how many."""
+    """Runs some cases of a seed, and returns their number."""
     run(seed, 50)
     hold_to_the_end(seed)
     return 50

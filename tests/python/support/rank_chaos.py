@@ -1,11 +1,10 @@
-"""Faults of ranks at random moments: the errors of the remaining ranks, their delay, and leftovers.
+"""Lets ranks fail at random moments, and checks the errors of the remaining ranks, their delay, and leftovers.
 
     python -m drivers ranks --seconds 600 --jobs 2
 
-A job has 2 to 4 ranks that run a few short epochs. The seed of a job determines everything except the timing: how the
-ranks run, the rank that fails, how it fails, and the moment. Rank 0 may hold the store of the job, as without torchrun.
-Ranks are forked from a process that has imported torch, and end through the interpreter's own exit. `judge` contains
-the rules.
+A job has 2 to 4 ranks that run a few short epochs. The seed of a job determines how the ranks run, which rank fails,
+how it fails, and the moment. Only the timing varies. Rank 0 may hold the store of the job, as without torchrun. Ranks
+are forked from a process that has imported torch, and exit like ordinary interpreters. `judge` contains the rules.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from typing import Any, NoReturn
 from drivers.frame import Driver, Leaves
 from watchdog import session
 
-#: All survivors must have raised within this number of seconds after the timeout. The rule is 1.5 seconds; the
-#: remaining time allows for busy machines.
+#: All surviving ranks must have raised an error within the timeout plus this number of seconds. The rule is 1.5
+#: seconds, and the remaining time allows for busy machines.
 GRACE = 3.0
 
 #: Seconds until a rank that has raised, and all its processes, must be gone.
 EXIT_GRACE = 30.0
 
-#: The moments when a fault may hit its rank.
+#: The moments at which a fault may occur.
 MOMENTS = ["before the loader", "opening", "first item", "epoch", "between epochs", "last epoch", "shutdown"]
 
 ACTIONS = ["kill", "stop", "stop and go on soon", "stop and go on late", "raise", "hang"]
@@ -48,7 +47,7 @@ EPOCHS, ITEMS = 3, 8
 
 @dataclass
 class Plan:
-    """The plan of a job, drawn from its seed."""
+    """The plan of a job, which its seed determines."""
 
     seed: int
     ranks: int
@@ -59,10 +58,10 @@ class Plan:
     action: str
     moment: str
     delay: float  # seconds between the moment and the fault
-    pace: float  # seconds for each item
+    pace: float  # seconds of work for each item
     pause: float  # seconds between epochs
-    leaves: bool = False  # whether all ranks leave their loop in the middle of the second epoch
-    results: str | None = None  # a file for a line about the job
+    leaves: bool = False  # whether all ranks leave the second epoch early
+    results: str | None = None  # a file to which a line about the job is appended
 
     @classmethod
     def draw(cls, seed: int) -> Plan:
@@ -89,11 +88,11 @@ class Plan:
 
 
 class Chaos(Exception):
-    """The error that user code raises on a rank."""
+    """The error that the user's code raises on a rank."""
 
 
 class Diary:
-    """The events of one rank, each written immediately as a line."""
+    """The events of one rank. Each event is written immediately as a line."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.file = os.open(folder / f"{rank}.log", os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
@@ -104,7 +103,6 @@ class Diary:
 
 
 def hold_store(folder: Path) -> Any:
-    """Starts the store of the job in this process."""
     import torch.distributed as dist
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -114,14 +112,13 @@ def hold_store(folder: Path) -> Any:
 
 
 def run_agent(folder: Path) -> None:
-    """The program of a process that holds the store without being a rank, like torchrun's agent."""
+    """Holds the store in a process that is not a rank, like torchrun's agent."""
     store = hold_store(folder)
     while store is not None:
         signal.pause()
 
 
 def run_rank(plan: Plan, rank: int, folder: Path) -> None:
-    """The program of one rank."""
     from datetime import timedelta
 
     import torch.distributed as dist
@@ -139,7 +136,7 @@ def run_rank(plan: Plan, rank: int, folder: Path) -> None:
     home = os.getpid()
 
     def reached(moment: str) -> None:
-        """Causes the fault if this is its moment."""
+        """Causes the fault if the planned moment is reached."""
         if os.getpid() == home:
             diary.note("moment", moment=moment)
         if mine and moment == plan.moment:
@@ -161,7 +158,7 @@ def run_rank(plan: Plan, rank: int, folder: Path) -> None:
     counts: list[int] = []
     loader: Any = None
     diary.note("joined")
-    # errors of torch itself are not tested
+    # The job begins after all ranks have joined, because errors of torch itself are not tested.
     while sum(path.suffix == ".joined" for path in folder.iterdir()) < plan.ranks:
         (folder / f"{rank}.joined").touch()
         time.sleep(0.01)
@@ -208,7 +205,7 @@ def run_rank(plan: Plan, rank: int, folder: Path) -> None:
 
 
 class Rank:
-    """A rank of a running job from the driver's point of view."""
+    """A rank of a running job, as the driver observes it."""
 
     def __init__(self, pid: int, folder: Path, rank: int) -> None:
         self.pid, self.rank = pid, rank
@@ -242,13 +239,13 @@ class Rank:
 
 
 def begin(program: Callable[[], None]) -> NoReturn:
-    """Continues as another program in this forked process, which ends through the interpreter's own exit."""
+    """Runs another program in this forked process, which then exits like an ordinary interpreter."""
     _ranks.add(os.getpid())
     raise Leaves(program)
 
 
 def run_job(plan: Plan, folder: Path) -> dict[str, Any]:
-    """Runs a job with its fault; returns the results."""
+    """Runs a job with its fault, and returns the results."""
     agent = os.fork() if plan.store == "outside" else None
     if agent == 0:
         begin(lambda: run_agent(folder))
@@ -268,7 +265,7 @@ def run_job(plan: Plan, folder: Path) -> dict[str, Any]:
         for rank in ranks:
             rank_left = [pid for pid in session(rank.pid) if pid != rank.pid]
             if rank_left and rank.exit is not None:
-                time.sleep(2)  # workers notice the exit of their main process, and exit
+                time.sleep(2)  # workers notice that their main process has exited, and then exit
                 rank_left = session(rank.pid)
                 left += rank_left
     finally:
@@ -287,8 +284,8 @@ def run_job(plan: Plan, folder: Path) -> dict[str, Any]:
 
 
 def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
-    """Causes the fault at its moment, and waits until all other ranks are gone; returns the time of the fault, and when
-    the victim continued.
+    """Causes the fault at its moment, and waits until the other ranks have exited. Returns the times of the fault and
+    of the victim's continuation.
     """
     victim = ranks[plan.victim]
     due: float | None = None
@@ -313,8 +310,8 @@ def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
             if plan.action == "stop and go on soon" and now > struck + plan.timeout / 4:
                 victim.signal(signal.SIGCONT)
                 resumed = now
-            # This rank ends differently, because CPython before 3.14 aborts if a thread returns from torch at that
-            # time.
+            # The victim must not continue while the other ranks exit, because CPython before 3.14 aborts if a thread
+            # returns from torch at that time.
             others_gone = all(rank.exit is not None for rank in ranks if rank is not victim)
             late = struck + 2 * plan.timeout + (1 if others_gone else 12)
             if plan.action == "stop and go on late" and now > late:
@@ -337,8 +334,8 @@ def judge(
 ) -> dict[str, Any]:
     """Returns the rules that the job violated.
 
-    Every rank except the victim must end in time, with whole epochs or with an error that names the victim. The process
-    of such a rank must exit soon afterwards, by itself and without leftovers. No message about a C++ termination may be
+    Every rank except the victim must end in time, with whole epochs or with an error that names the victim. The rank's
+    process must exit soon afterwards without a signal and without leftovers. No message about a C++ termination may be
     printed.
     """
     broken: list[str] = []
@@ -400,7 +397,7 @@ def blamed(text: str) -> set[int]:
 
 
 def check(plan: Plan) -> int:
-    """Runs a job; returns how many ranks reported an error.
+    """Runs a job, and returns the number of reported results.
 
     Raises:
         AssertionError: the job violated a rule.
@@ -420,7 +417,7 @@ def check(plan: Plan) -> int:
     return len(lines)
 
 
-#: The ids of the processes that were forked from a plan's process, possibly including this one.
+#: The ids of the processes that were forked from a plan's process. In such a process, the set contains its own id.
 _ranks: set[int] = set()
 
 
@@ -447,7 +444,7 @@ def with_torch(_options: argparse.Namespace) -> Iterator[None]:
     import torchdata.dataloader2
     import torchdata.datapipes.iter  # noqa: F401
 
-    gc.freeze()  # otherwise, garbage collection at exit makes each rank copy all imported objects
+    gc.freeze()  # without freezing, garbage collection at exit makes each rank copy all imported objects
     yield
 
 

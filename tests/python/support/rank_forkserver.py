@@ -1,9 +1,9 @@
 """Starts the programs of ranks as forks of a process that has imported torch, because the import takes longer than most
 runs.
 
-As a program, it is that process: it executes orders from the socket on its standard input until the opposite end is
-closed. The programs get the given command line, environment and standard output, and end through the interpreter's own
-exit. The programs are children of this process, which reaps them on request.
+Run as a program, this module is that process. The process executes orders from the socket on its standard input until
+the opposite end is closed. The programs get the given command line, environment and standard output, and exit like
+ordinary interpreters. The programs are children of this process, which collects their exit codes on request.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ForkedProgram:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Returns the exit code of the program; None while it runs."""
+        """Returns the exit code of the program, or None while the program runs."""
         if self.returncode is None and select.select([self._process], [], [], 0)[0]:
             self.returncode = os.waitstatus_to_exitcode(_ask({"reap": self.pid}))
         return self.returncode
@@ -62,7 +62,7 @@ class ForkedProgram:
             os.kill(self.pid, number)
 
     def communicate(self, timeout: float = 60.0) -> tuple[str, None]:
-        """Returns the text of its standard output and error after it has ended."""
+        """Waits until the program has ended, and returns the text of its standard output and error."""
         until, written = time.monotonic() + timeout, b""
         while self._output >= 0:
             if not select.select([self._output], [], [], max(0.0, until - time.monotonic()))[0]:
@@ -76,7 +76,6 @@ class ForkedProgram:
         return written.decode(), None
 
     def end(self) -> None:
-        """Kills the program and its process group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self.wait()
@@ -110,7 +109,7 @@ def _ask(order: dict[str, Any], *descriptors: int) -> int:
 
 
 def serve(asked: socket.socket) -> None:
-    """Executes orders. In started programs, it returns with `__main__` prepared."""
+    """Executes orders. In a started program, the function returns after preparing `__main__`."""
     import numpy as np
     import torch.distributed  # noqa: F401
 
@@ -151,7 +150,7 @@ def serve(asked: socket.socket) -> None:
         os.close(descriptors[0])
         started.add(pid)
         asked.send(str(pid).encode())
-    for pid in started:  # the process that ordered them has exited
+    for pid in started:  # the process that sent the order has exited
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
     os._exit(0)

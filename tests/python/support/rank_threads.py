@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, for loaders that communicate through a user-defined group."""
+"""Runs ranks as threads of one process, for loaders with a user-defined process group."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-#: The number of seconds that a rank waits for all ranks.
+#: The number of seconds that a rank waits for all other ranks.
 PATIENCE = 60.0
 
 
@@ -26,8 +26,6 @@ class _Meeting:
 
 
 class ThreadGroup:
-    """The group of one rank; see `torchdata._ranks.RankGroup`."""
-
     def __init__(self, meetings: tuple[_Meeting, _Meeting], rank: int) -> None:
         self._seeds, self._steps = meetings
         self.rank, self.world_size = rank, self._seeds.barrier.parties
@@ -40,7 +38,9 @@ class ThreadGroup:
 
 
 def in_ranks(ranks: int, body: Callable[[ThreadGroup], Any]) -> list[Any]:
-    """Returns the results of the body by rank. An error on one rank ends all, and is raised."""
+    """Runs the body on all ranks, and returns the results by rank. If an error occurs on one rank, all ranks end, and
+    the error is raised.
+    """
     meetings = _Meeting(ranks), _Meeting(ranks)
     found: list[Any] = [None] * ranks
     failures: list[BaseException] = []

@@ -1,6 +1,7 @@
-"""Real ranks for tests: processes of one job on loopback, on gloo.
+"""Starts real ranks for tests: processes of one job, which communicate over loopback by gloo.
 
-A test's script is the body of a function `main(rank)`. The result or exception of this function is returned, pickled.
+A test's script is the body of a function `main(rank)`. The test receives the pickled result or exception of this
+function.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Job:
 
     Args:
         folder: the folder for the results.
-        processes: one process for each rank, or one that starts all.
+        processes: one process for each rank, or a single process that starts all ranks.
     """
 
     def __init__(self, folder: Path, processes: list[subprocess.Popen[str] | ForkedProgram], ranks: int) -> None:
@@ -88,7 +89,7 @@ class Job:
         self.processes.append(_start([*command, str(self.folder / "job.py"), cut], _environment(self.folder)))
 
     def outcome(self, rank: int, seconds: float = 200) -> Any:
-        """Returns the result or error of the rank, and the number of seconds until it arrived."""
+        """Returns the result or error of the rank, and the number of seconds until the rank returned it."""
         until = time.monotonic() + seconds
         path = self.folder / str(rank)
         while not path.exists():
@@ -142,9 +143,9 @@ def gloo_job(
 
 
 def torchrun(program: Path, ranks: int = 2) -> list[str]:
-    """Runs a program on ranks that find each other as with torchrun, and returns the output of each.
+    """Runs a program on ranks that find each other as with torchrun, and returns the output of each rank.
 
-    The launcher and each rank would import torch. Here, the ranks are forks of a process that has imported it.
+    The launcher and each rank would import torch. Here, the ranks are forks of a process that has imported torch.
     """
     import torch.distributed as dist
 
@@ -171,7 +172,7 @@ def torchrun(program: Path, ranks: int = 2) -> list[str]:
 
 
 def mpirun() -> str:
-    """Returns the launcher of the MPI in the test environment."""
+    """Returns the `mpirun` command of the test environment."""
     beside = Path(sys.executable).parent / "mpiexec"
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     assert found is not None, "no mpiexec: pip install mpich"
@@ -185,7 +186,9 @@ def _write(tmp_path: Path, body: str) -> Path:
 
 
 def environment_of_ranks() -> dict[str, str]:
-    """Returns the environment for a launcher of ranks: on loopback, and as if this process were not a rank."""
+    """Returns the environment for a launcher of ranks. Ranks communicate over loopback, and the variables of a rank are
+    removed.
+    """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "OMPI", "MPI"))}
     return inherited | {"PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": "lo"}
 

@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine for a file of tests."""
+"""Runs a Ray cluster on this machine for a file of tests."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 
 import torchdata
 
-#: Skips a file of tests if a wheel of Ray for the current Python does not exist.
+#: Skips a file of tests if Ray is not installed, for example because it has no wheel for the current Python.
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None,
     reason="Ray is not installed: it has no wheel for this Python, or none could be had",
 )
 
-#: A file of tests with Ray runs in a separate process, because leftovers of Ray would crash in children that later
-#: tests fork. Warnings of Ray and its libraries at import and exit are ignored.
+#: Runs a file of tests with Ray in a separate process, because remains of Ray would crash in children that later tests
+#: fork. Ignores warnings that Ray and its libraries emit at import and exit.
 of_ray = [
     pytest.mark.ray,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -45,7 +45,7 @@ _SETTINGS = {
 
 @contextmanager
 def environment(**more: str) -> Iterator[None]:
-    """Context with the environment for starting a cluster with workers that can import the modules of this folder.
+    """Sets the environment for starting a cluster. The cluster's workers can import the modules of this folder.
 
     Args:
         more: further settings of Ray.
@@ -66,9 +66,9 @@ def environment(**more: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-#: Small and without a dashboard.
+#: Options for a small cluster without a dashboard.
 OPTIONS: dict[str, Any] = {"include_dashboard": False, "object_store_memory": 200_000_000}
-#: Without log monitoring and autoscaling.
+#: Options that disable log monitoring and autoscaling.
 HEAD: dict[str, Any] = {**OPTIONS, "no_monitor": True, "include_log_monitor": False}
 SILENT: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
 
@@ -80,7 +80,7 @@ def _patiently(start: Callable[[], Any], undo: Callable[[], object] = bool) -> A
     for _ in range(2):
         try:
             return start()
-        except Exception as error:  # has no class of its own
+        except Exception as error:  # the error has no class of its own
             if "timed out during startup" not in str(error):
                 raise
             undo()
@@ -89,7 +89,7 @@ def _patiently(start: Callable[[], Any], undo: Callable[[], object] = bool) -> A
 
 @contextmanager
 def cluster(**more: str) -> Iterator[Any]:
-    """Runs a cluster of one node, and always shuts it down.
+    """Runs a cluster of one node, and shuts it down at the end.
 
     Args:
         more: further settings of Ray.
@@ -102,13 +102,12 @@ def cluster(**more: str) -> Iterator[Any]:
 
 @contextmanager
 def nodes(count: int, processors: int = 0, **more: str) -> Iterator[Any]:
-    """Runs a cluster with `count` nodes on this machine in addition to the first one.
+    """Runs a cluster with `count` nodes in addition to the first node, all on this machine.
 
-    The cluster is ended here, not by an exit handler, which would also run in children forked by later tests, and crash
-    there.
+    The context ends the cluster. An exit handler would also run in children that later tests fork, and crash there.
 
     Args:
-        count: how many nodes there are in addition to the first one.
+        count: the number of nodes in addition to the first node.
         processors: the number of processors of the first node for workers.
         more: further settings of Ray.
     """
@@ -130,18 +129,17 @@ def nodes(count: int, processors: int = 0, **more: str) -> Iterator[Any]:
 
 
 def join(made: Any) -> None:
-    """Joins a cluster of several nodes, for the first time or again."""
+    """Joins a cluster of several nodes. May be called again after leaving the cluster."""
     import ray
 
     ray.init(address=made.address, **SILENT)
 
 
 def add(made: Any, **options: Any) -> Any:
-    """Adds a node to a cluster of several."""
     return _patiently(lambda: made.add_node(object_store_memory=OPTIONS["object_store_memory"], **options))
 
 
 def raylet_of(node: Any) -> int:
-    """Returns the id of a node's own process, which also holds its objects."""
+    """Returns the id of the node's main process, which also stores the node's objects."""
     pid: int = node.all_processes["raylet"][0].process.pid
     return pid

@@ -1,4 +1,5 @@
-"""Pipelines that workers on any machine can import. Each worker imports this file, so it imports only what it needs.
+"""Pipelines that workers on any machine can import. Each worker imports this file, so the file imports only what all
+workers need.
 
 Importing NumPy doubles the start time of a worker, so NumPy is imported only for items that need it.
 """
@@ -37,7 +38,6 @@ def wide(x: int) -> bytes:
 
 
 def as_it_is(pipe: Any) -> Any:
-    """Returns the pipe unchanged."""
     return pipe
 
 
@@ -67,7 +67,7 @@ def numbered(count: int) -> Any:
 
 
 def dealt(count: int, before: Any = as_it_is, shuffles: bool = True) -> Any:
-    """Returns a pipe over numbers that one process distributes, after applying `before`."""
+    """Returns a pipe over numbers. One process applies `before`, and distributes the items to the workers."""
     pipe: Any = IterableWrapper(range(count))
     pipe = before(pipe.shuffle() if shuffles else pipe)
     return pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)

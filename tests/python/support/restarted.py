@@ -1,4 +1,4 @@
-"""Loaders that replace their processes when these exit, and pipelines for such loaders."""
+"""Loaders that replace exited processes, and pipelines for these loaders."""
 
 from __future__ import annotations
 

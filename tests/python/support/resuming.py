@@ -1,4 +1,4 @@
-"""Reads loaders up to a position, and from a state on. Each of these loaders is shut down afterwards."""
+"""Reads loaders up to a position, or from a state on. Each loader is shut down afterwards."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def begun(loader: Any, state: Any = None, seed: int = 3) -> Any:
-    """Returns the loader after loading the state, or after setting a seed if the state is None."""
+    """Returns the loader after it loaded the state. If the state is None, the loader is seeded instead."""
     if state is None:
         loader.seed(seed)
     else:
@@ -25,14 +25,14 @@ def epochs_of(loader: Any, count: int = 2) -> list[list[Any]]:
 
 
 def stopped(loader: Any, count: int, **options: Any) -> tuple[list[Any], Any]:
-    """Returns the first items of an epoch, and the state after them."""
+    """Returns the first items of an epoch, and the state after these items."""
     with loader:
         reading = iter(loader)
         return [next(reading) for _ in range(count)], saved(loader, **options)
 
 
 def continued(loader: Any, count: int) -> tuple[list[Any], Any, list[Any]]:
-    """Returns the first items of an epoch, the state after them, and the remaining items."""
+    """Returns the first items of an epoch, the state after these items, and the remaining items."""
     with loader:
         reading = iter(loader)
         return [next(reading) for _ in range(count)], saved(loader), list(reading)

@@ -31,7 +31,7 @@ BUCKETS = {
 
 @contextlib.contextmanager
 def serving() -> Iterator[Any]:
-    """Runs a server with the buckets, and sets the environment to use it; yields boto3's client."""
+    """Runs a server with the buckets, sets the environment variables for this server, and yields boto3's client."""
     with s3_server() as endpoint, pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             patch.delenv(name)

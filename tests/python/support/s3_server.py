@@ -1,5 +1,5 @@
-"""A real S3 server for tests: moto's, in a separate process, so that forks and open files of tests are counted without
-it.
+"""Runs a complete S3 server for tests, namely moto's server. The server's process is separate, so that tests do not
+count its forks and open files.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 from server_process import server_process
 
-#: Keys per request, so that few objects make many pages (Amazon's limit is 1,000).
+#: Maximum number of keys per listing, so that few objects fill many pages. Amazon's limit is 1,000.
 KEYS_PER_PAGE = 20
 
 _SERVER = f"""
@@ -35,12 +35,10 @@ ENVIRONMENT = {
 
 
 def s3_server() -> AbstractContextManager[str]:
-    """Runs a server; yields its URL."""
     return server_process("-W", "ignore", "-c", _SERVER)
 
 
 def fill(endpoint: str, buckets: dict[str, dict[str, bytes]]) -> Any:
-    """Creates buckets with objects; returns boto3's client."""
     import boto3
 
     client = boto3.client(

@@ -1,4 +1,4 @@
-"""Runs a program as in a sandbox: the named system calls fail as under a filter, or in an old kernel.
+"""Runs a program as in a sandbox: the named system calls fail as under a system call filter, or in an old kernel.
 
 `python -m sandboxed EPERM memfd_create,pidfd_open PROGRAM…`
 """
@@ -14,7 +14,7 @@ import sys
 
 __all__ = ["forbid"]
 
-#: Numbers of system calls by machine.
+#: The numbers of the system calls, by machine architecture.
 _NUMBERS = {"x86_64": {"memfd_create": 319, "pidfd_open": 434}, "aarch64": {"memfd_create": 279, "pidfd_open": 434}}
 #: See seccomp(2) and linux/filter.h.
 _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def server_process(*arguments: str, told: str = "") -> Iterator[str]:
-    """Runs Python with these arguments, sends it a line, and yields the URL with the port that it prints."""
+    """Runs Python with these arguments, and sends a line to its standard input. Yields the URL with the port that the
+    process prints.
+    """
     command = [sys.executable, *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None

@@ -2,9 +2,8 @@
 
     python -m drivers positions --seconds 5000    # in tests/python/support
 
-A plan consists of a pipeline from the tests of shards, and the number of workers of the loader that saves. The plan
-takes a state at each position. A new interpreter loads each of them with each number of workers, and reads three
-epochs.
+A plan consists of a pipeline from the tests of shards, and the number of workers of the loader that saves. The loader
+saves a state at each position. A new interpreter loads each state with each number of workers, and reads three epochs.
 """
 
 from __future__ import annotations
@@ -30,10 +29,11 @@ from rank_threads import in_ranks
 FOLDER = Path(__file__).resolve().parents[1]
 sys.path += [str(FOLDER / "dataloader2"), str(FOLDER / "stateful_dataloader")]
 
-#: Number of items of an epoch without splits, and with splits, which then have equal sizes.
+#: Number of items of an epoch without splits, the number with splits, and the number of splits. All splits have equal
+#: sizes.
 ITEMS, SPLIT_ITEMS, SPLITS = 11, 24, 12
 WORKERS = (0, 1, 2, 3, 5, 8)
-#: Ranks and the workers of each. Ranks are threads here, so that several of them need workers.
+#: The numbers of ranks, and of workers per rank. Ranks are threads here, so several ranks need workers.
 RANKS = ((1, 0), (1, 3), (2, 1), (2, 2), (3, 1), (3, 2))
 STATEFUL = ("Plain", "WithState", "WithIterator", "shuffled_pipe")
 
@@ -44,7 +44,9 @@ class Different(AssertionError):
 
 @dataclass(frozen=True)
 class Plan:
-    """What saves the states: "workers", "splits" or "stateful"; a form of its test; workers, or ranks and workers."""
+    """Which loader saves the states: its kind ("workers", "splits" or "stateful"), its form in that kind's tests, and
+    its number of workers, or of ranks and workers.
+    """
 
     kind: str
     form: str
@@ -64,7 +66,7 @@ def plans(kinds: list[str]) -> Iterator[Plan]:
             yield from (Plan(kind, form, old) for old in Plan(kind, form, None).numbers)
 
 
-# -- a loader of a kind: for each of its ranks what it reads, and states ---------------------------------------
+# -- loaders of each kind, which are read on each rank ---------------------------------------------------------
 
 
 def workers(plan: Plan, number: int, state: Any, read: Callable[[Any], Any]) -> list[Any]:
@@ -107,19 +109,23 @@ KINDS = {"workers": workers, "splits": splits, "stateful": stateful}
 
 
 def epochs(plan: Plan, number: Any, state: Any = None) -> list[list[Any]]:
-    """By rank, three epochs; of a `StatefulDataLoader` one, as later ones draw a seed of the program."""
+    """Returns three epochs by rank. A `StatefulDataLoader` reads only one, because each later epoch draws a seed in the
+    program.
+    """
     count = 1 if plan.kind == "stateful" else 3
     return KINDS[plan.kind](plan, number, state, lambda loader: [epoch(loader) for _ in range(count)])
 
 
 def epoch(loader: Any) -> list[Any]:
-    """The next epoch. Without workers, functions draw from the generator of the program."""
+    """Returns the items of the next epoch. Without workers, the pipeline's functions draw from this process's global
+    generator.
+    """
     random.seed(5)
     return list(loader)
 
 
 def states(plan: Plan) -> list[Any]:
-    """The states before each item: of the loader, or with ranks by rank."""
+    """Returns the states before each item of an epoch. With ranks, each state is a dict with one state per rank."""
 
     def read(loader: Any) -> list[Any]:
         random.seed(5)
@@ -137,10 +143,10 @@ def states(plan: Plan) -> list[Any]:
 
 
 def check(plan: Plan) -> int:
-    """Resumes all positions of a plan in a new interpreter; returns how many loads there were."""
-    os.environ["DRAWS"] = "1"  # functions draw random numbers
+    """Resumes from all positions of a plan in a new interpreter, and returns the number of loaded states."""
+    os.environ["DRAWS"] = "1"  # makes the pipeline's functions draw random numbers
     whole = {number: epochs(plan, number) for number in plan.numbers}
-    if plan.kind == "splits":  # without ranks, and with them: ranks agree on another seed
+    if plan.kind == "splits":  # several ranks agree on another seed than one rank
         for number, found in whole.items():
             if found != whole[next(one for one in plan.numbers if one[0] == number[0])]:
                 raise Different(f"{number} gives other epochs than another number of workers")
@@ -160,12 +166,12 @@ def check(plan: Plan) -> int:
 
 
 def judge(plan: Plan, saved: list[Any], whole: dict[Any, list[Any]]) -> Iterator[str]:
-    """What differs."""
+    """Yields a description of each difference from the expected epochs."""
     keeps = _keeps(plan)
     for position, state in enumerate(saved):
         for new in plan.numbers:
             if plan.kind == "stateful" and plan.old == 0 and position == 0 and new:
-                continue  # an epoch that has not begun has the workers of its loader
+                continue  # before the first item, the new loader's workers are used
             try:
                 found = epochs(plan, new, copy.deepcopy(state))
             except Exception as error:
@@ -177,7 +183,7 @@ def judge(plan: Plan, saved: list[Any], whole: dict[Any, list[Any]]) -> Iterator
                 if wrong:
                     yield f"{plan} at {position} with {new}: {wrong}"
                 continue
-            # A state at the beginning of an epoch begins the epoch with the workers of the loader that loads the state.
+            # If an epoch has not begun at the state, it begins with the workers of the loader that loads the state.
             has_begun = position or plan.kind == "stateful" or keeps
             first, later = whole[plan.old if has_begun else new], whole[plan.old if keeps else new]
             for rank, (rest, *more) in enumerate(found):
@@ -188,7 +194,7 @@ def judge(plan: Plan, saved: list[Any], whole: dict[Any, list[Any]]) -> Iterator
 
 
 def _keeps(plan: Plan) -> bool:
-    """Whether something lasts from epoch to epoch, so that later epochs keep the shards."""
+    """Returns whether some state is kept between epochs, so that later epochs keep the shards."""
     import test_shards
 
     from torchdata.dataloader2.state.worker_positions import lasts
@@ -197,7 +203,7 @@ def _keeps(plan: Plan) -> bool:
 
 
 def _left_by_shard(saved: list[Any], position: int) -> list[int]:
-    """How many items each shard has from a position on, without the last item of each old rank."""
+    """Returns the number of items of each shard from a position on, without the last item of each old rank."""
     from torchdata.dataloader2.state.layout import parse
 
     left = [0] * SPLITS
@@ -212,11 +218,11 @@ def _left_by_shard(saved: list[Any], position: int) -> list[int]:
 
 
 def _in_other_ranks(whole: list[Any], position: int, found: list[Any], sizes: list[int], left: list[int]) -> str:
-    """What is wrong with the steps of another number of ranks. The order of the steps is known if all shards have one
-    size.
+    """Describes an error in the steps of another number of ranks. If all shards have the same size, the order of the
+    steps is known.
 
-    The epoch ends on all ranks when the first rank has reached its end. All other ranks then leave out the remaining
-    items of their shards.
+    When the first rank reaches its end, the epoch ends on all ranks. The remaining items of the other ranks' shards are
+    then left out.
     """
     expected = [item for step in zip(*(each[0] for each in whole), strict=True) for item in step][
         position * len(whole) :
@@ -246,7 +252,7 @@ DRIVER = Driver(plan_of, check, "loads", limit=900.0, more=more)
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    sys.modules["shard_positions"] = sys.modules["__main__"]  # the plan is of this module
+    sys.modules["shard_positions"] = sys.modules["__main__"]  # the plan was pickled as a class of this module
     os.environ["DRAWS"] = "1"
     with open(sys.argv[1], "rb") as content:
         given = pickle.load(content)

@@ -1,4 +1,4 @@
-"""Checks that apply to every pipe over files and stores: exact restore, no open files left, clear errors."""
+"""Checks for all pipes over files and stores: exact restore, no open files, clear errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchdata.datapipes.state import load_state, save_state
 def open_files(*, sockets: bool = True) -> int:
     """Returns the number of open file descriptors of this process, with or without sockets.
 
-    A thread of a dropped pool may still be in a call that opens a file, so all such threads are awaited.
+    A thread of a deleted thread pool may still open a file, so the function waits for these threads.
     """
     gc.collect()
     for thread in threading.enumerate():
@@ -33,7 +33,7 @@ def _is_open_file(descriptor: str) -> bool:
 
 
 def read(item: Any) -> Any:
-    """Returns an item with its stream read, for comparison."""
+    """Returns an item for comparison, with the content of its stream instead of the stream."""
     if isinstance(item, tuple) and len(item) == 2 and hasattr(item[1], "read"):
         with item[1] as stream:
             return item[0], stream.read()
@@ -43,11 +43,12 @@ def read(item: Any) -> Any:
 def check_restore(
     build: Callable[[], Any], *, keep: Callable[[Any], Any] = read, seeded: bool = False, sockets: bool = True
 ) -> list[Any]:
-    """Restores the pipe of `build()` at every position, during and after its iteration; returns all its items.
+    """Restores the pipe of `build()` from a state at every position, during and after its iteration. Returns all its
+    items.
 
-    Items are compared after applying `keep`. Further epochs of a `seeded` pipe have another order, and such a pipe's
-    buffer keeps its streams when the iteration is dropped. Other pipes keep no file open then. `sockets` are not
-    counted if a library keeps connections open.
+    Items are compared after applying `keep`. A `seeded` pipe yields later epochs in another order, and its buffer keeps
+    streams open after the iterator is deleted. Other pipes must close all files when the iterator is deleted. With
+    `sockets=False`, open sockets are not counted, for libraries that keep connections open.
     """
     epoch = sorted if seeded else list
     before = open_files(sockets=sockets)
@@ -69,7 +70,7 @@ def check_restore(
         del pipe
         assert open_files(sockets=sockets) == before
         loaded = pickle.loads(running)
-        # The pipes over files copy the streams of a loaded state, so that it can be loaded again.
+        # The pipes over files copy the streams of a loaded state, so that the same state can be loaded again.
         for state in (pickle.loads(abandoned), loaded, loaded)[: 2 if seeded else 3]:
             load_state(other := build(), state)
             assert [keep(item) for item in other] == whole[position:], position

@@ -26,7 +26,9 @@ reads = Reads()
 
 
 class TakesOnce(IterableDataset[Any]):
-    """Applies a loaded position once, in the first line of its generator. The next epoch starts over."""
+    """A stream that applies a loaded position once, in the first line of its generator. The next epoch starts at the
+    beginning.
+    """
 
     def __init__(self, size: int) -> None:
         self.size, self.place, self.start = size, 0, 0
@@ -52,7 +54,7 @@ class TakesOnce(IterableDataset[Any]):
 
 
 class CountsEpochs(TakesOnce):
-    """Counts its epochs in the first line of its generator, and shuffles by their number."""
+    """A stream that counts its epochs in the first line of its generator, and shuffles by the epoch's number."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -80,7 +82,7 @@ class CountsEpochs(TakesOnce):
 
 
 class CountsAtOnce(CountsEpochs):
-    """The same, but counts when `iter()` is called."""
+    """A stream like `CountsEpochs` that counts when `iter()` is called."""
 
     def __iter__(self) -> Iterator[Any]:
         self.begin()
@@ -88,7 +90,7 @@ class CountsAtOnce(CountsEpochs):
 
 
 class BeginsAnew(TakesOnce):
-    """Prepares the next epoch when one ends."""
+    """A stream that resets its position when an epoch ends."""
 
     def __iter__(self) -> Iterator[Any]:
         yield from self.rest()
@@ -99,7 +101,9 @@ class BeginsAnew(TakesOnce):
 
 
 class TakesAgain(TakesOnce):
-    """Applies a loaded position in each later epoch, like streams of Hugging Face. Has no state at first."""
+    """A stream that applies a loaded position in each later epoch, like Hugging Face's streams. Before its first epoch,
+    the stream has no state.
+    """
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -118,8 +122,6 @@ class TakesAgain(TakesOnce):
 
 
 class ItsOwnIterator(TakesOnce):
-    """Is its own iterator."""
-
     def __iter__(self) -> Iterator[Any]:
         return self
 
@@ -136,7 +138,7 @@ class ItsOwnIterator(TakesOnce):
 
 
 class LiveState(CountsEpochs):
-    """Returns the dict that it modifies, and keeps the dict that it loads."""
+    """A stream that returns the dict that it later modifies, and keeps the dict that it loads."""
 
     def __init__(self, size: int) -> None:
         self.live: dict[str, Any] = {"place": 0, "epoch": 0, "history": [[0]]}
@@ -168,7 +170,9 @@ class LiveState(CountsEpochs):
 
 
 class Draws(CountsEpochs):
-    """Draws its order from a generator. Its state includes the generator's state before the epoch."""
+    """A stream that draws its order from a generator, and includes the generator's state before the epoch in its own
+    state.
+    """
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -201,7 +205,7 @@ class CountedWalk(Walk):
 
 
 class Walked(IterableDataset[Any]):
-    """Has no state, but its iterators have states."""
+    """A stream without a state, but with states of its iterators."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -211,7 +215,7 @@ class Walked(IterableDataset[Any]):
 
 
 class WalkedInOrder(Walked):
-    """Has the number of the epoch as its state, and its iterators have other states."""
+    """A stream with the number of the epoch as its state, and with other states of its iterators."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -231,7 +235,9 @@ class WalkedInOrder(Walked):
 
 
 class NeedsArguments(TakesOnce):
-    """The `state_dict` of this stream needs an argument, so the stream is reread."""
+    """A stream with a `state_dict` method that needs an argument. The loader cannot call the method, so it rereads the
+    stream.
+    """
 
     def __iter__(self) -> Iterator[Any]:
         self.place = 0

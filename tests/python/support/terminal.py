@@ -19,12 +19,12 @@ CTRL_C = b"\x03"
 
 
 class Terminal:
-    """Runs a Python script, and reads its output and that of its children line by line."""
+    """Runs a Python script, and reads the output of the script and its children line by line."""
 
     def __init__(self, *arguments):
         self.master, slave = pty.openpty()
         attributes = termios.tcgetattr(slave)
-        attributes[3] &= ~termios.ECHO  # "^C" is not output of the program
+        attributes[3] &= ~termios.ECHO  # the terminal must not print "^C" into the output
         attributes[1] &= ~termios.OPOST
         termios.tcsetattr(slave, termios.TCSANOW, attributes)
         self.process = subprocess.Popen(
@@ -38,7 +38,7 @@ class Terminal:
         self._read = b""
 
     def line(self, seconds=60.0):
-        """Returns the next line of output; empty if the program has ended, or printed nothing for `seconds`."""
+        """Returns the next line of output, or an empty text if the program has ended or was silent for `seconds`."""
         deadline = time.monotonic() + seconds
         while b"\n" not in self._read:
             left = deadline - time.monotonic()
@@ -46,7 +46,7 @@ class Terminal:
                 return ""
             try:
                 data = os.read(self.master, 65536)
-            except OSError:  # raised by Linux if no process has the terminal open any more
+            except OSError:  # Linux raises OSError if no process has the terminal open any more
                 data = b""
             if not data:
                 return ""

@@ -1,9 +1,8 @@
-"""The loops of public trainers around a StatefulDataLoader: how each uses the loader and its state. The trainers of
-accelerate, transformers and Lightning are run themselves: see `library_trainers`.
+"""Imitates the loops of public trainers around a StatefulDataLoader: how each trainer uses the loader and its state.
+`library_trainers` runs the real trainers of accelerate, transformers and Lightning.
 
-`train` runs a trainer in this process: from the start to the end, up to a stop where its checkpoint is saved, or from
-that checkpoint on. It returns the batches that the trainer's steps received, which depend on seeds that each run sets
-at its start.
+`train` runs a trainer in this process: completely, up to a stop where its checkpoint is saved, or from that checkpoint
+on. `train` returns the batches that the trainer's steps received. Each run sets the same seeds at its start.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Stream(IterableDataset[Any]):
 
 
 class Tokens(IterableDataset[Any]):
-    """Texts in an endless stream, packed into sequences, like torchtitan's stream over a Hugging Face dataset."""
+    """An endless stream of texts, packed into sequences like torchtitan's stream over a Hugging Face dataset."""
 
     def __init__(self, texts: int = 9, length: int = 5) -> None:
         self.texts, self.length = texts, length
@@ -85,7 +84,7 @@ class Training:
 
     Args:
         workers: the number of workers of the loader.
-        stop: the epoch and step after which a checkpoint is saved and the run ends; step -1 is the epoch's end.
+        stop: the epoch and step after which a checkpoint is saved and the run ends. Step -1 stands for the epoch's end.
         checkpoint: where the checkpoint is saved.
         resumes: whether the run begins with the checkpoint.
     """
@@ -105,7 +104,7 @@ class Training:
         return {"num_workers": self.workers, **({"multiprocessing_context": "fork"} if self.workers else {})}
 
     def step(self, batch: Any, dropout: bool = True) -> None:
-        """Runs a step of a model, which draws from torch's global generator for its dropout, unless it is on a GPU."""
+        """Runs a step of a model. Unless the model is on a GPU, its dropout draws from torch's global generator."""
         self.seen.append(batch.tolist())
         if dropout:
             torch.rand(3)
@@ -138,7 +137,7 @@ class ParallelAware(StatefulDataLoader):  # type: ignore[type-arg]
 
 
 def torchtitan(run: Training) -> None:
-    """Reads an endless stream step by step; "epochs" are six steps each."""
+    """Reads an endless stream step by step. Six steps count as an epoch."""
     seed_everything()
     loader = ParallelAware(Tokens(), 0, 1, batch_size=2, **run.options())
     done = run.saved.get("steps", 0)
@@ -157,7 +156,7 @@ def torchtitan(run: Training) -> None:
 
 
 def dataset_states(state: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the dicts in a state with the dataset's state, by worker, which public programs read and modify."""
+    """Returns the dicts with the dataset's state by worker, which public programs read and modify."""
     if "_snapshot" in state:
         workers = state["_snapshot"]["_worker_snapshots"]
         assert state["_snapshot"]["_main_snapshot"]["_num_workers"] == len(workers)
@@ -207,7 +206,7 @@ class DynamicBatches:
 
 
 def veomni(run: Training) -> None:
-    """Extracts the datasets' states, distributes them among the ranks, and restores them on a resume."""
+    """Extracts the datasets' states, distributes them among the ranks, and restores them when a run resumes."""
     seed_everything()
     loader = StatefulDataLoader(Stream(), batch_size=None, **run.options())
     batches = DynamicBatches(loader, 3)
@@ -240,7 +239,7 @@ TRAINERS: dict[str, Callable[[Training], None]] = {
 
 
 def train(trainer: str, **options: Any) -> list[Any]:
-    """Runs a trainer: see `Training`. Returns the batches of its steps."""
+    """Runs a trainer (see `Training`), and returns the batches of its steps."""
     options["checkpoint"] = Path(options["checkpoint"])
     stop = options.pop("stop", None)
     run = Training(stop=tuple(stop) if stop else None, **options)

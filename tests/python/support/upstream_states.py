@@ -1,4 +1,5 @@
-"""Saves states of upstream's StatefulDataLoader, and what follows each: run it in an environment with torchdata 0.11.0.
+"""Saves states of upstream's StatefulDataLoader, and the items after each state. Run this program in an environment
+with torchdata 0.11.0.
 
     python support/upstream_states.py data/upstream_states.pt
 
@@ -19,8 +20,6 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 
 class Numbers(Dataset[int]):
-    """A map-style dataset."""
-
     def __len__(self) -> int:
         return 21
 
@@ -29,7 +28,7 @@ class Numbers(Dataset[int]):
 
 
 class Counted:
-    """A dataset with samples that contain the number of earlier samples of the worker."""
+    """A dataset with samples that contain the number of earlier samples of the same worker."""
 
     reads = 0
 
@@ -49,21 +48,16 @@ class CountedNumbers(Counted, Numbers):
 
 
 def share() -> range:
-    """Returns a worker's part of a stream."""
     info = get_worker_info()
     return range(19) if info is None else range(info.id, 19 - 4 * info.id, info.num_workers)
 
 
 class Stream(IterableDataset[int]):
-    """A stream without a state."""
-
     def __iter__(self) -> Iterator[int]:
         return iter(share())
 
 
 class StatefulStream(Stream):
-    """A stream with a state."""
-
     done = 0
 
     def __iter__(self) -> Iterator[int]:
@@ -80,8 +74,6 @@ class StatefulStream(Stream):
 
 
 class Walk:
-    """An iterator with a state."""
-
     def __init__(self) -> None:
         self.done = 0
 
@@ -102,8 +94,6 @@ class Walk:
 
 
 class WalkedStream(IterableDataset[int]):
-    """A stream with an iterator that has a state."""
-
     def __iter__(self) -> Iterator[int]:
         return Walk()
 
@@ -112,7 +102,7 @@ DATASETS: dict[str, Any] = {
     cls.__name__: cls for cls in (Numbers, CountedNumbers, Stream, StatefulStream, WalkedStream)
 }
 
-#: Options of the loaders, by name; "distributed" and "replacement" are names of samplers.
+#: The options of the loaders by name. "distributed" and "replacement" stand for samplers.
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {"batch_size": 4},
     "dropping": {"batch_size": 4, "drop_last": True},
@@ -132,7 +122,7 @@ CASES = [
 
 
 def loader_of(dataset: str, options: str, workers: int) -> Any:
-    """Returns the loader for a case, with the installed torchdata."""
+    """Returns the loader for a case. The installed torchdata provides its class."""
     from torchdata.stateful_dataloader import StatefulDataLoader
     from torchdata.stateful_dataloader.sampler import RandomSampler, StatefulDistributedSampler
 
@@ -150,7 +140,6 @@ def loader_of(dataset: str, options: str, workers: int) -> Any:
 
 
 def plain(batch: Any) -> Any:
-    """Returns the batch as lists of numbers."""
     return batch.tolist() if isinstance(batch, torch.Tensor) else batch
 
 

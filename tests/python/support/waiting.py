@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> None:
-    """Waits until the condition is true; fails after the time limit."""
+    """Waits until the condition is true. Fails after the time limit."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -19,7 +19,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> None:
 
 
 def check_in_forked_child(check: Callable[[], object], seconds: float = 120.0) -> None:
-    """Calls a function in a forked child; fails if it raises there, or does not return in time."""
+    """Calls a function in a forked child. Fails if the function raises, or does not return in time."""
     child = os.fork()
     if child == 0:
         code = 1

@@ -1,4 +1,6 @@
-"""Runs a process under a watchdog, which collects its output, its stacks if it hangs, and leftover processes."""
+"""Runs a process under a watchdog. The watchdog collects the process's output, its stacks if it hangs, and leftover
+processes.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,14 @@ def session_of(pid):
 
 
 def session(number):
-    """Returns the running processes of a session, including children that lost their parent."""
+    """Returns the running processes of a session, including children with an exited parent."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     return [pid for pid in pids if session_of(pid) == number and not is_gone(pid)]
 
 
 def survivors_of(number, seconds=5.0):
-    """Returns the processes of a session that remain after a while. The main process has exited, so all further
-    processes should exit.
+    """Returns the processes of a session that are still running after a while. The session's main process has exited,
+    so the other processes should also exit.
     """
     deadline = time.monotonic() + seconds
     while (left := session(number)) and time.monotonic() < deadline:
@@ -42,7 +44,7 @@ def show_stacks(main, output):
             output.write(f"-- process {pid}{', main' * (pid == main)}\n")
             output.flush()
             os.kill(pid, signal.SIGUSR1)
-            time.sleep(0.3)  # stacks of several processes would be mixed in the file
+            time.sleep(0.3)  # the stacks of several processes must not be mixed in the file
 
 
 def _catches(pid, number):
@@ -54,7 +56,6 @@ def _catches(pid, number):
 
 
 def end_session(process):
-    """Kills a process and its whole session."""
     number = process.pid
     for pid in session(number):
         with contextlib.suppress(ProcessLookupError):

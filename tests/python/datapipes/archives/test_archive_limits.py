@@ -1,4 +1,6 @@
-"""Archives have limits for headers, extended records, overlapping members, and names in unusual folders."""
+"""Archives have limits for headers, extended records and overlapping members. Names in unusual folders are read or
+refused.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,6 @@ END = bytes(1024)
 
 
 class Ahead(io.RawIOBase):
-    """A forward-only stream that counts the bytes read."""
-
     def __init__(self, data):
         self._data, self.count = io.BytesIO(data), 0
 
@@ -199,7 +199,6 @@ def test_a_decompression_bomb_that_is_only_skipped_is_refused(monkeypatch, pack)
 
 
 def overlapping(count):
-    """A zip archive with members that all refer to the same bytes."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a", bytes(MIB))

@@ -75,11 +75,11 @@ EVERY_KIND = [(kind, mode) for kind in FLAGS for mode in ("r:*", "r|*")] + [("zi
 def test_every_regular_file_comes_out_under_the_path_of_its_archive(folder, kind, mode):
     found = [read(item) for item in loader(folder, kind, mode)]
     expected = {**members(folder, kind, 0), **members(folder, kind, 1)}
-    if kind == "zip":  # zip stores links as copies of their targets
+    if kind == "zip":  # zip stores a link as a copy of its target
         found = [(path, content) for path, content in found if "link" not in path]
         # Old versions of zip do not mark UTF-8 names, so these are decoded differently.
         found = [(path.replace("\u251c\u2310", "\u00e9"), content) for path, content in found]
-    # tar stores the first name of a hard-linked file; the second one becomes a link.
+    # tar stores the first name of a hard-linked file as a file, and the second name as a link.
     found = [(path.replace("zz-hard-link", "a.txt"), content) for path, content in found]
     assert len(found) == len(expected)
     assert dict(found) == expected
@@ -163,7 +163,8 @@ def test_a_truncated_archive_raises_an_error_that_names_path_and_pipe(folder, tm
         except error as failure:
             assert f"cut.{kind}" in str(failure)  # noqa: PT017
         else:
-            # A plain tar that is cut between two members looks like an unfinished one, which is allowed.
+            # A plain tar archive that is truncated between two members looks like an unfinished archive, which is
+            # allowed.
             assert kind == "tar"
             assert cut % 512 == 0
             assert len(items) < whole

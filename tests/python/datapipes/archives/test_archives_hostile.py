@@ -1,4 +1,4 @@
-"""Hostile, damaged or huge archives and files cause a clear error or use constant memory, and no file stays open."""
+"""Malicious, damaged or huge archives and files cause a clear error or need constant memory. No file stays open."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ KINDS = ["tar", "tar.gz", "zip"]
 
 
 def write(path, members, kind, links=()):
-    """Returns an archive of `members` and symbolic links, with unmodified names."""
     if kind == "zip":
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in members.items():
@@ -175,7 +174,7 @@ def test_a_damaged_archive_raises_an_error_that_names_pipe_and_path_or_shows_no_
 
 
 def header(name, **fields):
-    """Returns a tar header with a correct checksum for any fields (numbers are stored in binary)."""
+    """Returns a tar header with a correct checksum and any fields. Numbers are stored in binary."""
     block = bytearray(tarfile.TarInfo(name).tobuf(tarfile.GNU_FORMAT))
     places = {"size": (124, 12), "type": (156, 1), "real": (483, 12), "holes": (386, 96)}
     for field, value in fields.items():
@@ -271,7 +270,7 @@ def test_a_file_that_fails_while_it_is_read_raises_an_error_that_names_pipe_and_
 
 @pytest.fixture
 def small_bombs(monkeypatch):
-    """Makes files larger than 1 MiB count as bombs if their ratio is too large."""
+    """Lowers the limit, so that files larger than 1 MiB with a large compression ratio count as bombs."""
     for module in (archive, tar):
         monkeypatch.setattr(module, "SMALLEST_BOMB", 1 << 20)
     monkeypatch.setattr(tar, "PIECE", 1 << 18)
@@ -343,14 +342,16 @@ print(total, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def growth(path, load, chunk, small):
-    """Returns the bytes read, and by how many KiB a process's peak memory grew from a small archive to a large one."""
+    """Returns the number of bytes read, and the difference in KiB between the peak memory with a large and a small
+    archive.
+    """
     command = [sys.executable, "-c", GROWTH, str(path), load, str(chunk), str(small)]
     output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=250).stdout
     return tuple(map(int, output.split()))
 
 
 def sparse_tar(path, size):
-    """A tar archive in which the content of the first member is a hole of the file."""
+    """Writes a tar archive. The content of its first member is a hole in the file."""
     with open(path, "wb") as file:
         info = tarfile.TarInfo("large")
         info.size = size
@@ -362,7 +363,7 @@ def sparse_tar(path, size):
 
 
 def sparse_zip(path, size):
-    """A zip archive in which the content of the first, stored member is a hole of the file."""
+    """Writes a zip archive. The content of its first member, which is not compressed, is a hole in the file."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         info = zipfile.ZipInfo("large")
         info.file_size = info.compress_size = size

@@ -1,4 +1,4 @@
-"""Decompressor, Extractor, Bz2FileLoader and XzFileLoader read files made by gzip, bzip2, xz, tar and zip."""
+"""Decompressor, Extractor, Bz2FileLoader and XzFileLoader read files created by gzip, bzip2, xz, tar and zip."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ def test_a_stream_that_cannot_seek_is_read_ahead(folder):
 
 
 class Ahead(io.FileIO):
-    """A forward-only file, like a stream from a network."""
+    """A forward-only file, like a network stream."""
 
     def seekable(self):
         return False
@@ -315,8 +315,6 @@ class Ahead(io.FileIO):
 
 
 class OpensAhead:
-    """The recipe of such a stream."""
-
     def __init__(self, path):
         self.path = path
 
@@ -367,7 +365,7 @@ def test_a_pipe_continues_after_an_error_in_one_file(folder, tmp_path):
 
 @pytest.fixture
 def small_bombs(monkeypatch):
-    """Makes files larger than 1 MiB count as bombs if their ratio is too large."""
+    """Lowers the limit, so that files larger than 1 MiB with a large compression ratio count as bombs."""
     monkeypatch.setattr(archive, "SMALLEST_BOMB", 1 << 20)
 
 

@@ -1,4 +1,4 @@
-"""Reading forward by offset, compared with an in-memory file, and for archives compared with `tarfile`."""
+"""Forward-only reading is compared with reading a file in memory, and with `tarfile` for archives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchdata.datapipes.iter import TarArchiveLoader
 
 
 class OneWay(io.RawIOBase):
-    """A stream that cannot seek, and returns arbitrary amounts."""
+    """A stream that cannot seek, and that returns pieces of any size."""
 
     def __init__(self, data: bytes, piece: int) -> None:
         self.stream, self.piece = io.BytesIO(data), piece
@@ -44,7 +44,7 @@ def archive_of(entries: Any, style: int) -> bytes:
             info = tarfile.TarInfo(f"m{name}x")
             info.type, info.linkname = kind, "elsewhere" if kind == tarfile.SYMTYPE else ""
             info.size = size if kind in (tarfile.REGTYPE, tarfile.AREGTYPE) else 0
-            info.mtime = number + 0.5 * (size % 2)  # a fraction makes an extended header in PAX archives
+            info.mtime = number + 0.5 * (size % 2)  # in PAX archives, a fraction requires an extended header
             archive.addfile(info, io.BytesIO(bytes([number + 65]) * size))
     return stream.getvalue()
 

@@ -32,7 +32,8 @@ TREE = {
 
 a_program = any(map(shutil.which, ("unrar", "unar", "7z", "7zz", "bsdtar")))
 
-#: Replaces unrar if it is not installed. It knows the compressed members of the archives below.
+#: A program that replaces unrar if unrar is not installed. The program contains the compressed members of the test
+#: archives.
 STAND_IN = f"""#!{sys.executable} -IS
 import sys
 if sys.argv[1] == "p":
@@ -54,7 +55,7 @@ def vint(number):
 
 
 def block(kind, flags, *fields, data=None):
-    """A block of a RAR 5 archive (technote of rarlab, "RAR 5.0 archive format")."""
+    """Returns a block of a RAR 5 archive (see "RAR 5.0 archive format" by rarlab)."""
     size = vint(len(data)) if data is not None else b""
     header = vint(kind) + vint(flags | (2 if data is not None else 0)) + size + b"".join(fields)
     sized = vint(len(header)) + header
@@ -62,19 +63,19 @@ def block(kind, flags, *fields, data=None):
 
 
 def stored(members, *, flags=0, unpacked=None, end=True):
-    """A RAR 5 archive with uncompressed members."""
+    """Returns a RAR 5 archive with uncompressed members."""
     archive = b"Rar!\x1a\x07\x01\x00" + block(1, 0, vint(0))
     for name, content in members.items():
         encoded = name.encode()
         archive += block(
             2,
             flags,
-            vint(4),  # a checksum is given
+            vint(4),  # a checksum is present
             vint(len(content) if unpacked is None else unpacked),
             vint(0o644),
             struct.pack("<I", zlib.crc32(content)),
             vint(0),  # no compression
-            vint(1),  # made by Unix
+            vint(1),  # created on Unix
             vint(len(encoded)),
             encoded,
             data=content,
@@ -228,7 +229,7 @@ def test_a_decompression_bomb_is_refused(monkeypatch):
 
 @pytest.fixture
 def no_program(monkeypatch):
-    """Makes `rarfile` find no program, as on a machine without one."""
+    """Prevents `rarfile` from finding a program, as on a machine without such programs."""
     monkeypatch.setattr(rarfile, "CURRENT_SETUP", None)
     for tool in ("UNRAR", "UNAR", "BSDTAR", "SEVENZIP", "SEVENZIP2"):
         monkeypatch.setattr(rarfile, f"{tool}_TOOL", "no-such-program")
@@ -263,7 +264,7 @@ def test_without_a_program_only_reading_a_compressed_member_raises_an_error(no_p
     ]
 )
 def program(request, monkeypatch, tmp_path, tmp_path_factory):
-    """Makes `rarfile` search for a program again, and put its temporary copies where the test sees them."""
+    """Makes `rarfile` search for a program again, and store its temporary copies in the test's folder."""
     if request.param == "stand-in":
         script = tmp_path_factory.mktemp("bin") / "unrar"
         script.write_text(STAND_IN)

@@ -1,4 +1,4 @@
-"""Tar archives that are resumed in the middle yield the remaining members, and little is read again."""
+"""If a tar archive is resumed in the middle, it yields the remaining members, and rereads little."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchdata.datapipes.iter import FSSpecFileOpener, HttpReader, IterableWrapp
 from torchdata.datapipes.state import load_state, save_state
 from torchdata.datapipes.utils import StreamWrapper
 
-#: Size of each member of a shard, of which a read-ahead buffer holds only a few.
+#: The size of each member. A read-ahead buffer contains only a few members.
 SIZE = 100_000
 MEMBERS = 40
 
@@ -28,7 +28,7 @@ def shard_of(number: int = 0) -> bytes:
 
 
 class Recording(io.RawIOBase):
-    """A file that records from which offset it was read, and may be seekable."""
+    """A seekable or forward-only file that records the lowest offset that was read."""
 
     #: The lowest offset that was read.
     least: ClassVar[int] = 1 << 60
@@ -70,7 +70,7 @@ class Recipe:
 
 
 def opened(path: str, kind: str, start: int) -> tuple[str, Any]:
-    """Returns a pair of path and stream, positioned at `start`."""
+    """Returns a path and a stream, which is positioned at `start`."""
     if kind == "memory":
         stream: Any = io.BytesIO(Path(path).read_bytes())
     elif kind == "file":
@@ -83,7 +83,7 @@ def opened(path: str, kind: str, start: int) -> tuple[str, Any]:
 
 
 class Pairs(IterDataPipe[Any]):
-    """One archive, reopened in each epoch."""
+    """A source of one archive, which is opened again in each epoch."""
 
     def __init__(self, path: str, kind: str, start: int) -> None:
         self.arguments = path, kind, start
@@ -171,7 +171,7 @@ def test_members_that_wait_in_a_state_are_read_without_the_start_of_their_archiv
 
 
 class ReadOnly:
-    """A file object with only `read`, or one that refuses to seek like streams of fsspec."""
+    """A file object that has only `read`, or that refuses to seek, like streams of fsspec."""
 
     def __init__(self, path: str, refuses: bool) -> None:
         self.file = open(path, "rb")  # noqa: SIM115  # closed below
@@ -229,7 +229,7 @@ def by_fsspec(url: str) -> Any:
 
 
 def gone_on(build: Any, url: str, count: int) -> tuple[list[Any], Any]:
-    """Returns the first members, and another pipe that resumes after them."""
+    """Returns the first members, and a new pipe that resumes after these members."""
     items = iter(pipe := build(url))
     head = [read(next(items)) for _ in range(count)]
     state = pickle.loads(pickle.dumps(save_state(pipe)))
@@ -265,7 +265,9 @@ def test_a_shard_on_a_server_is_resumed_by_a_ranged_read(web: Any, build: Any) -
     ],
 )
 def test_a_read_resumes_on_servers_of_all_kinds(web: Any, habit: dict[str, Any]) -> None:
-    """Without ranges, or if nothing shows whether the shard is the same, it sends bytes that are dropped."""
+    """If the server supports no ranges, or sends no validator, it must send the shard from the beginning. The first
+    bytes are then dropped.
+    """
     url = web.url("a.tar", shard_of(), **habit)
     head, pipe = gone_on(http, url, 35)
     rest = [read(item) for item in pipe]

@@ -1,4 +1,4 @@
-"""Pipes that join by key have properties that the table of pipes does not cover."""
+"""Tests properties of pipes that join by key, as far as the table of pipes does not cover them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_unrequested_streams_are_closed_when_the_iteration_ends() -> None:
     reference = IterableWrapper(list(streams.items()), deepcopy=False)
     pipe = IterableWrapper("ca").zip_with_iter(reference, itself, itemgetter(0))
     assert [item for item, _ in pipe] == ["c", "a"]
-    assert closed(streams) == "b"  # d was never read
+    assert closed(streams) == "b"  # stream d was never read
     assert save_state(pipe)["pipes"][-1]["state"]["waiting"] == {}
 
 

@@ -33,7 +33,7 @@ def test_reading_one_child_again_invalidates_its_siblings() -> None:
         for stale in (first, second):
             with pytest.raises(RuntimeError, match="invalidated"):
                 next(stale)
-        joined = iter(right)  # joins the new generation, so `again` stays valid
+        joined = iter(right)  # joins the current iteration, so `again` stays valid
         assert len(list(again)) == len(list(joined)) > 0
 
 
@@ -106,7 +106,7 @@ def test_streams_that_wait_for_a_child_are_closed_when_the_children_start_over(s
     pipe = IterableWrapper(list(enumerate(streams)), deepcopy=False)
     left, _ = pipe.demux(2, lambda item: item[0] % 2) if split == "demux" else pipe.round_robin_demux(2)
     reader = iter(left)
-    assert [next(reader)[0] for _ in range(3)] == [0, 2, 4]  # 1 and 3 wait for the other child
+    assert [next(reader)[0] for _ in range(3)] == [0, 2, 4]  # items 1 and 3 are buffered for the other child
     assert not any(stream.closed for stream in streams)
     with pytest.warns(UserWarning, match="not exhausted"):
         iter(left)
@@ -135,7 +135,7 @@ def test_files_that_wait_for_a_child_are_part_of_the_state(split: Any, order: li
     iterator = iter(pipe)
     head = [read(next(iterator)) for _ in range(2)]
     state = pickle.loads(pickle.dumps(save_state(pipe)))
-    for _ in range(2):  # a state can be loaded again
+    for _ in range(2):  # the same state can be loaded twice
         restored = build()
         load_state(restored, state)
         assert [int(content) for _, content in [*head, *map(read, restored)]] == order
@@ -186,7 +186,7 @@ READERS = {
 @pytest.mark.parametrize("split", READERS)
 def test_an_unread_child_joins_its_restored_sibling(split: str) -> None:
     def build() -> Any:
-        # Shuffled, so that reading the source again would yield other items.
+        # The source is shuffled, so that rereading it would yield other items.
         source = IterableWrapper(range(12)).shuffle().set_seed(3)
         left, right = READERS[split](source if split != "random_split" else IterableWrapper(range(12)))
         return left.concat(right)
@@ -198,4 +198,4 @@ def test_an_unread_child_joins_its_restored_sibling(split: str) -> None:
         head = [next(iterator) for _ in range(position)]
         restored = build()
         load_state(restored, pickle.loads(cloudpickle.dumps(save_state(pipe))))
-        assert head + list(restored) == whole  # warnings are errors, so nothing is read twice
+        assert head + list(restored) == whole  # rereading would emit a warning, which is an error here

@@ -1,4 +1,4 @@
-"""PyTorch pipes that read the children of splits can only be replayed, and resume at any position."""
+"""PyTorch pipes that read the children of splits have no state. Such pipes resume at any position by replaying."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def over_the_second(children: list[Any]) -> Any:
 
 
 def left_in_the_middle(count: int) -> Any:
-    """Returns a fork that is left in each epoch before its second child is read, over a replayed pipe."""
+    """Returns a fork over a replayed pipe. In each epoch, the fork is left before its second child is read."""
     first, second = UnstatedPairs(numbers(9).shuffle()).fork(2)
     return torchs.Concater(first.concat(second.shuffle()), numbers(2)).map(small).header(count)
 
@@ -95,7 +95,7 @@ def test_seeds_that_are_set_after_a_load_apply_to_passes_that_start_again(
     seeded = numbers(1).concat(build())
     seed(seeded, 1)
     list(islice(iter(seeded), count + 1))
-    iterator = iter(seeded)  # it has not begun the fork that was left
+    iterator = iter(seeded)  # the new iteration has not begun the fork that was left
     state = save_state(seeded)
     seed(seeded, 2)
     rest = list(iterator)

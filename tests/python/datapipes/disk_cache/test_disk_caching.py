@@ -1,4 +1,4 @@
-"""The on-disk cache works in one process: it stores items, checks files, handles bad input, and cleans up."""
+"""In one process, the on-disk cache stores items, checks files, handles bad input, and cleans up."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_function_gives_the_paths_and_may_give_several(tmp_path):
 
 def test_the_end_of_a_section_has_a_function_of_its_own_or_takes_that_of_its_beginning(tmp_path):
     def path_of(name):
-        return tmp_path / name  # a Path will do
+        return tmp_path / name  # a Path is also accepted
 
     for options in ({"filepath_fn": path_of}, {"same_filepath_fn": True}):
         pipe = IterableWrapper(["a"]).on_disk_cache(path_of).map(lambda name: (name, b"x"))
@@ -182,7 +182,7 @@ def test_a_section_that_ends_early_leaves_the_rest_missing(tmp_path):
 
 @pytest.fixture
 def small_limits(monkeypatch):
-    """Makes a few items reach both limits of a section."""
+    """Lowers both limits of a section, so that a few items reach them."""
     for name in ("_AHEAD", "_LOCKED"):
         monkeypatch.setattr(section, name, 2)
 
@@ -328,7 +328,7 @@ def test_a_file_that_the_users_check_refuses_is_recreated(tmp_path):
     assert content(tmp_path) == {**made("a"), "b": "good"}
 
 
-# What goes wrong --------------------------------------------------------------------------------------------------
+# Failures -------------------------------------------------------------------------------------------------------
 
 
 def test_a_source_or_a_pipe_that_raises_leaves_nothing_and_the_next_epoch_continues(tmp_path):
@@ -430,7 +430,7 @@ def test_an_abandoned_iterator_releases_its_locks(tmp_path):
         assert names(pipe) == list("abcdef")
         for name in "abcdef":
             (tmp_path / name).unlink()
-    paths = iter(pipe)  # begun and left before the first item
+    paths = iter(pipe)  # an epoch is begun and left before its first item
     del paths
     assert content(tmp_path) == {}
 

@@ -1,4 +1,4 @@
-"""The on-disk cache handles foreign names, malicious files next to its files, and damaged cached files."""
+"""The on-disk cache handles foreign names, malicious files in its folder, and damaged cached files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["no_lock_is_left"]
 
 @pytest.fixture(autouse=True)
 def nothing_hangs():
-    """Ends a test that waits for the opposite end of a pipe."""
+    """Ends a test that waits forever for the other end of a named pipe."""
 
     def ring(*_):
         raise AssertionError("it hangs")
@@ -37,7 +37,9 @@ def nothing_hangs():
 
 
 def unpacking(folder, files, **options):
-    """Returns a cached section that turns one item, `pack`, into `files` (path to contents), and its list of calls."""
+    """Returns a cached section that converts the item `pack` to `files` (contents by path), and the list of the
+    section's calls.
+    """
     calls = []
 
     def unpack(path):
@@ -234,11 +236,11 @@ def test_damaged_members_are_recreated_like_single_files(tmp_path, how, folder_i
     if how == "hash_dict":
         assert list(pipe) == [*paths]
     else:
-        with pytest.raises(KeyError):  # the user's function is called and reports it
+        with pytest.raises(KeyError):  # the user's function is called, and raises the error
             list(pipe)
 
 
-# ------------------------------------------------------------------------------------------- planted next to the cache
+# ------------------------------------------------------------------------------------ malicious files in the folder
 
 
 def test_a_link_under_a_predictable_name_does_not_truncate_a_file(tmp_path):
@@ -246,7 +248,7 @@ def test_a_link_under_a_predictable_name_does_not_truncate_a_file(tmp_path):
     victim.write_text("precious")
     folder = tmp_path / "cache"
     folder.mkdir()
-    (folder / temporary_name("pack")).symlink_to(victim)  # the mark of the folder `pack`
+    (folder / temporary_name("pack")).symlink_to(victim)  # the marker file of the folder `pack`
     (folder / temporary_name("a")).symlink_to(victim)
     pipe, _ = unpacking(folder, {"pack/x": b"new"})
     assert list(pipe) == [f"{folder}/pack/x"]

@@ -1,4 +1,4 @@
-"""Several on-disk caches in one process have exact states at every position, also in a loader with adapters."""
+"""Several on-disk caches in one process have exact states at every position, even in a loader with adapters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchdata.datapipes.state import load_state, save_state
 __all__ = ["no_lock_is_left"]
 
 
-# Several in one process -------------------------------------------------------------------------------------------
+# Several caches in one process -------------------------------------------------------------------------------
 
 
 def test_two_branches_of_a_graph_share_their_files(tmp_path):
@@ -83,7 +83,7 @@ def test_threads_that_need_the_same_files_create_each_once(tmp_path):
 
 
 class Plain(IterDataPipe):
-    """A user's pipe without state: it is replayed."""
+    """A user-defined pipe without a state. A resumed run replays its items."""
 
     def __init__(self, source):
         self.source = source

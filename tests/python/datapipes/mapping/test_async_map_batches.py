@@ -1,4 +1,4 @@
-"""BatchAsyncMapper limits concurrency, owns its event loop, reports errors, and works inside a running loop."""
+"""BatchAsyncMapper limits concurrency, has its own event loop, reports errors, and works inside a running loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 
 class Watch:
-    """A coroutine function that records its loops and threads, and the number of concurrent calls."""
+    """A coroutine function that records its event loops, its threads, and the number of concurrent calls."""
 
     def __init__(self) -> None:
         self.loops: list[asyncio.AbstractEventLoop] = []

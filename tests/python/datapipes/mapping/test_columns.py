@@ -176,8 +176,6 @@ def test_the_names_of_a_huge_range_are_made_one_by_one() -> None:
 
 
 class Counting(IterDataPipe[Any]):
-    """Counts how often it was begun."""
-
     def __init__(self) -> None:
         self.begun = 0
 
@@ -197,7 +195,7 @@ def test_the_length_of_shuffled_flatmap_is_found_without_touching_the_iteration(
 
 
 def test_shuffled_flatmap_gives_the_order_of_upstream() -> None:
-    """Orders as torchdata 0.9 prints them."""
+    """The expected orders are those of torchdata 0.9."""
     source = over([1, 2, 3, 4], "abcd", "ABCD")
     orders = {
         (0, 2): ["a", "b", 1, "c", "d", "A", "B", "C", 2, 3, "D", 4],

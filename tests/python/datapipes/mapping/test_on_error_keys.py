@@ -1,4 +1,4 @@
-"""The log of `on_error` names the file, the member or the key that a reader of this package failed to read."""
+"""If a reader of this package fails, the log of `on_error` names the file, the member or the key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IMAGE = b"P6 2 2 255 " + bytes(12)
 
 
 def lines_of(pipe: Any, log: Any) -> list[dict[str, Any]]:
-    """What the log has once a pipe was read whole."""
+    """Reads a pipe to its end, and returns the contents of the log."""
     list(pipe.on_error("skip", log=log))
     return [json.loads(line) for line in log.read_text().splitlines()]
 

@@ -1,4 +1,4 @@
-"""`on_error("skip")` after each pipe skips errors of the pipe's source and errors that the pipe itself raises."""
+"""After any pipe, `on_error("skip")` skips errors of the pipe's source and errors that the pipe itself raises."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from torchdata.datapipes.state import load_state, save_state
 
 pytestmark = pytest.mark.filterwarnings("ignore:on_error has skipped:RuntimeWarning")
 
-#: Whether an item of the source is broken; of the items that rows of the table read.
+#: The items that are broken.
 BAD = {3, 4, 11}
 
 
 def whole(item: Any) -> Any:
-    """Raises at bad items."""
+    """Returns its argument, or raises if the item is broken."""
     if item in BAD:
         raise ValueError(f"item {item}")
     return item
@@ -35,7 +35,7 @@ async def awaited(item: int) -> int:
 
 
 def many(item: int) -> Any:
-    """Yields several items per source item. For a bad source item, the error follows the first of them."""
+    """Yields two items per source item. If the source item is broken, the error follows the first one."""
     yield item
     whole(item)
     yield item + 100
@@ -66,7 +66,7 @@ def texts(*contents: Any) -> Any:
 
 
 class Unreadable(io.StringIO):
-    """A text with lines that cannot be read."""
+    """A text file that raises when a line is read."""
 
     def __next__(self) -> str:
         raise UnicodeError("no text")
@@ -95,16 +95,17 @@ def both(one: Any, other: Any) -> Any:
 
 
 def pieces(*columns: list[Any]) -> Any:
-    """A table of one part for each list."""
+    """Returns a table with one part for each list."""
     return pyarrow.concat_tables([pyarrow.table({"a": pyarrow.array(one, "int64")}) for one in columns])
 
 
 def tokens(item: Any) -> Any:
-    """The column of a row or a frame, as plain Python."""
+    """Returns the column of a row or a frame as a list."""
     return item["a"].tolist() if hasattr(item["a"], "tolist") else item["a"]
 
 
-#: By class of pipe: a pipeline, and its items. The pipe itself raises at items 3, 4 and 11 unless noted.
+#: For each class of pipes, pipelines and their expected items. The pipe itself raises at items 3, 4 and 11, unless
+#: stated otherwise.
 OWN: dict[str, list[tuple[Any, list[Any]]]] = {
     "Mapper": [(lambda: numbers().map(whole), GOOD)],
     "Filter": [(lambda: numbers().filter(lambda item: whole(item) % 2 == 0), [n for n in GOOD if n % 2 == 0])],
@@ -266,20 +267,20 @@ OWN: dict[str, list[tuple[Any, list[Any]]]] = {
         ),
     ],
 }
-#: Over streams that cannot be opened again, and one that keeps no account of earlier samples in its state.
+#: Pipes over streams that cannot be opened again, and a pipeline in which the state does not contain earlier samples.
 NOT_AGAIN = {
     "CSVParser", "Decompressor", "JsonParser", "LineReader", "ParquetDataFrameLoader", "StreamReader",
     "TFRecordLoader", "TarArchiveLoader", "ZipArchiveLoader", "scattered",
 }  # fmt: skip
-#: These pipes pass on, or keep, the items of their sources, and raise nothing by themselves.
+#: These pipes only pass on or store the items of their sources, and raise no errors themselves.
 RAISE_NOTHING = {
     "Batcher", "Concater", "Cycler", "Enumerator", "Forker", "Header", "InBatchShuffler", "InMemoryCacheHolder",
     "IterableWrapper", "LengthSetter", "Multiplexer", "MultiplexerLongest", "OnError", "Prefetcher", "RandomSplitter",
     "Repeater", "SampleMultiplexer", "Sampler", "ShardingFilter", "ShardingRoundRobinDispatcher", "Shuffler",
     "UnZipper", "Zipper", "ZipperLongest",
 }  # fmt: skip
-#: These pipes inherit `__iter__` from a pipe in this list, which calls a function per item, or reads one stream after
-#: another.
+#: These pipes inherit `__iter__` from another tested pipe, which calls a function per item, or reads streams one by
+#: one.
 AS_OTHERS = {
     "AISFileLoader": "Mapper",
     "Bz2FileLoader": "TarArchiveLoader", "CSVDictParser": "CSVParser", "Extractor": "Decompressor",
@@ -289,7 +290,7 @@ AS_OTHERS = {
     "PinMemory": "Mapper", "RarArchiveLoader": "TarArchiveLoader", "RoutedDecoder": "Mapper", "S3FileLoader": "Mapper",
     "Saver": "Mapper", "XzFileLoader": "TarArchiveLoader",
 }  # fmt: skip
-#: These pipes read sources that are not pipes, stay at one item whenever they raise, or involve all ranks.
+#: These pipes have sources that are not pipes, raise again at the same item, or communicate with all ranks.
 END = {
     "AISFileLister", "EndOnDiskCacheHolder", "FSSpecFileLister", "FullSync", "HuggingFaceHubReader",
     "IoPathFileLister", "OnDiskCacheHolder", "S3FileLister",
@@ -338,6 +339,6 @@ def test_a_pipe_continues_after_an_item_that_its_source_has_skipped(row: Row) ->
     pipe = seed(row.build(lambda: IterableWrapper(items).map(whole), **row.example).on_error("skip"), 1)
     other = seed(row.build(lambda: IterableWrapper(good(*items)), **row.example), 1)
     found, expected = ([repr(item) for item in one] for one in (pipe, other))
-    if row.name == "map_pipe_shuffle":  # its order is drawn of all indices, also of those that nothing is left for
+    if row.name == "map_pipe_shuffle":  # the order depends on all indices, including skipped ones
         found.sort(), expected.sort()
     assert found == expected

@@ -1,4 +1,4 @@
-"""Pipes that batch similar items behave as documented, beyond what the table of pipes tests."""
+"""Tests pipes that batch similar items, as far as the table of pipes does not cover them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchdata.datapipes.utils import StreamWrapper
 
 NUMBERS = [7, 3, 9, 1, 4, 0, 8, 2, 6, 5]
 
-#: Batches that torchdata 0.9.0 makes of NUMBERS where every random pipe in the composition has the seed 5.
+#: Batches that torchdata 0.9.0 creates from NUMBERS, if every random pipe in the composition has the seed 5.
 UPSTREAM_BUCKETS: list[tuple[dict[str, Any], list[list[int]]]] = [
     ({"batch_size": 3, "drop_last": True}, [[5, 4, 0], [8, 2, 6], [7, 3, 1]]),
     (
@@ -38,7 +38,7 @@ UPSTREAM_BUCKETS: list[tuple[dict[str, Any], list[list[int]]]] = [
 
 WORDS = ["aa", "b", "cc", "d", "ee", "f", "gg", "hhh"]
 
-#: Batches that torchdata 0.9.0 makes of WORDS, words of the same length included.
+#: Batches that torchdata 0.9.0 creates from WORDS, including words of the same length.
 UPSTREAM_TOKENS: list[tuple[dict[str, Any], list[list[str]]]] = [
     ({"buffer_size": 5}, [["b", "d", "f", "cc"], ["gg", "ee"], ["aa", "hhh"]]),
     (
@@ -139,7 +139,7 @@ def test_items_that_cannot_be_compared_are_bucketized_by_their_lengths_alone() -
 
 
 def buckets_of_files(folder: Path) -> Any:
-    """Batches of files; the length of each is that of its name."""
+    """Returns batches of files. A file's length is the length of its name."""
     files = FileOpener(IterableWrapper(sorted(map(str, folder.iterdir()))), mode="rb")
     return files.max_token_bucketize(9, len_fn=lambda item: len(Path(item[0]).name), buffer_size=3)
 

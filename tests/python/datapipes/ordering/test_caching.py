@@ -1,4 +1,4 @@
-"""The in-memory caches store the expected items, respect their size, and live as long as documented."""
+"""The in-memory caches store the expected items, respect their size limit, and are deleted when documented."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ MEGABYTE = 2**20
 
 
 class Calls:
-    """Counts its calls for each item."""
-
     def __init__(self):
         self.items = []
 
@@ -92,7 +90,7 @@ def test_copies_take_the_cache_along():
     pipe = IterableWrapper(range(3)).map(calls).in_memory_cache()
     list(pipe)
     for duplicate in (copy.deepcopy(pipe), pickle.loads(pickle.dumps(pipe))):
-        duplicate.source_dp.fn = None  # it would not run
+        duplicate.source_dp.fn = None  # a call of this function would fail
         assert list(duplicate) == [[0], [1], [2]]
 
 

@@ -1,4 +1,4 @@
-"""Pipes that pack sequences into rows behave as documented, beyond what the table of pipes tests."""
+"""Tests pipes that pack sequences into rows, as far as the table of pipes does not cover them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ METHODS = ["first_fit", "in_order", "cut"]
 
 
 def sequences(number: int, longest: int = 90, seed: int = 1) -> list[list[int]]:
-    """Sequences whose tokens are all different."""
+    """Returns random sequences. All tokens differ."""
     dice = random.Random(seed)
     tokens = iter(range(number * longest))
     return [[next(tokens) for _ in range(dice.randint(0, longest))] for _ in range(number)]

@@ -1,4 +1,6 @@
-"""A sharding filter that skips items of other shares has the same order, states and counts as if it had read them."""
+"""If a sharding filter skips items of other shards without reading them, order, states and counts are the same as with
+reading.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,10 @@ COUNT = 23
 
 
 class Letters(list[str]):
-    """A user's list class, whose items cannot be skipped without reading them."""
+    """A user-defined list class with items that cannot be skipped without reading them."""
 
 
 class Squares:
-    """A dataset that is read by index."""
-
     def __len__(self) -> int:
         return COUNT
 
@@ -33,7 +33,7 @@ class Squares:
         return index * index
 
 
-#: Sources with items that can be skipped without reading, and similar sources without this ability.
+#: Sources that can skip items without reading them, and similar sources that cannot.
 SOURCES: dict[str, Callable[[], IterDataPipe]] = {
     "range": lambda: IterableWrapper(range(COUNT)),
     "range backwards": lambda: IterableWrapper(range(50, 50 - 2 * COUNT, -2)),
@@ -57,7 +57,7 @@ SOURCES: dict[str, Callable[[], IterDataPipe]] = {
 
 
 class Whole(IterDataPipe):
-    """Hides from a filter what it reads, so that it reads every item."""
+    """A pipe that hides its source from a filter, so that the filter reads every item."""
 
     one_to_one = True
 

@@ -1,4 +1,6 @@
-"""Workers divide the indices of items before loading: each item is loaded once, and the order does not change."""
+"""Workers divide the indices of items before loading the items. Each item is loaded once, and the order does not
+change.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ COUNT = 23
 
 
 class Recorded:
-    """A dataset that notes in a file, which all processes share, whenever an item is loaded."""
+    """A dataset that writes the index of each loaded item to a file, which all processes share."""
 
     def __init__(self, path: Path, count: int = COUNT) -> None:
         self.path, self.count = path, count
@@ -37,7 +39,7 @@ class Recorded:
         return 10 * index
 
     def loaded(self) -> list[int]:
-        """The indices that were loaded since the last call."""
+        """Returns the indices that were loaded since the last call."""
         found = [*map(int, self.path.read_text().split())] if self.path.exists() else []
         self.path.unlink(missing_ok=True)
         return sorted(found)
@@ -57,7 +59,7 @@ def is_even(item: int) -> bool:
 
 
 class Whole(IterDataPipe):
-    """Hides its source from a filter, so that the filter reads items and not indices."""
+    """A pipe that hides its source from a filter, so that the filter reads items instead of indices."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -76,8 +78,6 @@ class MyMapper(Mapper):
 
 
 class Squares(MapDataPipe):
-    """A user's pipe that is read by index."""
-
     def __init__(self, source: Any) -> None:
         self.source = source
 
@@ -88,7 +88,7 @@ class Squares(MapDataPipe):
         return len(self.source)
 
 
-#: Pipelines over a dataset that hand on indices up to a filter.
+#: Pipelines over a dataset in which indices are passed on up to the filter.
 BY_INDEX: dict[str, Callable[[Any], Any]] = {
     "by index": lambda s: SequenceWrapper(s).to_iter_datapipe(),
     "some indices": lambda s: SequenceWrapper(s).to_iter_datapipe(indices=[5, 3, 8, 1, 0]),
@@ -102,7 +102,7 @@ BY_INDEX: dict[str, Callable[[Any], Any]] = {
     "an iterable with a length": lambda s: IterableWrapper(s).shuffle().map(plus_one),
 }
 
-#: Pipelines with a filter that must read items.
+#: Pipelines in which the filter must read items.
 BY_ITEM: dict[str, Callable[[Any], Any]] = {
     "filtered": lambda s: SequenceWrapper(s).shuffle().filter(is_even),
     "unfolded": lambda s: SequenceWrapper(s).shuffle().flatmap(lambda item: [item, item]),
@@ -248,7 +248,7 @@ def test_an_error_names_the_pipe_that_loads_or_maps() -> None:
         raise KeyError(item)
 
     for pipe, name in (
-        (SequenceWrapper([1, 2, 3]).map(fail).shuffle(), "fail ("),  # code that the shuffler calls by index
+        (SequenceWrapper([1, 2, 3]).map(fail).shuffle(), "fail ("),  # the shuffler calls `fail` by index
         (SequenceWrapper([1, 2, 3]).to_iter_datapipe().map(fail), "Mapper"),
     ):
         shard = pipe.sharding_filter()

@@ -1,4 +1,4 @@
-"""AISFileLister and AISFileLoader work with a server that answers like an AIStore cluster."""
+"""AISFileLister and AISFileLoader work with a server that imitates an AIStore cluster."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def cluster():
 
 @pytest.fixture
 def deaf():
-    """The URL of a cluster that takes connections and never answers."""
+    """Yields the URL of a cluster that accepts connections, but never answers."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
@@ -78,7 +78,7 @@ def test_a_listing_resumes_from_a_name_at_every_position(cluster):
     def build():
         return AISFileLister(["ais://first/train/", "ais://second", "ais://first/o"], cluster)
 
-    list(build())  # the connection stays open from here on
+    list(build())  # from now on, the connection stays open
     assert len(check_restore(build, sockets=False)) == len(SMALL) + 4
     pipe = build()
     items = iter(pipe)
@@ -157,7 +157,7 @@ def test_a_missing_object_raises_an_error_at_once_and_the_loader_continues(clust
     source = ["ais://first/train/01.bin", "ais://first/missing", "ais://first/train/02.bin"]
     items = iter(AISFileLoader(source, cluster))
     assert read(next(items))[1] == b"\x01"
-    with pytest.raises(ErrObjNotFound) as failure:  # which the library would ask for again and again
+    with pytest.raises(ErrObjNotFound) as failure:  # the library itself would repeat the request forever
         next(items)
     assert issubclass(ErrObjNotFound, AISError)
     assert any("AISFileLoader cannot read 'ais://first/missing'" in note for note in failure.value.__notes__)

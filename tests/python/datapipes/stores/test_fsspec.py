@@ -159,7 +159,7 @@ def test_options_are_passed_to_open(folder):
 @pytest.mark.parametrize("start", ["", "file://", "memory:/"])
 def test_data_are_saved_and_the_url_is_yielded(tmp_path, memory, start, mode, data):
     target = f"{start}{tmp_path}/file"
-    for _ in range(2):  # and then replaced
+    for _ in range(2):  # the second time, the file is replaced
         assert list(FSSpecSaver([("file", data)], mode, lambda name: f"{start}{tmp_path}/{name}")) == [target]
         [(_, stream)] = FSSpecFileOpener([target], "rb")
         assert stream.read() == (data.encode() if mode == "w" else data)
@@ -216,7 +216,7 @@ def test_data_that_do_not_fit_the_mode_are_refused_before_anything_is_written(tm
 
 
 class Uploads(AbstractFileSystem):
-    """A file system that takes uploads and breaks in the middle of them."""
+    """A file system that accepts uploads, and fails in the middle of an upload."""
 
     protocol = "uploads"
     done: list[str] = []  # noqa: RUF012
@@ -248,7 +248,7 @@ def test_a_failed_upload_is_aborted():
 
 
 class OnThreads(AsyncFileSystem):
-    """A file system whose operations run in fsspec's thread, which a fork does not copy."""
+    """A file system that runs operations in fsspec's thread, which does not exist after a fork."""
 
     protocol = "onthreads"
     cachable = True

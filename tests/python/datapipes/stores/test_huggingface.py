@@ -1,4 +1,4 @@
-"""HuggingFaceHubReader reads rows and splits of datasets in files, and resumes at exact positions."""
+"""HuggingFaceHubReader reads rows and splits of datasets that consist of files, and resumes at exact positions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchdata.datapipes.iter import HuggingFaceHubReader
 
 datasets = pytest.importorskip("datasets")
 
-#: Run in a separate process, because `datasets` reads the address of the hub when it is imported.
+#: A program for a separate process, because `datasets` reads the hub's address when it is imported.
 STREAMED = """
 import json, sys
 from torchdata.datapipes.iter import HuggingFaceHubReader
@@ -34,7 +34,7 @@ ROWS = [{"number": number, "name": f"row {number}"} for number in range(5)]
 
 @pytest.fixture(autouse=True)
 def _offline(tmp_path, monkeypatch):
-    """Keeps `datasets` away from the network, from the user's cache and from the terminal."""
+    """Prevents `datasets` from using the network, the user's cache and the terminal."""
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(datasets.config, "DOWNLOADED_DATASETS_PATH", tmp_path / "cache" / "downloads")
@@ -45,7 +45,7 @@ def _offline(tmp_path, monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A dataset as a folder: one split in two files."""
+    """Returns a folder with a dataset: one split, which consists of two files."""
     data = tmp_path / "data"
     data.mkdir()
     for number, rows in enumerate((ROWS[:3], ROWS[3:])):

@@ -1,4 +1,4 @@
-"""IoPathFileLister, IoPathFileOpener and IoPathSaver work with local files and with users' path handlers."""
+"""IoPathFileLister, IoPathFileOpener and IoPathSaver work with local files and with user-defined path handlers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def folder(tmp_path):
 
 
 class Elsewhere(PathHandler):
-    """Finds `else:PATH` at PATH, and lists names backwards."""
+    """A path handler that maps `else:PATH` to PATH, and lists names in reverse order."""
 
     def _get_supported_prefixes(self):
         return ["else:"]
@@ -70,7 +70,7 @@ def test_a_handler_lists_opens_and_saves_in_its_own_order(folder):
     found = [read(item) for item in IoPathFileOpener(names, handler=Elsewhere())]
     assert found == [(names[0], "content of b.txt\n"), (names[1], "content of a.txt\n")]
     target = f"else:{folder}/new"
-    for data in ("one", "two"):  # the second replaces the first
+    for data in ("one", "two"):  # the second file replaces the first one
         assert list(IoPathSaver([(target, data)], handler=Elsewhere())) == [target]
         with open(f"{folder}/new") as file:
             assert file.read() == data
@@ -140,7 +140,7 @@ def test_an_existing_file_is_not_changed(tmp_path):
 @pytest.mark.parametrize("links", [True, False])
 def test_if_two_processes_save_the_same_file_at_once_the_first_wins_and_nothing_is_left(tmp_path, monkeypatch, links):
     target = tmp_path / "file"
-    if not links:  # as on file systems without hard links
+    if not links:  # simulates a file system without hard links
 
         def refused(*args):
             raise PermissionError(1, "Operation not permitted")

@@ -1,4 +1,4 @@
-"""S3FileLister and S3FileLoader list and read objects of a real S3 server on loopback."""
+"""S3FileLister and S3FileLoader list and read objects of a complete S3 server on loopback."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_shuffle_buffer_of_unread_objects_is_restored_and_owns_no_connections(
     before = open_files()
     kept = list(pipe)
     assert len(kept) == 20
-    wait_for(lambda: open_files() <= before + 2)  # connections are closed by threads of obstore's
+    wait_for(lambda: open_files() <= before + 2)  # threads of obstore close the connections
     assert [stream.read() for _, stream in kept] == [b"" if n == 7 else b"x" for n in range(20)]
     del kept
     check_restore(
@@ -289,7 +289,7 @@ def name_and_content(pair):
 @pytest.mark.parametrize("method", METHODS)
 def test_two_workers_share_the_objects_after_the_parent_used_s3(client, method):
     expected = [(f"s3://first/{key}", content) for key, content in sorted(FOLDER.items())]
-    # Said here, because a fork server has the environment of the test that started it.
+    # The options are explicit, because a fork server has the environment variables of the test that started it.
     options = {
         "endpoint_url": client.meta.endpoint_url,
         "config": {"access_key_id": "test", "secret_access_key": "test"},
@@ -297,7 +297,7 @@ def test_two_workers_share_the_objects_after_the_parent_used_s3(client, method):
     }
     pipe = S3FileLister(["s3://first/train/"], **options).sharding_filter().load_files_by_s3(**options)
     assert [read(item) for item in pipe] == expected
-    kept = next(iter(S3FileLoader(["s3://large/object"])))  # an answer that is still under way
+    kept = next(iter(S3FileLoader(["s3://large/object"])))  # keeps an answer that was not read to its end
     workers = loader(pipe.map(name_and_content), multiprocessing_context=method)
     try:
         for _ in range(2):

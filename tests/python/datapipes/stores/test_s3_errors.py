@@ -1,4 +1,6 @@
-"""S3FileLister and S3FileLoader explain wrong URLs, keys, servers, credentials, settings and arguments."""
+"""If URLs, keys, servers, credentials, settings or arguments are wrong, S3FileLister and S3FileLoader explain the
+error.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("client")
 
 @pytest.fixture
 def deaf():
-    """The URL of a server that takes connections and never answers."""
+    """Yields the URL of a server that accepts connections, but never answers."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
@@ -40,7 +42,7 @@ def test_an_error_names_pipe_and_url_of_a_missing_object(make):
     name = make.__name__
     with pytest.raises(FileNotFoundError, match=rf"{name}.*s3://no-such-bucket/x.*no such bucket"):
         list(make(["s3://no-such-bucket/x"]))
-    with pytest.raises(ValueError, match="no such bucket"):  # the type that torchdata 0.9 raises
+    with pytest.raises(ValueError, match="no such bucket"):  # torchdata 0.9 raises this type
         list(make(["s3://no-such-bucket/x"]))
 
 
@@ -112,7 +114,7 @@ def test_a_server_that_does_not_exist_is_an_error_that_names_it(make):
 
 @pytest.fixture
 def stalling():
-    """The URL of a server that begins to send an object and then falls silent."""
+    """Yields the URL of a server that begins to send an object, and then sends nothing more."""
     head = (
         b"HTTP/1.1 206 Partial Content\r\nContent-Length: 1000\r\nContent-Range: bytes 0-999/1000\r\n"
         b'ETag: "x"\r\nLast-Modified: Sat, 01 Jan 2000 00:00:00 GMT\r\n\r\nbegin'
@@ -120,7 +122,7 @@ def stalling():
     taken = []
 
     def serve():
-        with contextlib.suppress(OSError):  # until it is closed
+        with contextlib.suppress(OSError):  # the test closes the server at the end
             while True:
                 connection, _ = server.accept()
                 connection.recv(65536)
@@ -171,7 +173,9 @@ def test_objects_that_may_not_be_read_are_an_error_that_names_them(client):
 
 @pytest.fixture
 def asked():
-    """Lists a bucket, and gives the access key, the region and the token of the request; None if it is not signed."""
+    """Yields a function that lists a bucket. The function returns the access key, region and token of the request, or
+    None if the request is not signed.
+    """
     seen = []
 
     class Server(BaseHTTPRequestHandler):

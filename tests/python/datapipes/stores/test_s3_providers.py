@@ -1,4 +1,6 @@
-"""S3FileLister and S3FileLoader read Google Cloud Storage and Azure, each by its own protocol on loopback."""
+"""S3FileLister and S3FileLoader read Google Cloud Storage and Azure. Servers on loopback imitate the protocol of each
+provider.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ BLOB = (
 
 
 class Azure(BaseHTTPRequestHandler):
-    """Answers listings and ranges of the container `first`, as Azure Blob Storage does."""
+    """A server that answers listings and range requests for the container `first`, like Azure Blob Storage."""
 
     def do_GET(self):
         url = urlsplit(self.path)
@@ -67,7 +69,7 @@ def azure():
 
 @pytest.fixture
 def google():
-    """The server of S3: Google's XML interface is the same but for the signatures."""
+    """Runs the S3 server, because Google's XML interface differs from S3 only in the signatures."""
     with serving() as client:
         everybody = {"Effect": "Allow", "Principal": "*", "Action": "s3:*", "Resource": "arn:aws:s3:::first*"}
         policy = json.dumps({"Version": "2012-10-17", "Statement": everybody})

@@ -1,4 +1,4 @@
-"""DataFrameMaker and ParquetDataFrameLoader create data frames, also from Parquet files that pyarrow wrote."""
+"""DataFrameMaker creates data frames from items, and ParquetDataFrameLoader creates them from Parquet files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAMES = ["number", "letter", "share"]
 
 
 def rows_of(frame: Any) -> list[tuple[Any, ...]]:
-    """The rows of a frame of any of the libraries, its nulls as None."""
+    """Returns the rows of a data frame of any library, with None for missing values."""
     if isinstance(frame, pyarrow.Table):
         return [tuple(row.values()) for row in frame.to_pylist()]
     if isinstance(frame, polars.DataFrame):
@@ -47,7 +47,7 @@ def table(start: int, stop: int) -> pyarrow.Table:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
-    """Files of 5 rows in groups of 2, of no row, and of 3 rows in one group."""
+    """Returns a folder with three files: five rows in groups of two, no rows, and three rows in one group."""
     for name, rows in (("a", table(0, 5)), ("b", table(5, 5)), ("c", table(5, 8))):
         pyarrow.parquet.write_table(rows, tmp_path / f"{name}.parquet", row_group_size=2 if name == "a" else 10)
     return str(tmp_path)
@@ -233,7 +233,7 @@ def test_missing_files_and_items_that_are_not_files_are_named(tmp_path: Path) ->
 
 
 class OneWay(io.RawIOBase):
-    """A stream that cannot go back, as those from a network are."""
+    """A stream that cannot seek backward, like a network stream."""
 
     def readable(self) -> bool:
         return True
@@ -272,7 +272,7 @@ def frames_of(pipe: Any, method: str) -> list[Any]:
         return list(loader)
 
 
-# Polars runs threads, which a fork does not survive.
+# Polars uses threads, which do not exist after a fork.
 @pytest.mark.parametrize(("library", "method"), [("pandas", "fork"), ("pyarrow", "fork"), ("polars", "spawn")])
 def test_frames_arrive_from_two_workers_as_they_were_sent(library: str, method: str, folder: str) -> None:
     made = IterableWrapper(ROWS * 4).sharding_filter().dataframe(3, columns=NAMES, library=library)

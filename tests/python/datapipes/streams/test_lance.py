@@ -23,7 +23,6 @@ from torchdata.datapipes.state import load_state, save_state
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Any:
-    """Thirty rows in three fragments."""
     return lance.write_dataset(table(0, 30), tmp_path / "rows.lance", max_rows_per_file=10)
 
 
@@ -112,7 +111,7 @@ def test_a_pipe_reads_the_version_of_its_dataset_and_refuses_states_of_others(da
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_share_ranges_before_they_are_read_and_resume_exactly(dataset: Any, method: str) -> None:
-    assert values(LanceReader([3], dataset)) == [3]  # the parent has used lance
+    assert values(LanceReader([3], dataset)) == [3]  # the parent process has also used lance
 
     def loader() -> DataLoader2[Any]:
         pipe = ArrowParts(dataset, part_rows=4).shuffle().sharding_filter().read_arrow(["a"])

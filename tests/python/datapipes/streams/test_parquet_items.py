@@ -1,4 +1,4 @@
-"""ParquetDataFrameLoader groups the rows of files into items of a given number of rows, or into dicts of arrays."""
+"""ParquetDataFrameLoader combines the rows of files to items with a given number of rows, or to dicts of arrays."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def loaded(content: bytes, **options: Any) -> Any:
 
 
 def one(column: Any, **options: Any) -> Any:
-    """The array of a column of one row group."""
+    """Returns a column of one row group as an array."""
     options = {"library": "numpy", **options}
     [item] = loaded(parquet_bytes(pyarrow.table({"c": column}), 100), **options)
     return item["c"]
@@ -99,7 +99,7 @@ def test_any_files_yield_all_rows_in_order_and_are_restored_anywhere(
 def test_a_restored_pipe_reads_no_row_group_before_the_one_at_which_it_resumes(
     size: int | None, taken: int, first: int, tmp_path: Path
 ) -> None:
-    """Nothing could be read of the earlier ones: by then they hold noise."""
+    """Before resuming, the test overwrites the earlier row groups with random bytes, so reading them would fail."""
     path = tmp_path / "file.parquet"
     table = pyarrow.table({"id": range(50)})
     pyarrow.parquet.write_table(table, path, row_group_size=10, use_dictionary=False, compression="zstd")
@@ -273,7 +273,7 @@ def test_lists_of_lists_and_of_strings_follow_the_rules_of_what_they_hold() -> N
 @pytest.mark.parametrize("size", [None, 2])
 def test_arrays_can_be_written_to(size: int | None) -> None:
     content = parquet_bytes(pyarrow.table({"id": range(4), "list": [[1, 2]] * 4}), 2)
-    for _ in range(2):  # what is written reaches no later reading
+    for _ in range(2):  # changes of the items do not affect a second reading
         items = list(loaded(content, library="numpy", dataframe_size=size))
         assert [ids_of(item) for item in items] == [[0, 1], [2, 3]]
         for item in items:

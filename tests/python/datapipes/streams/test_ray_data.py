@@ -1,4 +1,6 @@
-"""Ray Datasets work as pipes: rows and frames keep their order, and blocks are divided before they are read."""
+"""Ray Datasets can be used as pipes. Rows and frames keep their order, and blocks are divided among workers before
+reading.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +123,7 @@ def test_a_state_resumes_with_a_rebuilt_dataset_but_not_with_another_one(numbers
     with DataLoader2(from_ray_data(made().materialize())) as loader:
         loader.load_state_dict(state)
         assert got + ids(loader) == list(range(ROWS))
-    # Blocks with equal numbers of rows, and with different numbers.
+    # The blocks have equal or different numbers of rows.
     other = made().map(lambda row: {"id": row["id"] + 1}).materialize()
     with DataLoader2(from_ray_data(other)) as loader:
         loader.load_state_dict(state)

@@ -91,7 +91,7 @@ def test_new_files_get_the_usual_permissions_and_replaced_files_keep_theirs(tmp_
 def test_a_read_only_file_is_not_replaced(tmp_path, monkeypatch):
     path = tmp_path / "file"
     path.write_text("before")
-    monkeypatch.setattr(os, "access", lambda *_: False)  # what a user other than root is told of a read-only file
+    monkeypatch.setattr(os, "access", lambda *_: False)  # simulates a read-only file for a user other than root
     with pytest.raises(PermissionError, match=r"file"):
         list(Saver([(str(path), "after")]))
     assert path.read_text() == "before"
@@ -174,7 +174,6 @@ def folder(tmp_path_factory):
 
 
 def sums(folder, tool):
-    """The digests of a tool of the system."""
     lines = subprocess.run([tool, *sorted(folder.iterdir())], capture_output=True, text=True, check=True).stdout
     return {path: digest for digest, path in (line.split("  ") for line in lines.splitlines())}
 

@@ -1,4 +1,6 @@
-"""StreamWrapper delegates to its file, closes it with its children, and reopens it in copies."""
+"""StreamWrapper delegates to its file. A StreamWrapper closes its file together with its children, and copies reopen
+the file.
+"""
 
 from __future__ import annotations
 

@@ -115,11 +115,11 @@ def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path, encoding, mode):
 def test_a_file_with_only_a_byte_order_mark_has_no_rows():
     assert list(blobs(b"\xef\xbb\xbf").parse_csv()) == []
     assert list(blobs(b"\xef\xbb\xbf").readlines(decode=True)) == []
-    assert list(blobs(b"\xef\xbb\xbfa\n").readlines(return_path=False)) == [b"\xef\xbb\xbfa"]  # bytes stay bytes
+    assert list(blobs(b"\xef\xbb\xbfa\n").readlines(return_path=False)) == [b"\xef\xbb\xbfa"]  # bytes are not decoded
 
 
 def test_lines_of_utf_16_are_cut_where_their_text_ends():
-    odd = "\u0a0a\u0d0aone\n\u010a two\n"  # characters with the byte of a newline in them
+    odd = "\u0a0a\u0d0aone\n\u010a two\n"  # these characters contain the byte of a newline
     for encoding in ("utf-16", "utf-16-le", "utf-16-be", "utf-32"):
         files = blobs(odd.encode(encoding))
         lines = files.readlines(decode=True, encoding=encoding, return_path=False, strip_newline=False)

@@ -1,4 +1,4 @@
-"""TFRecordLoader reads files written by the `tfrecord` package and records encoded by protobuf."""
+"""TFRecordLoader reads files that the `tfrecord` package has written, and records that protobuf has encoded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchdata.datapipes.state import load_state, save_state
 from torchdata.datapipes.utils import StreamWrapper
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # protobuf's own about what other versions will do
+    warnings.simplefilter("ignore")  # protobuf warns about future versions
     pytest.importorskip("torch", reason="the library that writes TFRecords imports it")
     from tfrecord import TFRecordWriter, example_pb2
 
@@ -38,7 +38,7 @@ def feature(kind: str, values: Any) -> Any:
 
 
 def record(context: dict[str, Any], lists: dict[str, Any] | None = None) -> bytes:
-    """A SequenceExample, which without lists is an Example, of features given as (kind, values)."""
+    """Returns a SequenceExample with features given as (kind, values). Without lists, it is also an Example."""
     example = example_pb2.SequenceExample()
     for name, it in context.items():
         example.context.feature[name].CopyFrom(feature(*it))
@@ -60,7 +60,7 @@ def loaded(data: bytes, *args: Any, **options: Any) -> list[Any]:
 
 
 def plain(item: Any) -> Any:
-    """An example with lists in place of arrays and tensors, so that examples can be compared."""
+    """Converts arrays and tensors of an example to lists, so that examples can be compared."""
     if isinstance(item, dict):
         return {name: plain(value) for name, value in item.items()}
     if isinstance(item, list):
@@ -74,7 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     for number, count in enumerate([4, 0, 3]):
         writer = TFRecordWriter(str(root / f"{number}.tfrecord"))
         for i in range(count):
-            image = os.urandom(700_000 if i == 1 else 10 * i)  # two of which are more than one read
+            image = os.urandom(700_000 if i == 1 else 10 * i)  # two images are larger than one read
             example = {
                 "image": (image, "byte"),
                 "size": ([1.5 * i, -2.0], "float"),
@@ -104,7 +104,7 @@ def test_examples_and_sequences_come_out_as_arrays_and_lists_of_bytes(folder: st
     assert len(second["image"][0]) == 700_000
     assert plain(second["tokens"]) == [("int64", [1, 2]), ("int64", [-(2**62)])]
     assert second["words"] == [[b"x"], [b"y"]]
-    first["size"] += 1  # arrays are the reader's own
+    first["size"] += 1  # arrays can be modified
 
 
 def test_with_torch_loaded_arrays_are_tensors(folder: str) -> None:
@@ -287,7 +287,7 @@ def test_a_length_that_promises_more_than_there_is_allocates_nothing() -> None:
         run = subprocess.run(
             [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True, timeout=250
         )
-        assert int(run.stdout) < 64 << 10  # KiB
+        assert int(run.stdout) < 64 << 10  # the memory is in KiB
 
 
 def test_wrong_checksums_are_read_over_on_demand() -> None:
@@ -307,7 +307,7 @@ def test_records_in_memory_and_behind_other_bytes_are_restored() -> None:
 
 
 class OneWay:
-    """A stream without `tell` and `seek` that returns few bytes at a time. A copy continues at the same position."""
+    """A stream without `tell` and `seek`, which returns few bytes at a time. A copy continues at the same position."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -402,7 +402,7 @@ def test_a_record_longer_than_max_length_is_refused_before_it_is_read() -> None:
         next(items)
 
     class Endless(io.RawIOBase):
-        """A record of 1 GiB; each read returns the requested number of bytes."""
+        """A record of 1 GiB. Each read returns the requested number of bytes."""
 
         count = 0
 

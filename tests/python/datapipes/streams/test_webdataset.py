@@ -21,7 +21,7 @@ from torchdata.datapipes.utils import StreamWrapper
 
 
 def gathered(paths: list[str]) -> list[Any]:
-    """The samples that WebDataset should make of the paths, each with its number as data."""
+    """Returns the samples that WebDataset must create from the paths, with numbers as data."""
     samples: list[dict[str, Any]] = []
     for number, path in enumerate(paths):
         folder, _, name = path.replace("\\", "/").rpartition("/")
@@ -45,7 +45,7 @@ def test_any_paths_are_gathered_as_the_model_says(paths: list[str]) -> None:
 
 
 def outcome(paths: list[str], generation: int = 1 << 15) -> str:
-    """WebDataset's answer to wrongly packed files: the kind of its error, and the sample."""
+    """Describes WebDataset's error for files in a wrong order: the kind of error, and the sample."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(webdataset, "_GENERATION", generation)
         try:
@@ -62,8 +62,8 @@ def outcome(paths: list[str], generation: int = 1 << 15) -> str:
         (["1.txt", "1.cls", "2.txt", "2.cls"], "right"),
         (["1.txt", "1.cls", "1.txt"], "twice 1"),
         (["1.txt", "2.txt", "1.cls", "2.cls"], "scattered 1"),
-        (["1.txt", "1.cls", "2.txt", "1.txt"], "scattered 1"),  # a file that was appended to change the first
-        (["a.tar/1.txt", "a.tar/2.txt", "a.tar/1.txt", "a.tar/2.txt"], "right"),  # a shard that is read again
+        (["1.txt", "1.cls", "2.txt", "1.txt"], "scattered 1"),  # the last file was appended to replace the first one
+        (["a.tar/1.txt", "a.tar/2.txt", "a.tar/1.txt", "a.tar/2.txt"], "right"),  # the same shard is read twice
         (["a.tar/1.txt", "b.tar/1.cls"], "right"),
         (["1.txt", "2.txt", "3.txt", "README", "3.cls", "1.cls"], "scattered 1"),
     ],

@@ -1,4 +1,6 @@
-"""If an iteration is abandoned within an item, the source of its thread has ended before the pipe is used again."""
+"""If an iteration is abandoned while an item is being read, the thread's source has ended before the pipe is used
+again.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 
 class SlowToEnd(IterDataPipe[int]):
-    """Takes some time to end in the middle of its items, like a generator that closes a file."""
+    """A pipe that takes some time to end if it is left early, like a generator that closes a file."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -55,16 +57,16 @@ def test_searching_a_graph_finds_its_sources_ended(kind: str, look: Callable[[An
     assert list(map(int, pipe)) == list(range(100))
 
 
-#: A state of the graph's beginning.
+#: States of the graph at its beginning.
 STATES: list[Any] = []
 
 
 def test_waiting_ranks_do_not_block_an_observer() -> None:
-    """The thread of `fullsync` releases its source before it notifies all ranks that it leaves."""
+    """A thread of `fullsync` releases its source before it informs the other ranks that it leaves."""
     asked, answer = threading.Event(), threading.Event()
 
     class Slow(Alone):
-        """A group of two ranks; the second rank is late."""
+        """A group of two ranks. The second rank answers late."""
 
         world_size = 2
 

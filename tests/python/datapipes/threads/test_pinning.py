@@ -27,8 +27,6 @@ Pair = namedtuple("Pair", "image label")
 
 
 class Pinnable:
-    """An object with a method that pins it."""
-
     def __init__(self) -> None:
         self.pinned = False
 
@@ -107,11 +105,11 @@ test_wrong_arguments_are_named = refuses(
 
 
 class Gpus:
-    """Replaces CUDA with several devices. Each thread has a current device, by default the first."""
+    """Simulates CUDA with several devices. Each thread has a current device, which is the first device by default."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.chosen: dict[int, int] = {}
-        #: For each tensor that was pinned: its first element, the device, and whether it was the main thread's doing.
+        #: For each pinned tensor: its first element, the device, and whether the main thread pinned it.
         self.pinned: list[tuple[int, int, bool]] = []
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_device", self.current)
@@ -165,7 +163,7 @@ def test_items_saved_after_pinning_are_pinned_again(monkeypatch: pytest.MonkeyPa
     assert int(next(items)) == 0
     state = save_state(pipe)
     assert is_restorable(pipe)
-    pipe.shutdown()  # or its thread pins on
+    pipe.shutdown()  # the pipe's thread would continue to pin
     restored = IterableWrapper([torch.tensor(n) for n in range(4)]).pin_memory(device=1)
     load_state(restored, state)
     gpus.pinned.clear()

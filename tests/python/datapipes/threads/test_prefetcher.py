@@ -1,4 +1,4 @@
-"""Prefetcher pauses and ends its thread, raises errors at their position, survives forks, and has exact states."""
+"""Prefetcher pauses and ends its thread, raises errors at their position, works after forks, and has exact states."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def _leaves_no_thread() -> Iterator[None]:
 
 
 class Counting(IterDataPipe[int]):
-    """Yields 0, 1, … and counts the requested items; raises KeyError instead of item `fail_at`."""
+    """A pipe that yields numbers from 0 and counts the requested items. At item `fail_at`, the pipe raises KeyError
+    instead.
+    """
 
     def __init__(self, count: int, fail_at: int | None = None) -> None:
         self.count, self.fail_at, self.taken = count, fail_at, 0
@@ -52,7 +54,7 @@ class Counting(IterDataPipe[int]):
 
 
 class Gated(IterDataPipe[int]):
-    """Yields 0, then waits for the gate before each further item."""
+    """A pipe that yields 0, and then waits at a gate before each further item."""
 
     def __init__(self) -> None:
         self.gate, self.waits = threading.Event(), threading.Event()
@@ -118,7 +120,7 @@ def test_a_state_that_one_thread_takes_is_not_spoilt_by_another_that_resumes() -
     with pipe.standing_still():
         items = pipe.state_dict()["items"]
         pipe.pause()
-        pipe.resume()  # ends its own hold alone
+        pipe.resume()  # ends only this pause, not the outer one
         assert next(iterator) == items.pop(0)
         assert pipe.state_dict()["items"] == items, "the thread stands still"
     assert list(iterator) == list(range(2, 100))
@@ -127,7 +129,7 @@ def test_a_state_that_one_thread_takes_is_not_spoilt_by_another_that_resumes() -
 def test_a_paused_pipe_leaves_its_source_alone_until_resumed() -> None:
     source = Counting(100)
     pipe = source.prefetch(4)
-    pipe.pause()  # nothing to pause yet
+    pipe.pause()  # has no effect yet
     iterator = iter(pipe)
     wait_for(lambda: source.taken == 4)
     pipe.pause()
@@ -155,7 +157,7 @@ def test_pausing_waits_for_the_current_item_until_a_timeout(
 
 
 class Worded(Exception):
-    """An exception whose constructor takes other arguments than it passes on."""
+    """An exception with a constructor that takes other arguments than it passes to its base class."""
 
     def __init__(self, word: str, *, number: int) -> None:
         super().__init__(f"{word} {number}")
@@ -163,8 +165,6 @@ class Worded(Exception):
 
 
 class Doubled(Exception):
-    """An exception whose constructor changes its argument."""
-
     def __init__(self, word: str) -> None:
         super().__init__(f"{word}!")
 
@@ -197,7 +197,7 @@ def test_a_buffered_error_is_part_of_the_state_whatever_its_constructor_takes(er
 
 
 class Seekable(IterDataPipe[int]):
-    """Counts from its position; loading a state lets another thread run before it returns."""
+    """A pipe that counts from its position. Loading a state gives other threads time to run."""
 
     def __init__(self) -> None:
         self.position = 0
@@ -265,12 +265,12 @@ def read_ahead(pipe: Any, size: int = 2) -> Any:
 
 
 def stopped(pipe: Any) -> bytes:
-    """The state of a graph and the generators as they belong together."""
+    """Returns the states of a graph and of the global generators at the same moment."""
     with standing_still(walk(pipe)):
         return pickle.dumps((save_state(pipe), save_generators()))
 
 
-#: Random functions that draw in one thread, below them a pipe that is replayed.
+#: Pipelines in which one thread runs random functions over a replayed pipe.
 DRAWN_IN_THREAD: dict[str, Callable[[Any], Any]] = {
     "at the end": read_ahead,
     "far ahead": lambda pipe: read_ahead(pipe, 50).map(abs),
@@ -303,7 +303,7 @@ def test_a_replay_repeats_random_draws_that_a_thread_made_ahead_of_a_state(build
             list(reading)
             saved = stopped(pipe)
             left(pipe)
-            for _ in range(2):  # what was loaded and begun is saved again as it was
+            for _ in range(2):  # the state is then saved again right after the iteration has begun
                 start(99)
                 pipe = made()
                 state, generators = pickle.loads(saved)
@@ -318,7 +318,9 @@ def test_a_replay_repeats_random_draws_that_a_thread_made_ahead_of_a_state(build
 
 @pytest.mark.parametrize("size", [1, 50])
 def test_a_replay_ends_whatever_the_queue_holds_and_however_the_pipeline_has_changed(size: int) -> None:
-    """The thread goes as far as it had gone, with less room; where more is wanted than it had read, it continues."""
+    """With a smaller queue, the thread nevertheless replays all items that it had read. If more items are needed, it
+    continues.
+    """
 
     def build(count: int, size: int) -> Any:
         return UnstatedTwice(IterableWrapper(range(count))).map(drawn).prefetch(size).filter(is_odd)
@@ -337,10 +339,10 @@ def test_a_replay_ends_whatever_the_queue_holds_and_however_the_pipeline_has_cha
     load_state(pipe, saved)
     load_generators(generators)
     assert first + list(pipe) == whole
-    for count, drop in [(0, 6), (3, 6), (300, 100)]:  # other data: it ends early, or more than was read is dropped
+    for count, drop in [(0, 6), (3, 6), (300, 100)]:  # other data: the replay ends early or drops too much
         other = copy.deepcopy(saved)
         other["pipes"][-1]["drop"] = drop
-        other["checksums"] = None  # which were those of what it was
+        other["checksums"] = None  # the checksums are those of the original state
         pipe = build(count, size)
         load_state(pipe, other, strict=False)
         assert len(list(pipe)) < 2 * count + 1

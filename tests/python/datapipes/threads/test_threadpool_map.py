@@ -1,4 +1,4 @@
-"""ThreadPoolMapper keeps the order, limits reading ahead, raises errors at their position, and has exact states."""
+"""ThreadPoolMapper keeps the order, limits read-ahead, raises errors at their position, and has exact states."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _leaves_no_thread() -> Iterator[None]:
 
 
 class Watched(IterDataPipe[Any]):
-    """Yields 0, 1, …; counts the items taken, and the threads that took them."""
+    """A pipe that yields numbers from 0, counts the requested items, and records the requesting threads."""
 
     def __init__(self, count: int, fail_at: int | None = None) -> None:
         self.count, self.fail_at, self.taken = count, fail_at, 0
@@ -57,7 +57,7 @@ class Watched(IterDataPipe[Any]):
 
 
 class Gate:
-    """A function that waits until the gate opens, for chosen items."""
+    """A function that waits at some items until a gate opens."""
 
     def __init__(self, *closed_for: Any) -> None:
         self.closed_for, self.entered, self.opened = closed_for, threading.Event(), threading.Event()
@@ -218,7 +218,7 @@ def test_saving_does_not_wait_for_calls_with_items_that_cannot_change() -> None:
     gate.opened.set()
     assert list(iterator) == [1, 2, 3]
     restored = IterableWrapper(range(4)).threadpool_map(str)
-    load_state(restored, state, strict=False)  # another function
+    load_state(restored, state, strict=False)  # the function differs from that of the saved pipe
     assert list(restored)[-1] == "3"
     assert len(state["pipes"][-1]["state"]["tasks"]) == 3
 

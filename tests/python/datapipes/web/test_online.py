@@ -1,4 +1,4 @@
-"""HttpReader, GDriveReader and OnlineReader read from a local server, and explain its errors."""
+"""HttpReader, GDriveReader and OnlineReader read from a local server, and explain the server's errors."""
 
 from __future__ import annotations
 

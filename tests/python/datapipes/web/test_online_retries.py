@@ -1,4 +1,4 @@
-"""After faults of servers and networks, requests are repeated and bodies resumed, without lost or repeated data."""
+"""After faults of servers and networks, requests are repeated and bodies are resumed. No data is lost or repeated."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("fast")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_no_fault_of_a_server_ends_an_epoch_or_changes_a_byte(workers: int) -> None:
-    """The same with thousands of faults: `python tests/python/support/faulty_http.py --faults 3000`."""
+    """To run the test with thousands of faults: `python tests/python/support/faulty_http.py --faults 3000`."""
     with faulty_http.running(seed=workers) as server:
         pipe = IterableWrapper(server.urls(40)).sharding_filter()
         pipe = HttpReader(pipe, timeout=faulty_http.TIMEOUT, max_retries=10).map(content_of_item)
@@ -44,7 +44,7 @@ def test_no_fault_of_a_server_ends_an_epoch_or_changes_a_byte(workers: int) -> N
             shown = str(loader.stats())
         faults = server.faults().total()
     assert faults > 40
-    assert retries >= faults  # more where a busy machine was silent for too long
+    assert retries >= faults  # on a busy machine, timeouts cause more retries
     assert "requests sent again after a fault" in shown
 
 
@@ -65,7 +65,7 @@ def test_each_fault_raises_an_error_if_it_stays(fault: str) -> None:
 def test_a_body_that_is_cut_is_continued_where_it_was_cut(web: Any, habit: dict[str, Any]) -> None:
     url = web.url("a", CONTENT, drop=100_000, **habit)
     [(_, stream)] = HttpReader([url])
-    if habit.get("ranges") == "no":  # each answer is cut at the same byte
+    if habit.get("ranges") == "no":  # each answer ends at the same byte
         with pytest.raises(urllib3.exceptions.ProtocolError, match="from byte 100000 on"):
             stream.read()
         return

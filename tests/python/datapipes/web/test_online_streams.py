@@ -1,4 +1,4 @@
-"""Streams over HTTP are read like files, and reopened at their position only if the content is unchanged."""
+"""Streams over HTTP are read like files. A stream is reopened at its position only if the content has not changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 CONTENT = b"".join(b"line %d\n" % number for number in range(40))
 
-#: The ways in which a server may send a file with streams that are reopened.
+#: The ways in which a server may send a file whose stream is reopened.
 HABITS = [
     {},
     {"ranges": "no"},
@@ -92,7 +92,7 @@ def test_a_stream_at_its_end_is_not_requested_again(web):
 
 NEW_CONTENTS = {"longer": CONTENT + b"more", "shorter": CONTENT[:50], "other": b"y" * len(CONTENT)}
 
-#: The changes that the server's headers reveal. Without validators, only a change of the size is noticed.
+#: Changes that the server's headers reveal. Without validators, only a change of the size is noticed.
 CHANGES = [
     (kind, ranges, change)
     for kind in ("strong", "weak", "date", "none")
@@ -111,7 +111,7 @@ def test_a_file_that_has_changed_raises_an_error(web, kind, ranges, change):
     saved = pickle.dumps(stream)
     stream.close()
     web.url("a", NEW_CONTENTS[change])
-    os.utime(web.folder / "a", (1e9, 1e9))  # a date differs by whole seconds alone
+    os.utime(web.folder / "a", (1e9, 1e9))  # HTTP dates have a resolution of one second
     twin = pickle.loads(saved)
     for _ in range(2):
         with pytest.raises(RuntimeError, match=r"HttpReader cannot continue to read 'http.*the file has changed"):
@@ -194,7 +194,7 @@ def test_a_state_that_holds_streams_loads_in_another_pipe_with_other_settings(we
 
 @pytest.fixture
 def shard(web, tmp_path):
-    """The URL of a tar archive."""
+    """Returns the URL of a tar archive."""
     names = [f"{number}.txt" for number in range(4)]
     for number, name in enumerate(names):
         (tmp_path / name).write_bytes(b"%d" % number * 1000)

@@ -1,17 +1,16 @@
-"""Programs that search for failures without a specific test: each draws plans from seeds, runs them, and checks the
-results.
+"""Programs that search for unknown failures: each driver draws plans from seeds, runs them, and checks the results.
 
     python -m drivers lives --seconds 600 --seed 1     # in tests/python/support; runs seeds 1, 2, 3, …
-    python -m drivers lives --seed 17 --runs 1         # one of them again
-    python -m drivers all --seconds 3600               # each of them in turn, for this time each
+    python -m drivers lives --seed 17 --runs 1 # runs seed 17 again python -m drivers all --seconds 3600 # runs all
+    drivers, an hour each
 
-`frame` contains their shared code: the loop over seeds, a separate process for each plan, a watchdog, the check for
-leftovers, and the report of a failure. Each driver is the `DRIVER` of a module.
+`frame` contains the code that all drivers share: the loop over seeds, a separate process for each plan, a watchdog, the
+check for leftovers, and the report of a failure. A module defines its driver as `DRIVER`.
 """
 
 from __future__ import annotations
 
-#: The module of each driver, with the driver's name if that is not `DRIVER`.
+#: The module of each driver, with the driver's variable name if that is not `DRIVER`.
 DRIVERS = {
     "lives": "lives.run",
     "graph-lives": "lives.graphs",

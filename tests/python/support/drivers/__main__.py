@@ -11,9 +11,8 @@ from drivers.frame import Leaves, drive
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command line."""
     name, *more = arguments or ["--help"]
-    if name == "all":  # each in its own process, because imports and setup of one must not affect the next
+    if name == "all":  # each driver in its own process, because its imports and setup must not affect the next driver
         return max(subprocess.call([sys.executable, "-m", "drivers", one, *more]) for one in DRIVERS)
     if name not in DRIVERS:
         print(

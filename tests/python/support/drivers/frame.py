@@ -30,16 +30,18 @@ from watchdog import end_session, show_stacks, survivors_of
 SAID = 60.0
 #: Maximum number of seconds until everything that a plan has started is gone, on a busy machine.
 GONE = 60.0
-#: Frames of stacks without information.
+#: Functions that are left out of printed stacks, because they explain nothing.
 DULL = ("/multiprocessing/", "<frozen runpy>", 'File "<string>"', "/threading.py")
 
 
 class Skipped(Exception):
-    """The plan cannot be judged; the text gives the reason."""
+    """The plan cannot be checked. The message gives the reason."""
 
 
 class Leaves(BaseException):
-    """Leaves all frames in a process that a plan has forked, which continues as a separate program."""
+    """Raised in a process that a plan has forked, so that this process leaves the frame's functions, and continues as a
+    separate program.
+    """
 
     def __init__(self, program: Callable[[], None]) -> None:
         self.program = program
@@ -51,13 +53,13 @@ class Driver:
 
     Args:
         plan_of: a function from a seed and the options to a plan. The `repr` of a plan describes it. None ends the run.
-        check: runs a plan and returns how many things, named by `noun`, it contained; raises the failure, or `Skipped`.
+        check: runs a plan. Returns how many things (see `noun`) the plan contained. Raises the failure, or `Skipped`.
         noun: the noun for the counted things.
         limit: the seconds after which a plan counts as hung.
-        around: a context around all plans.
+        around: a context manager, which is entered for all plans together.
         forks: whether each plan runs in a separate process.
         is_quiet: whether a correct plan prints nothing.
-        more: adds options.
+        more: adds options to the command line.
         start_methods: the start methods to choose from, unless the command line names some.
     """
 
@@ -82,7 +84,7 @@ class Outcome:
     output: str = ""
 
 
-#: The descriptor for the result of the process of a plan.
+#: The file descriptor to which a plan's process writes its result.
 _speech: list[int] = []
 
 
@@ -92,18 +94,18 @@ def _say(**what: Any) -> None:
 
 
 def about_to_die(number: int) -> None:
-    """Announces that the process of this plan may exit by a signal at any moment from now on."""
+    """Announces that the process of this plan may be killed by a signal at any moment from now on."""
     _say(dies=number)
 
 
 def left_behind(descriptors_before: int) -> dict[str, Any]:
-    """Returns what is left in this process after it had time to clean up."""
+    """Returns the processes, files and memory that remain in this process after it had time to clean up."""
     deadline = time.monotonic() + GONE
     while True:
         gc.collect()
         left = {
             "child processes": children(),
-            # multiprocessing keeps some descriptors open (resource tracker, fork server).
+            # multiprocessing keeps some descriptors open (resource tracker, fork server), so these are not counted.
             "more descriptors": max(0, descriptors() - descriptors_before - 6),
             "shared mappings": shared_mappings(),
             "threads": [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()],
@@ -116,7 +118,6 @@ def left_behind(descriptors_before: int) -> dict[str, Any]:
 
 
 def check_here(driver: Driver, plan: Any) -> Outcome:
-    """Runs a plan in this process."""
     try:
         return Outcome(driver.check(plan))
     except Skipped as error:
@@ -126,7 +127,7 @@ def check_here(driver: Driver, plan: Any) -> Outcome:
 
 
 class Forked:
-    """A separate process for a plan, which is the first process of a session."""
+    """A separate process that runs a plan and leads a new session."""
 
     def __init__(self, driver: Driver, plan: Any) -> None:
         self.driver, self.plan, self.started = driver, plan, time.monotonic()
@@ -143,13 +144,13 @@ class Forked:
     def _run(self) -> NoReturn:
         code = 1
         try:
-            os.setsid()  # so that everything that it starts can be found, and receives Ctrl-C
+            os.setsid()  # a separate session lets the driver find and interrupt all processes of the plan
             os.close(self._listening)
             _speech[:] = [self._speaking]
             for descriptor in (1, 2):
                 os.dup2(self.output.fileno(), descriptor)
             sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-            # a shell ignores the signal in background processes
+            # A shell makes background processes ignore SIGINT, so the default handler is restored.
             signal.signal(signal.SIGINT, signal.default_int_handler)
             faulthandler.register(signal.SIGUSR1, all_threads=True)
             before = descriptors()
@@ -182,7 +183,7 @@ class Forked:
             time.sleep(0.005)
 
     def outcome(self, limit: float) -> Outcome | None:
-        """Returns the outcome of the plan; None while it runs."""
+        """Returns the outcome of the plan, or None while the plan runs."""
         if self.poll() is None and time.monotonic() - self.started < limit:
             return None
         hung = self.code is None
@@ -209,7 +210,6 @@ class Forked:
 
 
 def parser_of(driver: Driver | None, name: str) -> argparse.ArgumentParser:
-    """Returns the options of a driver."""
     parser = argparse.ArgumentParser(prog=f"python -m drivers {name}")
     parser.add_argument("--seed", type=int, default=1, help="the first seed; the next plans have the next ones")
     parser.add_argument("--seconds", type=float, default=60, help="how long to begin plans")
@@ -229,7 +229,6 @@ def parser_of(driver: Driver | None, name: str) -> argparse.ArgumentParser:
 
 
 def outcomes(driver: Driver, options: argparse.Namespace) -> Iterator[tuple[int, Any, Outcome]]:
-    """Runs the plans of successive seeds."""
     started, seed, running = time.monotonic(), options.seed, dict[Forked, int]()
     limit = options.limit or driver.limit
     while True:
@@ -272,7 +271,7 @@ def drive(name: str, driver: Driver, arguments: list[str]) -> int:
     if options.switch is not None:
         sys.setswitchinterval(options.switch)
     warnings.simplefilter("ignore")
-    warnings.filterwarnings("always", ".* did not end within .*")  # a process remains in this case
+    warnings.filterwarnings("always", ".* did not end within .*")  # a process of the plan is still running in this case
     failed, skipped, count, runs = list[int](), Counter[str](), 0, 0
     started = said = time.monotonic()
     with driver.around(options):
@@ -282,7 +281,7 @@ def drive(name: str, driver: Driver, arguments: list[str]) -> int:
             if outcome.wrong:
                 failed.append(seed)
                 _report(name, seed, plan, outcome, arguments, options.lines)
-            if time.monotonic() > said + SAID:  # so that a driver that is killed has reported its progress
+            if time.monotonic() > said + SAID:  # the progress must be visible even if the driver is killed
                 said = time.monotonic()
                 print(f"so far {runs} runs, {count} {driver.noun}; {len(failed)} failed", flush=True)
     del skipped[""]
@@ -301,7 +300,7 @@ def _report(name: str, seed: int, plan: Any, outcome: Outcome, arguments: list[s
     ]
     print(f"seed {seed} failed: {outcome.wrong}")
     print(f"again: python -m drivers {' '.join([name, *kept])} --seed {seed} --runs 1")
-    # The first frames are the same in all stacks of hung processes.
+    # All stacks of hung processes begin with the same frames, which are left out.
     shown = [line for line in outcome.output.rstrip().split("\n") if not any(one in line for one in DULL)]
     if len(shown) > lines:
         shown = [*shown[: lines // 2], "…", *shown[-lines // 2 :]]

@@ -1,12 +1,12 @@
 """Runs at the start of each process that tests start, to speed up importing torch and exiting after that.
 
-Objects created by torch's import stay alive. Garbage collection would take a tenth of the import time, and half of that
-again at interpreter exit. Garbage collection is therefore disabled during the import, and later collections skip the
-imported objects. Objects that a program creates afterwards are collected as usual. A test of this behavior sets
-`TESTS_LEAN=0`.
+Objects created by torch's import stay alive. Garbage collection would take a tenth of the import time, and half as long
+at interpreter exit. The import therefore runs without garbage collection, and later collections skip the imported
+objects. Objects that a program creates afterwards are collected as usual. A test that needs normal garbage collection
+sets `TESTS_LEAN=0`.
 
-Libraries in `TESTS_HIDDEN` appear as not installed, because Ray imports some into each of its workers in case an item
-needs them.
+Libraries in `TESTS_HIDDEN` appear as not installed. Otherwise, Ray would import some slow libraries into each of its
+workers.
 """
 
 import gc
@@ -16,7 +16,9 @@ from importlib.machinery import PathFinder
 
 
 class _Lean:
-    """Finds the large library. The finder stays in `sys.meta_path`, because tests check that."""
+    """Finds torch and Ray. The finder stays in `sys.meta_path`, because tests check that imports do not change this
+    list.
+    """
 
     @staticmethod
     def find_spec(name, path=None, target=None):
@@ -30,7 +32,7 @@ class _Lean:
 
 
 def _without_searches(run, module):
-    del module.__spec__.loader.exec_module  # the module must see its own loader unchanged
+    del module.__spec__.loader.exec_module  # the imported module must have its normal loader
     collecting = gc.isenabled()
     gc.disable()
     try:

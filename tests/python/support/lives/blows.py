@@ -1,5 +1,5 @@
-"""The end of a life: a process exits, is stopped or interrupted, and is not replaced. The main process must notice it
-soon.
+"""The fault that ends the run of a loader: a process is killed, stopped or interrupted, and is not replaced. The main
+process must notice the fault soon.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from torchdata.dataloader2 import WorkerExitedError
 if TYPE_CHECKING:
     from lives.run import Run
 
-#: Maximum number of seconds to report an exit and to obey an interrupt. The machine may be busy.
+#: Maximum number of seconds until an exit is reported and an interrupt is obeyed. The machine may be busy.
 NOTICED = 3.0
-#: The same limit for a child that exits at an unknown moment, and for shutting down a loader with a stopped child.
+#: The same limit for a child that exits at an unknown moment, and for the shutdown of a loader with a stopped child.
 LATE = 15.0
 
 
 class Strike(threading.Thread):
-    """Strikes a moment later, concurrently with the main process."""
+    """A thread that kills, stops or interrupts a process after a delay, while the main process continues."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(name="strikes")
         self.run_, self.blow = run, run.life.blow
         assert self.blow is not None
-        #: When the process was hit, and its id.
+        #: When the process was hit, and the process's id.
         self.struck: float | None = None
         self.pid: int | None = None
         self.goes_on = 0.01 + 0.5 * run.dice.random()
@@ -67,10 +67,11 @@ class Strike(threading.Thread):
 
 
 def strike(run: Run) -> None:
-    """Strikes at the planned moment. The main process continues to read its epochs, and notices it or ends regularly.
+    """Causes the fault at the planned moment. Meanwhile, the main process reads its epochs, and notices the fault or
+    ends normally.
 
     Raises:
-        Differs: the blow was not reported, was reported late or incorrectly, or items are missing.
+        Differs: the fault was not reported, was reported late or incorrectly, or items are missing.
     """
     blow = run.life.blow
     assert blow is not None
@@ -97,7 +98,7 @@ def strike(run: Run) -> None:
         run.life.set_flag(False)
         if blow.again and not is_over:
             run.did.append("again")
-            with contextlib.suppress(TimeoutError, RuntimeError):  # otherwise, it reports why it does not work
+            with contextlib.suppress(TimeoutError, RuntimeError):  # these errors report why the loader cannot be read
                 items = iter(run.loader)
                 if is_known(run.life) and not run.life.lasts:
                     _read_epoch(run, items, len(run.expected) - 1)
@@ -113,7 +114,7 @@ def strike(run: Run) -> None:
 
 
 def _read_on(run: Run, thread: Strike, asked: list[float]) -> None:
-    """Reads this epoch and the following ones, the last one to its end. The thread starts at the planned moment."""
+    """Reads the current epoch up to the last one. The thread that causes the fault starts at the planned moment."""
     blow, life = run.life.blow, run.life
     assert blow is not None
     first = run.epoch
@@ -156,7 +157,7 @@ def _read_epoch(
     asked: list[float] | None = None,
     head: list[Any] | None = None,
 ) -> list[Any]:
-    """Reads an epoch, or its remaining items, and compares the items that arrived."""
+    """Reads an epoch, or its remaining items, and compares the received items with the expected ones."""
     expected, seen = run.expected[number], [*(head or [])]
     most = (len(expected) if expected.until is None else expected.size) - len(seen)
     try:
@@ -177,7 +178,7 @@ def _read_epoch(
 
 
 def _judge(run: Run, thread: Strike, error: BaseException | None, latency: float) -> None:
-    """Whether the main process received the expected error in time."""
+    """Checks that the main process received the expected error in time."""
     blow = run.life.blow
     assert blow is not None
     what = f"{type(error).__name__}: {error}"

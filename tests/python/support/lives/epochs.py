@@ -1,4 +1,4 @@
-"""Epochs of a life: their items, and the allowed continuations."""
+"""Epochs of a loader: their items, and the items that may follow at a position."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ class Epoch(list[Any]):
     """The items of an epoch, and whether an error follows them."""
 
     fails = False
-    #: The number of items after which the epoch is left.
+    #: The number of items after which the epoch is left, or None.
     until: int | None = None
-    #: For any order: the items of each worker, if they are known.
+    #: The items of each worker, if they are known. Used for loaders without a defined order.
     shares: list[list[Any]] | None = None
 
     @property
     def size(self) -> int:
-        """Returns how many items are read."""
         return len(self) if self.until is None else min(self.until, len(self))
 
     def check(self, before: list[Any], got: list[Any], free: bool) -> None:
-        """Raises `Differs` if these items do not follow the previous ones, in any order if the loader is unordered.
+        """Raises `Differs` if the items must not follow the previous items.
 
         Args:
             before: the previous items; None for a skipped item.
-            got: the items.
+            got: the received items.
             free: whether items may be in any order.
         """
         if not free:
@@ -47,7 +46,7 @@ class Epoch(list[Any]):
 
 
 def read_epoch(items: Iterable[Any], until: int | None = None, meanwhile: Callable[[], object] = lambda: None) -> Epoch:
-    """Reads the items of the next epoch, up to a number. Calls another function after each item."""
+    """Reads the items of the next epoch, at most `until`. Calls `meanwhile` after each item."""
     epoch = Epoch()
     try:
         for item in items:

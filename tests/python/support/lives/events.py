@@ -1,4 +1,4 @@
-"""The events in the life of a loader: each event is a function of the run, with a condition."""
+"""The events that can happen to a loader. Each event is a function of the run, with a condition."""
 
 from __future__ import annotations
 
@@ -21,13 +21,11 @@ if TYPE_CHECKING:
 Event = Callable[["Run"], None]
 #: The events, their frequencies, and their conditions.
 EVENTS: list[tuple[Event, int, Callable[[Run], bool]]] = []
-#: Signals that make a process exit, or stop it, so that it is killed because it hangs.
+#: Signals that kill a process, or stop it. A stopped process is killed because it hangs.
 SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP]
 
 
 def event(weight: int = 1, may_come: Callable[[Run], bool] = lambda run: True) -> Callable[[Event], Event]:
-    """Registers a function as an event."""
-
     def note(function: Event) -> Event:
         EVENTS.append((function, weight, may_come))
         return function
@@ -49,7 +47,6 @@ def has_processes(run: Run) -> bool:
 
 
 def some(run: Run) -> int:
-    """Returns a number of items."""
     return run.dice.choice([1, 5, 20])
 
 
@@ -64,7 +61,7 @@ def look(run: Run) -> None:
 
 @event()
 def iterate(run: Run) -> None:
-    """Replaces an iterator before its first item was requested by another iterator."""
+    """Replaces an iterator before its first item was requested."""
     if not run.loader._reset_iter:
         run.did.append("iter")
         run.iterator = iter(run.loader)
@@ -92,7 +89,7 @@ def limit(run: Run) -> None:
     run.take(run.iterator, count)
     then = run.dice.random()
     if then < 0.2:
-        run.go_on()  # the iterator in a loop has no limit
+        run.go_on()  # the iterator of a `for` loop has no limit
         return
     if then < 0.5:
         save(run)
@@ -114,7 +111,7 @@ def read_by_a_thread(run: Run) -> None:
 
 @event(may_come=lambda run: not (run.life.draws_in_main or "failing" in [*run.life.before, *run.life.behind]))
 def beside(run: Run) -> None:
-    """Reads another loader of the same life, and this one in between."""
+    """Reads another loader of the same plan, and reads this loader at the same time."""
     if run.dice.random() < 0.7:
         return
     run.did.append("beside:")
@@ -184,7 +181,7 @@ def save_by_thread(run: Run) -> None:
 
 
 def by_thread(run: Run, work: Callable[[], object], meanwhile: Callable[[threading.Thread], object]) -> None:
-    """Calls a function in a thread, and raises its error here."""
+    """Calls a function in a thread, and raises the function's error in the calling thread."""
     failed: list[Exception] = []
 
     def carry_out() -> None:
@@ -203,8 +200,8 @@ def by_thread(run: Run, work: Callable[[], object], meanwhile: Callable[[threadi
 
 @event(may_come=lambda run: in_main_thread(run) and run.life.presses)
 def interrupt(run: Run) -> None:
-    """Interrupts the loop by Ctrl-C at an arbitrary moment. Another loader resumes from the state saved then."""
-    most = run.size - run.is_left  # at least one item must be requested if the epoch is left
+    """Interrupts the loop by Ctrl-C at an arbitrary moment. Another loader resumes from the state after that."""
+    most = run.size - run.is_left  # if the epoch is left, one more item must be requested
     if run.at >= most:
         return
     got: list[Any] = []
@@ -222,7 +219,7 @@ def interrupt(run: Run) -> None:
     run.take(got, len(got))
     place = run.loader.state_dict()["iteration_state"]
     given = 0 if place is None else place["given"]
-    if given - run.at not in (0, 1):  # the moment between the count and the loop is up to the interpreter
+    if given - run.at not in (0, 1):  # Ctrl-C may arrive between counting an item and receiving it
         raise Differs(f"{run.at} items of epoch {run.epoch} came, and {given} are counted")
     run.did.append(f"interrupted at {given}")
     run.given += [None] * (given - run.at)
@@ -233,7 +230,9 @@ def interrupt(run: Run) -> None:
 
 
 def victim(run: Run) -> tuple[int, int] | None:
-    """Returns the number and id of a child; None while a thread of the main process is about to replace all."""
+    """Returns the number and id of a random child. Returns None while a thread of the main process is about to replace
+    all children.
+    """
     service = run.loader.reading_service
     pids: list[int] = getattr(service, "reading_services", [service])[-1]._children.pids
     who = run.dice.randrange(max(1, len(pids)))
@@ -246,7 +245,7 @@ def may_die(run: Run) -> bool:
 
 @event(may_come=has_processes)
 def halt(run: Run) -> None:
-    """Stops a process for a moment."""
+    """Stops a process, and lets it continue after a moment."""
     if (found := victim(run)) is None:
         return
     who, pid = found

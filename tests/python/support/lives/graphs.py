@@ -1,6 +1,6 @@
-"""Lives of loaders of random graphs (see `random_graphs`).
+"""Random operations on loaders of random graphs (see `random_graphs`).
 
-No epoch is left early, because the read-ahead of threads depends on timing, and some of these pipes keep it in their
+No epoch is left early. How far threads read ahead depends on timing, and some pipes keep the read-ahead items in their
 state.
 """
 
@@ -20,7 +20,7 @@ from random_graphs.loaders import Loader
 
 
 class GraphLife(Life):
-    """A life of a graph, drawn from a seed."""
+    """The plan of operations on a loader of a random graph, drawn from a seed."""
 
     def __init__(self, seed: int, methods: tuple[str, ...] = ("fork",)) -> None:
         super().__init__(seed, methods, blow=False)
@@ -45,7 +45,7 @@ class GraphLife(Life):
         return self.graph.pipe()
 
     def numbers(self) -> list[int | None]:
-        return [number for number in super().numbers() if number != 0]  # some graphs have a dispatching process
+        return [number for number in super().numbers() if number != 0]  # a dispatching process needs workers
 
     def __repr__(self) -> str:
         more = f"restarts: {self.restarts}, ranks: {self.ranks}, {len(self.epochs)} epochs, busy: {self.busy}"
@@ -56,8 +56,8 @@ def check(life: GraphLife) -> int:
     """Runs the plan of a loader's life, and returns the number of actions.
 
     Raises:
-        Differs: the items differ from a loader that is only read.
-        Skipped: the graph fails, or does not repeat itself.
+        Differs: the items differ from those of a loader that is only read.
+        Skipped: the graph fails, or two runs of the graph differ.
     """
     try:
         runs = [only_read(life) for _ in range(2)]
@@ -69,7 +69,7 @@ def check(life: GraphLife) -> int:
     try:
         return run.check(life)
     except Differs:
-        # Concurrent threads usually draw in the same order.
+        # Concurrent threads usually draw in the same order, so more runs are needed to find that the order varies.
         if any(only_read(life) != runs[0] for _ in range(8)):
             raise Skipped("runs differ") from None
         raise

@@ -1,4 +1,6 @@
-"""Computes the items of a loader that is only read, by reading the same pipes here, one worker at a time."""
+"""Computes the items of a loader that is only read. The model reads the same pipes in the current process, one worker
+at a time.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,6 @@ from torchdata.datapipes.iter import IterDataPipe
 
 
 class Streamed(IterDataPipe[Any]):
-    """A source that a function creates for each pass."""
-
     def __init__(self, stream: Callable[[], Iterator[Any]]) -> None:
         self.stream = stream
 
@@ -22,7 +22,7 @@ class Streamed(IterDataPipe[Any]):
 
 
 class Model:
-    """The processes of a life, all within this process."""
+    """Imitates the processes of a loader within the current process."""
 
     def __init__(self, life: Life) -> None:
         self.life = life
@@ -41,7 +41,7 @@ class Model:
 
     def _deal(self, worker: int) -> Iterator[Any]:
         for item in self._dealt[worker]:
-            if isinstance(item, (Bad, Odd)):  # the error is raised in its position
+            if isinstance(item, (Bad, Odd)):  # the error is raised at the failed item's position
                 raise item
             yield item
 
@@ -67,7 +67,7 @@ class Model:
                     live.remove(one)
 
     def epoch(self, number: int) -> Epoch:
-        """Returns the items of an epoch, which must be the next one."""
+        """Returns the items of an epoch. Epochs must be requested in order."""
         self.life.arm(number, is_reference=True)
         if self.life.shard == "dispatch":
             self._dispatch()
@@ -80,7 +80,7 @@ class Model:
 
 
 def is_known(life: Life) -> bool:
-    """Returns whether the items of a life depend only on its pipes."""
+    """Returns whether the pipes alone determine the items, so that the model can compute them."""
     steps = {*life.before, *life.behind}
     is_drawn = life.shuffles or not steps.isdisjoint({"shuffle", "drawing"})
     runs_ahead = life.lasts and ((life.shard == "dispatch" and "cycle" in steps) or life.free)
@@ -89,10 +89,10 @@ def is_known(life: Life) -> bool:
 
 
 def compare(life: Life, found: list[Epoch]) -> None:
-    """Compares the items of a loader with the model, and removes them from each worker's share.
+    """Compares the items of a loader with the model, and stores the items of each worker for later comparisons.
 
     Raises:
-        Differs: they differ.
+        Differs: the items differ.
     """
     model = Model(life)
     for number, epoch in enumerate(found):

@@ -1,4 +1,4 @@
-"""Steps of random pipelines, and comparison of their results."""
+"""The steps of random pipelines, and functions that compare results."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from torchdata.datapipes.iter import IterDataPipe
 
 
 class Bad(ValueError):
-    """The exception raised for some items."""
+    """The exception that failing functions raise for some items."""
 
 
 class Odd(Exception):
-    """The same, for an exception that cannot be recreated from its arguments."""
+    """An exception that cannot be recreated from its arguments."""
 
     def __init__(self, one: str, other: str) -> None:
         super().__init__(f"{one} and {other}")
@@ -33,12 +33,11 @@ def is_planned(error: Exception) -> bool:
 
 
 def number_of(item: Any) -> int:
-    """Returns a number derived from an item. It is the same in every process, unlike the hash of a string."""
+    """Returns a number derived from an item. Unlike the hash of a string, the number is the same in every process."""
     return crc32(repr(key(item)).encode())
 
 
 def drawing(item: Any) -> Any:
-    """Returns the item with numbers from the global generators."""
     return item, random.random(), int(np.random.randint(1000))
 
 
@@ -60,7 +59,7 @@ def twice(item: Any) -> Any:
 
 
 def skewed(item: Any) -> Any:
-    """Returns between zero and many items for one."""
+    """Returns a list of no, one or many items, depending on the item."""
     count = min(30, int(random.Random(number_of(item)).lognormvariate(0.0, 1.2)))
     return [(item, number) for number in range(count)]
 
@@ -80,7 +79,7 @@ def large(item: Any) -> Any:
 
 
 def mixed(item: Any) -> Any:
-    """Returns an item of random form and size, small or large, whose contents depend on the item."""
+    """Returns an item with a random form and size. The contents depend on the item."""
     number = number_of(item)
     size = 1 + int(2.0 ** (number % 1700 / 100))
     match number % 7:
@@ -102,7 +101,7 @@ def mixed(item: Any) -> Any:
 
 
 class Failing:
-    """A function that fails at some items while a file exists: raises an error, an odd error, or exits."""
+    """A function that raises an error, or makes its process exit, at some items while a file exists."""
 
     def __init__(self, flag: str, kind: str) -> None:
         self.flag, self.kind = flag, kind
@@ -135,8 +134,6 @@ def unpinned(item: Any, device: Any) -> Any:
 
 
 class Generated(IterDataPipe[Any]):
-    """A user's pipe without a state."""
-
     def __init__(self, source: Any) -> None:
         self.source = source
 
@@ -215,7 +212,6 @@ class Differs(AssertionError):
 
 
 def difference(got: list[Any], expected: list[Any]) -> str:
-    """Describes the first difference between two runs."""
     what = f"{len(got)} items instead of {len(expected)}"
     pairs = zip(got, expected, strict=False)
     place = next((i for i, (one, other) in enumerate(pairs) if one != other), None)

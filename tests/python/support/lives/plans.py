@@ -1,4 +1,4 @@
-"""Lives of loaders, drawn from a seed, and the items of a loader that is only read."""
+"""Random plans of operations on a loader, drawn from a seed, and the items of a loader that is only read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 LASTING = {"summed", "cache"}
 #: Seconds after which a process counts as hung.
 HANGS_AFTER = 0.8
-#: The process that is hit, the signal, and its frequency. "SIGSTOP" stops it permanently, and "halt" only for a while.
+#: For each process and signal, the frequency of this fault. "SIGSTOP" stops a process permanently, and "halt" only for
+#: a while.
 BLOWS = {
     ("child", "SIGKILL"): 6,
     ("child", "SIGXCPU"): 2,
@@ -46,16 +47,14 @@ BLOWS = {
 
 @dataclass
 class Blow:
-    """The event that ends a life: which process is hit, by what, at which moment of the main process, and the delay in
-    seconds.
-    """
+    """The fault that ends a run: the process, the signal, the moment in the main process, and the delay in seconds."""
 
     victim: str
     what: str
     #: "start", "read", "end" (after an epoch), "pause" or "shutdown".
     moment: str
     delay: float
-    #: Whether the loader is read again after that.
+    #: Whether the loader is read again after the fault.
     again: bool
 
     @property
@@ -64,7 +63,7 @@ class Blow:
 
 
 class Touched(ReadingServiceInterface):
-    """Wraps the service in functions for pause, resume and limit that change something in every process."""
+    """A reading service with functions for pause, resume and limit that change a value in every process."""
 
     def initialize(self, datapipe: Any) -> Any:
         return datapipe
@@ -84,7 +83,7 @@ def touch(datapipe: Any, _count: Any = None) -> None:
 
 
 class Life:
-    """A pipeline, a service, and the actions of a life, drawn from a seed."""
+    """A pipeline, a service, and the operations on the loader, drawn from a seed."""
 
     #: Whether Ctrl-C may be pressed, at moments that depend on the clock.
     may_press = True
@@ -126,7 +125,7 @@ class Life:
             self.main = dice.choice([[], [], ["pin"], ["pin", "prefetch"]])
         #: Whether loaders may choose the number of workers.
         self.auto = self.moves and dice.random() < 0.3 and not self.ranks  # ranks need a number
-        #: Items per batch after the sharding, which then uses blocks.
+        #: The number of items per batch after the sharding. With batches, the sharding distributes blocks of items.
         self.block = dice.choice([2, 3]) if self.moves and self.shard == "filter" and dice.random() < 0.3 else None
         if self.block is not None:
             self.behind.insert(0, "block")
@@ -143,7 +142,7 @@ class Life:
                 [step for step in part if step != "header"] for part in (self.before, self.behind)
             )
         leaves = not LASTING & steps
-        #: For each epoch, its seed, and the number of items after which it is left.
+        #: For each epoch, its seed, and the number of items after which the epoch is left.
         self.epochs = [
             (
                 dice.choice([None, None, None, dice.randrange(100)]),
@@ -151,27 +150,27 @@ class Life:
             )
             for _ in range(dice.choice([1, 2, 3]))
         ]
-        #: In which epochs functions fail, and the file that signals this.
+        #: The epochs in which functions fail, and the file that exists while functions must fail.
         self.armed = [dice.random() < 0.6 for _ in range(len(self.epochs) + 1)]
         self.flag = os.path.join(tempfile.gettempdir(), f"torchdata-life-{os.getpid()}-{seed}")
-        #: Whether items may be in any order, because workers send them as soon as they have them.
+        #: Whether items may arrive in any order, because each worker sends its items as soon as they are computed.
         self.free = self.kind == "workers" and dice.random() < 0.3
         if self.free:
             self.options["in_order"] = False
             self.main = [step for step in self.main if step != "batch"]
         steps = {*self.before, *self.behind}
-        #: `skip` draws no random numbers.
+        #: Whether items may be skipped. `skip` draws no random numbers, so later drawn numbers would differ.
         self.skips = "drawing" not in steps
         #: Whether the global generators of this process are used.
         self.draws_in_main = self.kind != "workers" and (self.loader_seed is None or "drawing" in steps)
-        #: Whether some state may be kept between epochs.
+        #: Whether the state of a step is kept between epochs.
         self.lasts = not LASTING.isdisjoint(steps)
-        #: How many items the main process keeps, so that their memory stays in use.
+        #: How many items the main process keeps, so that the items' memory stays in use.
         self.keeps = dice.choice([0, 0, 5, 40])
         self.presses = self.may_press and dice.random() < 0.6
-        #: What the main process does concurrently, in a thread or a signal handler.
+        #: What keeps the main process busy: a thread, a signal handler, or nothing.
         self.busy = dice.choice(["", "", "timer", "thread", "handler"] if not self.restarts else ["", "", "timer"])
-        #: How the loader ends: by `shutdown` after an epoch or within one, or by garbage collection within one.
+        #: How the loader ends: by `shutdown` after or within an epoch, or by garbage collection within an epoch.
         self.ending = dice.choice(["shutdown", "shutdown", "midway", "dropped"])
         self.timeout = dice.choice([None, None, 100.0])
         if self.method == "remote":
@@ -180,7 +179,7 @@ class Life:
         self._choose_skipped()
 
     def _choose_skipped(self) -> None:
-        """Lets functions fail at some items, and skips these in the same or in a later process."""
+        """Adds functions that fail at some items, and steps that skip these items in the same or in a later process."""
         dice = random.Random(f"skipped {self.seed}")
         if "failing" in [*self.before, *self.behind] or dice.random() > 0.25:
             return
@@ -194,7 +193,7 @@ class Life:
             part.append("on_error")
 
     def _choose_splits(self) -> None:
-        #: The number of shards of each epoch; None for one for each worker.
+        #: The number of shards of each epoch. None stands for one shard per worker.
         self.splits: int | None = None
         dice = random.Random(f"splits {self.seed}")
         if self.kind == "workers" and self.method != "remote" and self.block is None and dice.random() < 0.3:
@@ -215,7 +214,7 @@ class Life:
             part.insert(dice.randrange(len(part) + 1), "failing")
 
     def _choose_blow(self, dice: random.Random, wanted: bool | None) -> None:
-        #: The event that ends the life; None for none.
+        #: The fault that ends the run, or None.
         self.blow: Blow | None = None
         chance = dice.random() < 0.3 if wanted is None else wanted
         if not chance or self.kind != "workers" or self.method == "remote":
@@ -234,7 +233,7 @@ class Life:
     # -- the pipeline ------------------------------------------------------------------------------
 
     def steps(self, pipe: Any, steps: list[str]) -> Any:
-        """Appends some steps to the pipe."""
+        """Appends steps to the pipe, and returns the last pipe."""
         for step in steps:
             if step == "failing":
                 pipe = pipe.map(Failing(self.flag, self.failure))
@@ -245,7 +244,7 @@ class Life:
         return pipe
 
     def source(self) -> Any:
-        """Returns the pipes before the items are distributed."""
+        """Returns the pipes up to the distribution of items."""
         pipe: Any = IterableWrapper(range(self.items))
         return self.steps(pipe.shuffle() if self.shuffles else pipe, self.before)
 
@@ -258,7 +257,9 @@ class Life:
         return self.steps(self.steps(pipe, self.behind), self.main if self.kind == "workers" else [])
 
     def arm(self, epoch: int, is_reference: bool = False) -> None:
-        """Makes functions fail in an epoch, or not. If items are in any order, a failure may omit any of them."""
+        """Lets functions fail in an epoch, or not. The reference run must not fail if items arrive in any order,
+        because a failure may then omit any of them.
+        """
         self.set_flag(self.blow is None and self.armed[epoch] and not (is_reference and self.free))
 
     def set_flag(self, is_set: bool) -> None:
@@ -268,17 +269,16 @@ class Life:
             Path(self.flag).unlink(missing_ok=True)
 
     def numbers(self) -> list[int | None]:
-        """Returns the numbers of workers with which an epoch may resume; None for that of the life."""
+        """Returns the numbers of workers with which an epoch may resume. None stands for the planned number."""
         if self.method == "remote":
             return [None]
-        # A state of a loader without workers may replay items of pipes in main, which come in order only.
+        # A loader without workers replays items of pipes in the main process, which requires a defined order.
         has_no_workers = self.shard == "filter" and not (self.free and self.main)
         return [None, 1, 2, 3, 4, *([0] if has_no_workers else [])]
 
     # -- the loader --------------------------------------------------------------------------------
 
     def made(self, workers: int | str | None = None, restarts: bool | None = None) -> DataLoader2[Any]:
-        """Returns a loader without a seed."""
         adapters = [] if self.block is None else [ShardingPolicy(self.block)]
         return DataLoader2(self.pipe(), adapters, self.service_of(workers, restarts))
 
@@ -297,7 +297,7 @@ class Life:
                 options |= {"on_worker_exit": "restart", "on_timeout": "restart", "timeout": HANGS_AFTER}
             elif self.blow is not None and self.blow.what == "SIGSTOP":
                 options["timeout"] = 1.0 if self.method == "fork" else 5.0
-            if self.method == "remote":  # behind carriers, as on other machines
+            if self.method == "remote":  # carriers connect processes, as for workers on other machines
                 services.append(LocallyRemote(workers, **options))
             else:
                 services.append(MultiProcessingReadingService(workers, self.method, **options))

@@ -1,4 +1,4 @@
-"""Runs the plan of a loader's life: reads the loader and its replacements while events happen."""
+"""Executes the plan of a loader: reads the loader and its replacements while events happen."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ from random_graphs.elsewhere import elsewhere
 from torchdata._engine import snapshots
 from torchdata.dataloader2 import DataLoader2, describe
 
-#: How many numbers to add at once. This takes some hundredths of a second, during which no other Python code runs.
+#: How many numbers to add at once. The addition takes some hundredths of a second, during which no other Python code
+#: runs.
 LONG = 2_000_000
 
 
 @contextlib.contextmanager
 def busy(how: str) -> Iterator[None]:
-    """Keeps the interpreter busy repeatedly, by a signal handler or a thread that holds its lock for a long time.
+    """Keeps the interpreter busy by a signal handler, or by a thread that holds the interpreter's lock for a long time.
 
     Args:
         how: "timer" (a handler that collects garbage), "handler", "thread", or "" for nothing.
@@ -47,7 +48,7 @@ def busy(how: str) -> Iterator[None]:
             sum(range(LONG))
 
     def handle(*_: Any) -> None:
-        # Each signal triggers the next one. An independent timer would interrupt the handler again on a slow machine.
+        # The handler sets the timer again. A periodic timer would interrupt the handler on a slow machine.
         gc.collect(0) if how == "timer" else sum(range(LONG))
         if not ended.is_set():
             signal.setitimer(signal.ITIMER_REAL, 0.005 if how == "timer" else 0.05)
@@ -71,14 +72,14 @@ def busy(how: str) -> Iterator[None]:
 
 
 class Run:
-    """A loader and its replacements."""
+    """Reads a loader and the loaders that replace it."""
 
     def __init__(self, life: Life, expected: list[Epoch]) -> None:
         self.life, self.expected = life, expected
         self.dice = random.Random(f"run {life.seed}")
         self.did: list[str] = []
         self.deaths = Counter[int]()
-        #: States that were saved at arbitrary moments: the epoch, the state, and the items before it.
+        #: States that were saved at arbitrary moments: the epoch, the state, and the items before the state.
         self.aside: list[tuple[int, dict[str, Any], list[Any]]] = []
         self.epoch = 0
         #: The items received in this epoch; None for a skipped item.
@@ -92,7 +93,7 @@ class Run:
             self.loader.seed(life.loader_seed)
         self.iterator: Any = None
         blow = life.blow
-        #: The epoch when this run is killed.
+        #: The epoch in which the final fault happens, or None.
         self.last = None if blow is None else self.dice.randrange(len(life.epochs) + 1)
 
     def live(self) -> None:
@@ -125,7 +126,6 @@ class Run:
         self.compare_kept()
 
     def _end(self) -> None:
-        """Ends the loader, possibly within another epoch."""
         self.did.append(self.life.ending)
         if self.life.ending == "shutdown":
             return
@@ -166,27 +166,27 @@ class Run:
 
     @property
     def has_others(self) -> bool:
-        """Returns whether the loader's number of workers produces other epochs than the expected ones."""
+        """Returns whether the loader's number of workers leads to other epochs than the expected ones."""
         return self.workers is not None and not self.life.moves
 
     @property
     def size(self) -> int:
-        """Returns how many items of the epoch are read."""
+        """Returns the number of items to read in the epoch."""
         return self.expected[self.epoch].size
 
     @property
     def at(self) -> int:
-        """Returns how many items were received in this epoch."""
+        """Returns the number of items that were received in this epoch."""
         return len(self.given)
 
     def read(self, count: int) -> None:
-        """Reads `count` items, or to the end."""
+        """Reads `count` items, or fewer at the end of the epoch."""
         count = min(count, self.size - self.at)
         self.did.append(f"read {count}")
         self.take(islice(self.iterator, count), count)
 
     def take(self, items: Iterator[Any] | list[Any], count: int) -> None:
-        """Takes `count` items, which must exist, and compares them."""
+        """Takes `count` items, and compares them with the expected ones. Fails if there are fewer."""
         got = []
         for item in items:
             got.append(key(item))
@@ -216,16 +216,16 @@ class Run:
         return state
 
     def put_aside(self, *states: dict[str, Any]) -> None:
-        """Keeps states. Other loaders resume from some of them at the end."""
+        """Stores states. Other loaders resume from some of these states at the end."""
         self.aside += [(self.epoch, state, list(self.given)) for state in states]
 
     def go_on(self, between: bool = False, reads_on: bool = True) -> None:
-        """Replaces the loader by another one.
+        """Replaces the loader by another loader, which resumes from a state of the first one.
 
         Args:
             between: whether no epoch is running.
-            reads_on: whether this loader may be read before that, so that the second loader resumes from an earlier
-                position.
+            reads_on: whether the first loader may be read after the state was saved, so that the second one resumes
+                from an earlier position.
         """
         life, dice = self.life, self.dice
         ends_first = dice.random() < 0.2
@@ -244,11 +244,12 @@ class Run:
         way = dice.choice(["new", "new", "new", "new" if seeded else "after iter", "from state"])
         if life.moves:
             self.workers = dice.choice(["auto", *life.numbers()] if life.auto else life.numbers())
-            if self.workers != life.workers:  # epochs that begin have other shares then
+            if self.workers != life.workers:  # later epochs have shards for another number of workers
                 for epoch in self.expected[self.epoch + bool(at) :]:
                     epoch.shares = None
         elif life.kind == "workers":
-            # An epoch that begins has a shard for each worker, so the number is that of the life again before that.
+            # An epoch that begins has a shard for each worker, so the number must not change before the epoch has
+            # begun.
             self.workers = None if between or self.is_left or not at else dice.choice(life.numbers())
         if life.method != "remote":
             life.method = dice.choice([method for method in life.methods if method != "remote"])
@@ -273,15 +274,15 @@ class Run:
             self.begin()
 
     def begin(self) -> None:
-        """Begins or resumes an epoch, possibly in spite of Ctrl-C."""
+        """Begins or resumes an epoch, even if Ctrl-C interrupts the first attempt."""
         if self._is_cut_off(self._set_iterator):
             return
         if self.life.draws_in_main:
             raise Skipped(
                 "generators were drawn from"
-            )  # numbers that the beginning has drawn from the global generators are lost
-        # The run does not know whether an epoch was left. State that is kept between epochs may have changed in
-        # processes.
+            )  # numbers that the interrupted attempt has drawn from the global generators are lost
+        # The interrupt may have come before or after the previous epoch was left. State that is kept between epochs may
+        # have changed in processes.
         if not self.has_left and (self.life.lasts or self.dice.random() < 0.5):
             try:
                 state = pickle.loads(pickle.dumps(self.state()))
@@ -326,14 +327,16 @@ class Run:
     def _leave_loader(self) -> None:
         if self.dice.random() < 0.8:
             self.loader.shutdown()
-        else:  # by garbage collection
+        else:  # lets garbage collection end the loader
             self.iterator = self.loader = None
             gc.collect()
         if self.dice.random() < 0.3:
             self.compare_kept()
 
     def check_aside(self) -> int:
-        """Resumes from states that were saved at arbitrary moments, some in another process; returns how many."""
+        """Resumes from states that were saved at arbitrary moments, some in another process. Returns the number of
+        these states.
+        """
         chosen = self.dice.sample(self.aside, min(3, len(self.aside)))
         for epoch, state, came in chosen:
             arguments = (self.life, self.expected, epoch, pickle.dumps(state), came)
@@ -351,11 +354,11 @@ def go_on_from(
     """Resumes from a state that was saved at an arbitrary moment, and compares as far as the result is known.
 
     Args:
-        life: the life of the loader.
+        life: the plan of the loader.
         expected: its epochs.
         number: the epoch of the state.
         state: the pickled state.
-        came: the items of the epoch that were received before, and possibly more.
+        came: the items of the epoch that were received before the state, and possibly later ones.
         workers: the number of workers, if it differs from the number in the plan.
 
     Raises:
@@ -363,7 +366,7 @@ def go_on_from(
     """
     place, epoch = pickle.loads(state)["iteration_state"], expected[number]
     given = 0 if place is None else place["given"]
-    if not (given or life.moves):  # the epoch begins, with a shard for each worker
+    if not (given or life.moves):  # the epoch begins, so it needs a shard for each planned worker
         workers = None
     begin(98)
     snapshots.SECONDS, snapshots.FACTOR = life.cadence
@@ -406,7 +409,7 @@ def check(life: Life) -> int:
         try:
             run.live()
             run.check_aside()
-        except KeyboardInterrupt as error:  # a finalizer has delayed it, so it may interrupt anything
+        except KeyboardInterrupt as error:  # a delayed Ctrl-C may interrupt any code, so this run proves nothing
             raise Skipped("Ctrl-C came late") from error
         except Exception as error:
             error.add_note(f"did: {run.did}")
@@ -434,7 +437,7 @@ def plan_of(seed: int, options: argparse.Namespace) -> Life:
 
 
 def is_quiet(life: Life) -> bool:
-    """Returns whether nothing is printed: neither by Ctrl-C in finalizers, nor about the number of workers."""
+    """Returns whether the run must print nothing. Ctrl-C in finalizers and a chosen number of workers are printed."""
     return not (life.presses or life.auto)
 
 

@@ -1,8 +1,8 @@
 """The table of pipes: how to build each pipe over a source of ints, and a plain Python model of its items.
 
 `test_pipes_model.py` runs the same tests with every row: equality with the model, state at every position, later
-epochs, copies, failing sources, two workers. Each new pipe needs one more row in the module of its kind (or in a new
-module, because all modules of this package are found). Constructor errors are rows of `BAD_ARGUMENTS`.
+epochs, copies, failing sources, two workers. Each new pipe needs a row in a module of this package. All modules of the
+package are found automatically. `BAD_ARGUMENTS` lists wrong arguments with the expected errors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The caches: in memory, and in files of a folder that all tests of this process share."""
+"""The caches in memory and on disk. All tests of this process share the folder of the on-disk cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchdata.datapipes.iter import EndOnDiskCacheHolder, InMemoryCacheHolder, 
 
 FOLDER = folder("caches")
 
-#: Room for about three small ints, in megabytes.
+#: A memory limit for about three small ints, in megabytes.
 THREE_ITEMS = 100 / 2**20
 
 

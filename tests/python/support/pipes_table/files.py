@@ -1,4 +1,4 @@
-"""Pipes over files that take plain items, or streams in memory: decompressing, parsing JSON, hashing, saving."""
+"""Pipes that decompress, parse, hash or save files, given as plain items or as streams in memory."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def in_folder(name: str) -> str:
 
 
 class Hashes(dict[str, str]):
-    """The hash of every file that `blob_of` makes."""
+    """Maps each file that `blob_of` creates to its hash."""
 
     def __missing__(self, name: str) -> str:
         return hashlib.sha256(name.removesuffix(".bin").encode()).hexdigest()

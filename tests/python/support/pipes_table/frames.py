@@ -11,7 +11,6 @@ from torchdata.datapipes.iter import DataFrameMaker, ParquetDataFrameLoader
 
 
 def _lists(frame: Any) -> dict[str, list[Any]]:
-    """Returns a frame as plain data, for comparison."""
     return dict(frame.to_dict("list"))
 
 

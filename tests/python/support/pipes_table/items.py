@@ -43,7 +43,7 @@ def multiplicities(batch: list[int]) -> dict[int, int]:
 
 
 def emptied(batch: list[int]) -> list[int]:
-    """Empties its batch."""
+    """Returns the items of a batch in reverse order, and removes them from the batch."""
     return [batch.pop() for _ in range(len(batch))]
 
 
@@ -89,7 +89,7 @@ def few_lazily(item: int) -> Any:
 
 
 def mixed(parts: list[Any], buffer_size: int, seed: int = 1) -> list[Any]:
-    """The algorithm of torchdata 0.9."""
+    """Returns the members of several iterables in the order of torchdata 0.9's algorithm."""
     rng, buffer, out = random.Random(seed), [], []
     place = rng.randint(0, buffer_size - 1)
     for members in parts:
@@ -110,7 +110,7 @@ def mixed(parts: list[Any], buffer_size: int, seed: int = 1) -> list[Any]:
 
 
 def dict_lines(item: int) -> tuple[str, str]:
-    """Lines of two files in turn; some are empty."""
+    """Returns the path of one of two files, and a line. Some lines are empty."""
     return "ab"[item // 4 % 2], "" if item % 5 == 0 else str(item)
 
 

@@ -72,7 +72,7 @@ def bucketed(
 def tokens(
     items: list[int], limit: int, shortest: int, longest: int | None, buffer_size: int, padding: bool
 ) -> list[list[int]]:
-    """Items are their own lengths, so the order among items of equal length is not visible."""
+    """Returns items that equal their own lengths, so that the order of equally long items does not matter."""
     waiting: list[int] = []
     batches: list[list[int]] = [[]]
 
@@ -154,7 +154,7 @@ def build_sampled(source: Source, weights: list[float]) -> Any:
 
 
 def build_sampled_children(source: Source, split: str) -> Any:
-    """The children of one pipe, read in a random order."""
+    """Reads the children of one pipe in a random order."""
     left, right = source().fork(2) if split == "fork" else source().round_robin_demux(2)
     return SampleMultiplexer({left: 1, right: 2})
 
@@ -164,7 +164,7 @@ def plus(item: int, amount: int) -> int:
 
 
 def build_joined(source: Source, buffer_size: int | None) -> Any:
-    """The reference yields the numbered items in another order, with pairs swapped."""
+    """Joins items with a reference, which yields the numbered items in another order: each pair is swapped."""
     numbered = source().enumerate()
     return IterKeyZipper(numbered, Swapped(source().enumerate()), first, keep_key=True, buffer_size=buffer_size)
 
@@ -184,7 +184,9 @@ def added_up(left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
 
 
 class Swapped(MultiplexerLongest):
-    """Swaps the items of each pair, in a pipe that is restored. Consists of pipes of the package."""
+    """Swaps the items of each pair. The swapping pipe consists of pipes of the package, so its position can be
+    restored.
+    """
 
     def __init__(self, source_datapipe: Any) -> None:
         even, odd = source_datapipe.round_robin_demux(2)
@@ -217,7 +219,7 @@ ROWS: list[Row] = [
         bucketed,
         {"size": small, "batch_num": small, "bucket_num": small, "in_batch": flag, "sort": flag},
         {"size": 2, "batch_num": 2, "bucket_num": 2, "in_batch": True, "sort": True},
-        # The length is known only if items are shuffled and not sorted: see test_bucketing.py.
+        # The length is known only if items are shuffled and not sorted (see test_bucketing.py).
         length=NO_LENGTH,
         random=True,
     ),

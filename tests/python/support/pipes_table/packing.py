@@ -1,4 +1,4 @@
-"""Packer, over lists, arrays and columns."""
+"""Packer over lists, arrays and columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ Pieces = list[list[int]]
 
 
 def repeated(item: int) -> list[int]:
-    """Returns a sequence of up to six different tokens."""
     return [10 * item + place for place in range(item % 7)]
 
 
@@ -128,7 +127,9 @@ def _columns_packed(items: list[int], most: int, rows: int) -> list[dict[str, li
 
 
 def fitted_row(tokens: list[int], bounds: list[int], most: int) -> Pieces:
-    """Returns the pieces of a row without its padding, which consists of several zeros, or begins no sequence."""
+    """Returns the pieces of a row without its padding. The padding consists of several zeros, or of a zero that begins
+    no sequence.
+    """
     pieces = [tokens[start:end] for start, end in itertools.pairwise(bounds)]
     return [piece for piece in pieces if piece[0] != 0]
 

@@ -9,7 +9,7 @@ from torchdata.datapipes.iter import RoutedDecoder, WebDataset
 
 
 def as_file(item: int) -> tuple[str, int]:
-    """Returns one of three files per sample. In every third sample, the second file is without an extension."""
+    """Returns one of three files per sample. In every third sample, the second file's name has no extension."""
     return f"shard/{item // 3}" + (f".{item % 3}" if item % 9 != 1 else ""), item
 
 
@@ -29,7 +29,6 @@ def as_number_file(item: int) -> tuple[str, bytes]:
 
 
 def as_image(item: int) -> bytes:
-    """Returns a gray image of one pixel."""
     return b"P5 1 1 255 " + bytes([item % 256])
 
 

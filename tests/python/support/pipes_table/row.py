@@ -19,35 +19,36 @@ BadArgument = tuple[Callable[[], Any], type[Exception], str]
 class Row:
     """One pipe (or small pipeline) of the table."""
 
-    #: The name, which appears in the test's name.
+    #: The name of the row, which becomes part of the test's name.
     name: str
-    #: A function from a function that creates a source, and parameters, to the pipe. Every call creates one source.
+    #: Creates the pipe. The arguments are a function that creates a source, and the parameters. Every call creates one
+    #: source.
     build: Callable[..., Any]
-    #: A function from the source's items and the same parameters to the list of the pipe's items.
+    #: Returns the list of the expected items. The arguments are the source's items and the parameters.
     model: Callable[..., list[Any]]
-    #: Strategies for the parameters.
+    #: Hypothesis's strategies for the parameters.
     params: dict[str, Any] = field(default_factory=dict)
-    #: Parameters of the tests that hypothesis does not draw.
+    #: The parameters for tests without hypothesis.
     example: dict[str, Any] = field(default_factory=dict)
-    #: None if `len()` is the number of items; otherwise the number, or a part of the TypeError's message.
+    #: The expected length. None stands for the number of items. A text is a part of the TypeError's message.
     length: int | str | None = None
     #: Whether the pipe reads items from its source.
     reads_items: bool = True
-    #: Whether its items depend on a seed.
+    #: Whether the pipe's items depend on a seed.
     random: bool = False
-    #: Why the pipe needs more memory for more items, or why its memory is not tested; empty if the memory is constant.
+    #: Why the pipe needs more memory for more items, or why its memory is not tested. Empty if the memory is constant.
     grows: str = ""
-    #: Why two workers, each with a share of the source, yield other items than the model; empty if they do not.
+    #: Why two workers, each with a shard of the source, yield other items than the model. Empty if the items are the
+    #: same.
     not_in_workers: str = ""
 
 
 def ints() -> IterableWrapper[int]:
-    """Returns a source for rows of bad arguments."""
     return IterableWrapper(range(3))
 
 
 def seed(pipe: Any, value: int) -> Any:
-    """Sets the seed of every random pipe of a graph, and returns the graph's end."""
+    """Sets the seed of every random pipe in a graph, and returns the graph's last pipe."""
     for member in walk(pipe):
         if hasattr(member, "set_seed"):
             member.set_seed(value)

@@ -12,7 +12,7 @@ from pipes_table.folders import folder
 from pipes_table.row import Row
 from torchdata.datapipes.iter import FileLister
 
-#: The sources of the rows yield numbers up to this one. Each name is used for a file and for a folder of files.
+#: The sources of the rows yield numbers up to this limit. For each number, there are a file and a folder of files.
 _MOST = 20
 _FOLDER = folder("stores")
 
@@ -31,7 +31,7 @@ def names_in(number: int) -> list[str]:
 for _number in range(_MOST + 1):
     _file = f"{_FOLDER}/{_number}.txt"
     fsspec.filesystem("memory").pipe(f"/table/{_number}.txt", content_of(_number).encode())
-    if os.path.exists(f"{_FOLDER}/{_number}"):  # created by the parent process, which may be reading
+    if os.path.exists(f"{_FOLDER}/{_number}"):  # created by the parent process, which may be reading it
         continue
     with open(_file, "w") as _opened:
         _opened.write(content_of(_number))

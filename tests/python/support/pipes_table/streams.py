@@ -1,4 +1,6 @@
-"""Pipes that read streams: archives, records, tables, lines. There is one in-memory stream for each number."""
+"""Pipes that read archives, records, tables or lines from streams. Each number of the source becomes a stream in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ with warnings.catch_warnings():
 
 NO_LENGTH = "valid length|has no len"
 
-#: Created by rar itself. The members are not compressed, so reading them requires no program.
+#: An archive created by rar itself. The members are not compressed, so no external program is needed to read them.
 RAR = (pathlib.Path(__file__).parents[2] / "data/rar/rar5-subdirs.rar").read_bytes()
 RAR_MEMBERS = {
     "sub/dir2/file2.txt": b"file2\n",
@@ -62,7 +64,7 @@ def as_rar(item: int) -> tuple[str, io.BytesIO]:
 
 
 def as_records(item: int) -> tuple[str, io.BytesIO]:
-    """Returns up to two records, each with its position."""
+    """Returns up to two TFRecord records, each with its position."""
     crc = TFRecordWriter.masked_crc
     framed = []
     for place in range(item % 3):

@@ -1,10 +1,10 @@
-"""Random graphs of pipes, with states at every position and chains of saving and loading: resumed runs must yield the
-same items as an uninterrupted run, over several epochs.
+"""Random graphs of pipes, which are saved and loaded at every position. Resumed runs must yield the same items as an
+uninterrupted run, over several epochs.
 
     python -m drivers graphs --seconds 600            # in tests/python/support
 
 `users` contains pipes and functions as users write them, and `stages` the parts of a graph. `graphs` draws a graph from
 a seed, and `check` compares it with its uninterrupted run. `loaders` draws a loader around a graph: where its items are
-distributed, what stays in the main process, workers, budgets. `lives.graphs` runs its life. `elsewhere` resumes in a
-fresh interpreter.
+distributed, what stays in the main process, workers, budgets. `lives.graphs` runs these loaders. `elsewhere` resumes in
+a fresh interpreter.
 """

@@ -1,4 +1,4 @@
-"""Compares a graph with its uninterrupted run, from any position, and by any chain of saving and loading."""
+"""Compares a graph with its uninterrupted run: from any position, after saving and loading once or several times."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from torchdata.datapipes.state import iterate, load_generators, load_state, save
 
 
 class Different(AssertionError):
-    """A resumed run differs."""
+    """A resumed run yields other items than the uninterrupted run."""
 
 
 class Plain:
-    """A graph that is read without a loader.
+    """Reads a graph without a loader.
 
     Args:
         graph: the graph.
@@ -39,7 +39,6 @@ class Plain:
         self.pipe = graph.build()
 
     def begin(self, epoch: int) -> None:
-        """Sets the graph's seed for an epoch."""
         if not self.graph.is_seeded:
             return
         number = 1000 * self.graph.number + epoch
@@ -53,21 +52,23 @@ class Plain:
         return self.iterator  # type: ignore[no-any-return]
 
     def save(self) -> bytes:
-        # Abandoned pipes close their files, which interrupts read-ahead within a cached section.
+        # This drops the iterator before saving. Pipes that are dropped close their files, which would interrupt
+        # read-ahead in a cached section.
         if self.graph.number % 4 == 0 and not any("on_disk" in name for name in self.graph.names):
             self.iterator = None
-        with standing_still(walk(self.pipe)):  # threads also draw random numbers
+        with standing_still(walk(self.pipe)):  # threads must stand still, because they also draw random numbers
             return pickle.dumps((save_state(self.pipe), save_generators()))
 
     def load(self, saved: bytes) -> None:
         state, generators = pickle.loads(saved)
         load_state(self.pipe, state)
-        # If no function draws, the state of a graph that was seeded as a whole is sufficient.
+        # If no function draws, a graph that was seeded as a whole does not need the state of the global generators.
         if not (self.graph.is_seeded and self.graph.seeding != "pipes" and self.graph.flavour == "plain"):
             load_generators(generators)
 
     def close(self) -> None:
-        # An abandoned iteration would keep its locks on files, and another run of the graph would read further.
+        # An iteration that is not dropped would keep locks on files, and a later run of the graph would make it read
+        # on.
         self.iterator = None
         for pipe in reversed(walk(self.pipe)):
             if hasattr(type(pipe), "shutdown"):
@@ -86,7 +87,7 @@ def whole(graph: Graph, reader: type[Plain] = Plain) -> list[list[Any]]:
     """Returns the items of each epoch of an uninterrupted run, and of one more epoch.
 
     Raises:
-        Skipped: the graph fails, or does not repeat itself.
+        Skipped: the graph fails, or its two runs differ.
     """
     runs = []
     for _ in range(2):
@@ -115,15 +116,16 @@ def check(
     reader: type[Plain],
     away: bool = False,
 ) -> None:
-    """Checks one path through a graph.
+    """Saves a graph at one position, resumes from the state, and repeats that for each number in `chain`.
 
     Args:
         graph: the graph.
-        expected: a result of `whole`.
+        expected: the result of `whole`.
         epoch: the epoch of the first stop.
-        position: the number of items before the stop; -1 before the iteration, one more than the number of items after
-            the end.
-        chain: how many items to read after each load before the state is saved again; -1: not even `iter`.
+        position: the number of items before the stop. -1 stands for a stop before the iteration, and the number of
+            items plus one for a stop after the end.
+        chain: how many items to read after each load before the state is saved again. With -1, `iter` is not even
+            called.
         reader: the class that reads the graph.
         away: whether a fresh interpreter resumes from the first state.
     """
@@ -155,21 +157,21 @@ def go_on(
     chain: list[int],
     reader: type[Plain],
 ) -> None:
-    """The part of `check` from the first state on.
+    """Continues `check` from the first saved state on.
 
     Args:
         ended: whether the graph is at the end of the previous epoch.
         done: how many items of the epoch were read.
         saved: the state.
-        graph, expected, epoch, chain, reader: the same as for `check`.
+        graph, expected, epoch, chain, reader: see `check`.
     """
     rest = [] if ended else expected[epoch]
     for link, count in enumerate(chain):
         start(graph.number)  # some pipes read their sources during construction, to determine a length
         run = reader(graph)
         start(17)
-        if len(chain) > 1 and link % 2:  # into a graph that was already iterated
-            with suppress(Exception):  # with other random numbers a graph may fail; it is loaded nevertheless
+        if len(chain) > 1 and link % 2:  # loads the state into a graph that was already iterated
+            with suppress(Exception):  # the graph may fail with other random numbers, but can still load a state
                 list(islice(run.items(), 2))
         run.load(saved)
         if link + 1 < len(chain):
@@ -202,7 +204,7 @@ def _same(found: list[Any], expected: list[Any], what: str) -> None:
 def positions(
     graph: Graph, expected: list[list[Any]], most: int, dice: random.Random
 ) -> list[tuple[int, int, list[int]]]:
-    """Returns paths through a graph: all positions if these are few, each with a chain."""
+    """Returns arguments of `check`: all positions if there are few, otherwise some, each with a chain."""
     ways = [(epoch, position) for epoch in range(graph.epochs) for position in range(-1, len(expected[epoch]) + 2)]
     if len(ways) > most:
         ways = dice.sample(ways, most)
@@ -210,17 +212,17 @@ def positions(
 
 
 def check_graph(graph: Graph, most: int = 12, reader: type[Plain] = Plain, away: float = 0.0) -> int:
-    """Checks some paths through a graph; returns how many.
+    """Checks a graph at some positions, and returns the number of checks.
 
     Args:
         graph: the graph.
-        most: the maximum number of paths.
+        most: the maximum number of checks.
         reader: the class that reads the graph.
-        away: the fraction of paths that resume in a fresh interpreter.
+        away: the fraction of checks that resume in a fresh interpreter.
 
     Raises:
-        Different: a path fails; the message names it.
-        Skipped: the same as for `whole`.
+        Different: a check fails. The message names its arguments.
+        Skipped: see `whole`.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -231,7 +233,8 @@ def check_graph(graph: Graph, most: int = 12, reader: type[Plain] = Plain, away:
             try:
                 check(graph, expected, *way, reader, away=dice.random() < away)
             except Exception as error:
-                # Threads that read ahead of a pipe that leaves them usually draw the same numbers.
+                # If a pipe stops reading early, how far threads read ahead depends on timing. Several runs show whether
+                # the random numbers differ.
                 if isinstance(error, Different) and any(whole(graph, reader) != expected for _ in range(8)):
                     raise Skipped("runs differ") from error
                 error.add_note(f"{graph}; epoch, position, chain: {way}")
@@ -241,7 +244,7 @@ def check_graph(graph: Graph, most: int = 12, reader: type[Plain] = Plain, away:
 
 @contextlib.contextmanager
 def with_torch(options: argparse.Namespace) -> Iterator[None]:
-    """Imports torch if it is installed, so that its pipes are also part of graphs."""
+    """Imports torch if it is installed, so that graphs may contain torch's pipes."""
     if not options.no_torch:
         with suppress(ImportError):
             import torch.utils.data  # noqa: F401

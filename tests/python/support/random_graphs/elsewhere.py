@@ -22,10 +22,10 @@ class DifferentElsewhere(AssertionError):
 
 
 def elsewhere(module: str, function: str, *arguments: Any) -> None:
-    """Calls a function of this package in a fresh interpreter.
+    """Calls a function of a module in a fresh interpreter, and returns nothing.
 
     Raises:
-        DifferentElsewhere: it failed; the message is its traceback.
+        DifferentElsewhere: the call failed. The message is the traceback.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "job")
@@ -46,12 +46,12 @@ def elsewhere(module: str, function: str, *arguments: Any) -> None:
 def main() -> None:
     with open(sys.argv[1], "rb") as file:
         sys.path, with_torch, module, function, arguments = pickle.load(file)
-    if with_torch:  # if torch is loaded, graphs also contain its pipes
+    if with_torch:  # graphs contain torch's pipes only if torch is loaded
         with suppress(ImportError):
             import torch.utils.data  # noqa: F401
     warnings.simplefilter("ignore")
     getattr(importlib.import_module(module), function)(*arguments)
-    gc.freeze()  # otherwise, interpreter exit would visit all objects of torch
+    gc.freeze()  # without freezing, the interpreter visits all objects of torch at exit
 
 
 if __name__ == "__main__":

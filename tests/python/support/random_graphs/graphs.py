@@ -1,4 +1,4 @@
-"""Draws a random graph from a seed. The same seed always gives equal graphs."""
+"""Draws a random graph from a seed. Equal seeds lead to equal graphs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ LONGEST = 40
 
 @dataclass
 class Graph:
-    """The graph of a seed.
+    """The random graph of a seed.
 
     Args:
         number: the seed.
-        only: names of stages to choose from; None for all.
+        only: the names of stages to choose from, or None for all stages.
     """
 
     number: int
@@ -36,18 +36,18 @@ class Graph:
     def __post_init__(self) -> None:
         dice = random.Random(f"plan {self.number}")
         self.flavour = dice.choice(["plain", "plain", "global", "threads"])
-        #: Whether each epoch is seeded. Graphs with threads are always seeded, because threads draw in no reproducible
-        #: order.
+        #: Whether each epoch is seeded. Graphs with threads are always seeded, because the order in which threads draw
+        #: depends on timing.
         self.is_seeded = self.flavour == "threads" or dice.random() < 0.6
-        #: How to seed: each random pipe by `set_seed`, or the whole graph before each epoch or only before the first
-        #: one.
+        #: How the graph is seeded. "pipes": each random pipe by `set_seed`. "graph": the whole graph before each epoch.
+        #: "once": the whole graph before the first epoch.
         self.seeding = random.Random(f"seeding {self.number}").choice(["pipes", "graph", "graph", "once"])
         self.epochs = dice.choice([1, 2, 2, 3])
         self.depth = dice.choice([1, 1, 2, 2, 3, 3, 4, 5, 6, 8])
-        #: Whether a thread reads the pipes that draw from the global generators.
+        #: Whether a thread reads ahead from the pipes that draw from the global generators.
         self.reads_ahead = random.Random(f"ahead {self.number}").random() < 0.4
         self.names: list[str] = []
-        #: How many pipes were created, and the replacements of some of them, by number.
+        #: The number of created pipes, and functions that replace some of these pipes, by number.
         self._grown_pipes = 0
         self._changes: dict[int, Callable[[Any], Any]] = {}
 
@@ -66,7 +66,7 @@ class Graph:
             pipe = pipe.prefetch(dice.choice([1, 3, 20]))
             if dice.random() < 0.5:
                 pipe = Mapper(self._chosen(dice, OVER_ONE, pipe), small)
-        if "torch" in sys.modules and dice.random() < 0.1:  # only the reader refers to the end of a graph
+        if "torch" in sys.modules and dice.random() < 0.1:  # as the last stage, because no other pipe may read it
             self.names.append("torch_map")
             pipe = torch_stages()["torch_map"](dice, pipe)
         return pipe
@@ -90,7 +90,7 @@ class Graph:
         if depth == 0:
             sources = (
                 SOURCES if self.flavour != "threads" else {**SOURCES, "sampler": SOURCES["range"]}
-            )  # this also draws random numbers
+            )  # a shuffling sampler would draw random numbers
             return Mapper(self._chosen(dice, sources, dice.choice([0, 1, 3, 5, 9, 12])), small)
         if dice.random() < 0.15:
             pipes = [self._grown(dice, dice.randrange(depth)) for _ in range(dice.choice([1, 2, 2, 3]))]

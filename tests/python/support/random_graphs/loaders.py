@@ -1,5 +1,5 @@
-"""Draws a random loader from a seed: a random graph, the pipe that distributes its items, the part in the main process,
-and a service.
+"""Draws a random loader from a seed: a random graph, the pipe that distributes its items, the stages in the main
+process, and a service.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from random_graphs.graphs import Graph
 
 
 class Loader:
-    """The loader of a seed.
+    """The random loader of a seed.
 
     Args:
         number: the seed.
-        services: kinds of services to choose from.
+        services: the kinds of services to choose from.
     """
 
     def __init__(self, number: int, services: tuple[str, ...] = ("none", "in process", *5 * ("workers",))) -> None:
@@ -30,14 +30,15 @@ class Loader:
         #: Whether items are sent between processes as arrays, and how many of them the main process keeps.
         self.arrays = dice.random() < 0.5
         self.keeps = dice.choice([0, 0, 5, 30])
-        #: How many random stages stay in the main process, after a pipe that does; None for not even that pipe.
+        #: How many random stages stay in the main process, after a pipe that stays there. None if no pipe stays in the
+        #: main process.
         self.in_main = dice.choice([None, None, 0, 1, 2])
         self.options = {
             "worker_prefetch_cnt": dice.choice([0, 1, 3, 10]),
             "main_prefetch_cnt": dice.choice([0, 1, 3, 10]),
             "memory_budget": dice.choice([None, 0, 1 << 16, 1 << 20]),
         }
-        #: When a snapshot follows another one; see `snapshots.SECONDS`.
+        #: How soon a snapshot may follow another one (see `snapshots.SECONDS`).
         self.cadence = dice.choice([(0.0, 0.0), (0.0, 0.0), (0.001, 1.0), (0.02, 100.0)])
 
     def pipe(self) -> Any:

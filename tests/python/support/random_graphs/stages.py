@@ -1,7 +1,8 @@
 """The parts of random graphs: sources, pipes over one source, and pipes over several.
 
 Every stage reads and yields ints below 21. Stages in `GLOBAL` draw from the global generators, and stages in `THREADED`
-read in threads. A graph has at most one of these kinds, because threads draw in no reproducible order.
+read in threads. A graph contains stages of only one of these two kinds, because the order in which threads draw depends
+on timing.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from torchdata.datapipes.map import ArrowParts, SequenceWrapper
 Pipe = Any
 Dice = random.Random
 
-#: Text files, one for each number of lines.
+#: Text files with different numbers of lines, by number of lines.
 _FOLDER = folder("lines")
 
 
@@ -66,12 +67,11 @@ class Shuffled:
 
 
 def counted(size: int) -> Any:
-    """Yields numbers; a generator function."""
     yield from range(size)
 
 
 def _shuffled_parts(size: int) -> Pipe:
-    """Returns parts of a table one by one, or in lists."""
+    """Returns parts of a table as single items or in lists."""
     parts = ArrowParts(_table(size)).shuffle()
     return parts.batch(2) if size % 2 else parts
 
@@ -149,7 +149,7 @@ THREADED: dict[str, Callable[[Dice, Pipe], Pipe]] = {
     "threadpool": lambda dice, pipe: pipe.threadpool_map(small, scheduled_tasks=3, max_workers=2),
 }
 
-#: Rows of the table for pipes that read in threads, or that yield items which depend only partly on the source.
+#: Pipes of the table that read in threads, or that yield items which depend only partly on the source.
 _THREADED_ROWS = {row.name for row in ROWS if "prefetch" in row.name or "threadpool" in row.name or "ahead" in row.name}
 _ENDLESS = {"cycle_for_ever"}
 
@@ -160,7 +160,6 @@ for _row in ROWS:
 
 
 def torch_stages() -> dict[str, Callable[[Dice, Pipe], Pipe]]:
-    """Returns stages with torch's own pipes."""
     from torch.utils.data.datapipes import iter as torchs
 
     return {
@@ -173,7 +172,7 @@ def torch_stages() -> dict[str, Callable[[Dice, Pipe], Pipe]]:
 
 
 def _unequal(dice: Dice, pipes: list[Pipe]) -> list[Pipe]:
-    """Returns the pipes, with further pipes appended to some of them."""
+    """Appends further pipes to some pipes, so that these yield different numbers of items."""
     changed = []
     for pipe in pipes:
         choice = dice.randrange(5)

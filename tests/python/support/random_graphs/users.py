@@ -1,4 +1,4 @@
-"""Pipes and functions as users write them: with and without state, random and not."""
+"""Pipes and functions like those of users: with and without state, random and not random."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Unstated(IterDataPipe):
 
 
 class UnstatedPairs(Unstated):
-    """A generator that reads further than its yielded items."""
+    """A generator that reads one item ahead of the items that it yields."""
 
     def __iter__(self) -> Iterator[int]:
         before = None
@@ -58,15 +58,13 @@ class UnstatedPairs(Unstated):
 
 
 class UnstatedTwice(Unstated):
-    """Reads its source twice."""
-
     def __iter__(self) -> Iterator[int]:
         for _ in range(2):
             yield from self.source_datapipe
 
 
 class UnstatedRandom(IterDataPipe):
-    """Draws with its own seed, and does not declare a state."""
+    """A generator that draws random numbers with its own seed, and does not declare a state."""
 
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe
@@ -83,8 +81,6 @@ class UnstatedRandom(IterDataPipe):
 
 
 class UnstatedSource(IterDataPipe):
-    """A source without a state."""
-
     def __init__(self, size: int) -> None:
         self.size = size
 
@@ -93,8 +89,6 @@ class UnstatedSource(IterDataPipe):
 
 
 class OneToOne(Unstated):
-    """A generator that declares itself one-to-one."""
-
     one_to_one = True
 
     def __iter__(self) -> Iterator[int]:
@@ -103,8 +97,6 @@ class OneToOne(Unstated):
 
 
 class NoState(Unstated):
-    """A generator that declares that it keeps no state."""
-
     iteration_state = ()
 
     def __iter__(self) -> Iterator[int]:
@@ -114,7 +106,7 @@ class NoState(Unstated):
 
 
 class Declared(IterDataPipe):
-    """Declares what it stores about earlier items, and the number of its epoch."""
+    """A pipe that declares two attributes as its state: one depends on earlier items, and one counts epochs."""
 
     _last: int = state(0)
     _epoch: int = state(0, lasts=True, copied=True)
@@ -133,7 +125,7 @@ class Declared(IterDataPipe):
 
 
 class ByHand(IterDataPipe):
-    """Implements its state methods, and counts its epochs."""
+    """A pipe with its own state methods, which counts its epochs."""
 
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe
@@ -156,13 +148,13 @@ class ByHand(IterDataPipe):
 
 
 class SourceByHand(IterDataPipe):
-    """A source that seeks, without a `reset`."""
+    """A source that can continue at a loaded position, without a `reset` method."""
 
     def __init__(self, size: int) -> None:
         self.size, self.place, self.begin = size, 0, 0
 
     def __iter__(self) -> Iterator[int]:
-        begin, self.begin = self.begin, 0  # at this point, not when the first item is requested
+        begin, self.begin = self.begin, 0  # applied here, not when the first item is requested
         return self.going_on(begin)
 
     def going_on(self, begin: int) -> Iterator[int]:
@@ -188,26 +180,23 @@ def first_value(row: dict[str, int]) -> int:
 
 
 def drawn(item: int) -> int:
-    """Draws from Python's generator."""
     return (item + random.randrange(21)) % 21
 
 
 def drawn_by_numpy(item: int) -> int:
-    """Draws from NumPy's generator."""
     import numpy
 
     return int((item + numpy.random.randint(21)) % 21)
 
 
 def drawn_by_torch(item: int) -> int:
-    """Draws from torch's generator."""
     import torch
 
     return (item + int(torch.randint(21, ()))) % 21
 
 
 def some(item: int) -> list[int]:
-    """A random number of items."""
+    """Returns a list that contains the item a random number of times."""
     return [item] * random.randrange(4)
 
 
@@ -223,13 +212,13 @@ def array(item: int) -> Any:
 
 
 def number(item: Any) -> int:
-    """Returns the item that `array` created an array from. All members of the array must be equal."""
+    """Returns the number that `array` converted to an array. All elements of the array must be equal."""
     (only,) = set(item.tolist())
     return int(only)
 
 
 def unpinned(item: Any, device: Any) -> Any:
-    """Pins nothing, so that it works without a device."""
+    """Returns the item without pinning its memory, so that no device is needed."""
     return item
 
 

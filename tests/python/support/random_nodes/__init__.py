@@ -1,9 +1,10 @@
-"""Random graphs of nodes: some epochs are left early, a state is saved at each item, and a new process resumes from it.
+"""Random graphs of nodes. Some epochs are left early, a state is saved at each item, and new processes resume from some
+of the states.
 
-A graph runs completely in one process, in another one without threads and processes, and in further ones from some of
-its states for three more epochs. All these runs must yield the same items. `sources` contains the sources of graphs,
-`graphs` creates a graph from a seed, `running` runs it in a process of `fresh_processes`, and `judging` compares. Half
-of the graphs have only nodes of torchdata 0.11, so that both versions can be compared.
+A graph runs completely in one process, and again in another process without threads. Further processes resume from some
+of its states, and read three more epochs. All these runs must yield the same items. `sources` contains the sources of
+graphs, `graphs` creates a graph from a seed, `running` runs it in a process of `fresh_processes`, and `judging`
+compares. Half of the graphs have only nodes of torchdata 0.11, so that both versions can be compared.
 
     python -m drivers nodes --runs 1000 --next to PATH_OF_A_PYTHON_WITH_TORCHDATA_0.11
 """

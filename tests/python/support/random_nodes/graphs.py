@@ -23,14 +23,13 @@ def add(amount: int, item: Any) -> Any:
 
 
 def add_at_odds(amount: int, item: Any) -> Any:
-    """The same, with a random delay, so that threads overtake each other."""
+    """A function for mappers like `add`, with a random delay, so that threads overtake each other."""
     if hash(str(item)) % 5 == 0:
         time.sleep(0.0005)
     return add(amount, item)
 
 
 def is_kept(number: int, item: Any) -> bool:
-    """A function for filters."""
     return len(str(item)) % number != 0
 
 
@@ -43,7 +42,7 @@ class Graph:
         in_order: whether to use only nodes that keep the order.
         common: whether to use only nodes that torchdata 0.11 also has.
         bare: whether a source without states is allowed.
-        threads: whether nodes read ahead. Without it, such nodes are left out or do not read ahead.
+        threads: whether nodes read ahead. If false, nodes that read ahead are left out or replaced.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class Graph:
         self.common, self.bare, self.threads = common, bare, threads
         self.words: list[str] = []
         self.kinds: set[str] = set()
-        #: Whether the items of a source depend on how often it has begun.
+        #: Whether the items of a source depend on the number of iterations that it has begun.
         self.counts = False
 
     @property
@@ -69,7 +68,8 @@ class Graph:
 
     @property
     def tells_reading_ahead(self) -> bool:
-        """Returns whether an epoch depends on how far threads had read ahead when the previous epoch was left.
+        """Returns whether the items of an epoch depend on how far threads had read ahead when the previous epoch was
+        left.
 
         The result is True if a source, or a node that chooses at random, counts its iterations, and begins more than
         once in an epoch, or not in each epoch.
@@ -80,7 +80,6 @@ class Graph:
         } <= self.kinds
 
     def build(self) -> BaseNode[Any]:
-        """Returns the last node."""
         self.chance, self.words, self.kinds, self.counts = random.Random(self.seed), [], set(), False
         self.processes_left = 1 if self.processes else 0
         node = self.source(depth=0)
@@ -154,7 +153,7 @@ class Graph:
                 parts[name] = self.step(parts[name], depth + 1)
         criteria = [value for name, value in vars(nodes.StopCriteria).items() if name.isupper()]
         if self.common:
-            criteria.remove(nodes.StopCriteria.CYCLE_FOREVER)  # such a graph would never end
+            criteria.remove(nodes.StopCriteria.CYCLE_FOREVER)  # the graph's epochs would never end
         criterion = self.chance.choice(sorted(criteria))
         self.say(criterion)
         if kind == "round robin":
@@ -163,7 +162,7 @@ class Graph:
             weights = {name: self.chance.choice([0.1, 1.0, 3.0]) for name in names}
             self.counts |= depth > 0
             node = nodes.MultiNodeWeightedSampler(parts, weights, criterion, rank=0, world_size=1, seed=self.seed)
-        # Random choices may postpone the criterion's end by any number of items.
+        # Nodes that choose at random may reach the criterion after any number of items, so a header limits their items.
         return sources.First(node, 60) if self.common else nodes.Header(node, 12)
 
     # -- steps ---------------------------------------------------------------------------------------------
@@ -204,7 +203,7 @@ class Graph:
         chance = self.chance
         workers = chance.randint(0, 3)
         method = "thread"
-        if self.processes_left and workers:  # few, because each graph starts them again
+        if self.processes_left and workers:  # only one per graph, because starting processes takes time
             self.processes_left, method, workers = 0, "process", min(workers, 2)
         options = {
             "in_order": in_order,

@@ -16,7 +16,7 @@ class NodesJudge(Judge):
 
     Args:
         processes: whether graphs may have worker processes.
-        arguments, more: the same as for `Judge`.
+        arguments, more: see `Judge`.
     """
 
     modules = "random_nodes.running", "torchdata.nodes"
@@ -69,7 +69,9 @@ class NodesJudge(Judge):
             raise Wrong(f"behind the state at {place} of {len(items)}: {different}")
 
     def _different(self, program: Program, found: list[Any], expected: list[Any], first: int) -> str:
-        """Describes how epochs from the first one on differ. If unordered, items before a break depend on timing."""
+        """Describes the difference between epochs, starting with epoch `first`. Unordered epochs that were left early
+        are not compared, because their items depend on timing.
+        """
         if not program.in_order and len(found) == len(expected):
             whole = [number for number in range(len(found)) if first + number not in program.breaks]
             found, expected = [found[number] for number in whole], [expected[number] for number in whole]

@@ -1,4 +1,4 @@
-"""The actions of a random program: the epochs that it leaves early, and the positions of saved states."""
+"""Random programs over nodes: the epochs that they leave early, and the positions of saved states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BEHIND = 3
 
 @dataclass
 class Program:
-    """A program over a graph of nodes.
+    """A random program that reads a graph of nodes.
 
     Args:
         seed: the seed.
@@ -22,19 +22,20 @@ class Program:
 
     seed: int
     processes: bool = False
-    #: Whether the graph has only nodes that torchdata 0.11 has.
+    #: Whether the graph contains only nodes that torchdata 0.11 has.
     common: bool = False
     in_order: bool = True
     bare: bool = False
     #: The number of the epoch that saves a state at each item.
     stop_epoch: int = 0
-    #: Epochs that are left early, and after how many items.
+    #: The epochs that are left early, with the number of items before that.
     breaks: dict[int, int] = field(default_factory=dict)
-    #: The states to resume from, given as fractions of the epoch: 0 is the beginning, and 1 the end.
+    #: The states to resume from, as fractions of the epoch: 0 stands for its beginning, and 1 for its end.
     resumed: tuple[float, ...] = ()
-    #: How many items a loader has yielded before it loads a state; -1 for a new loader.
+    #: How many items a loader has yielded before it loads a state. -1 stands for a new loader.
     used: int = -1
-    #: How many items follow a load before the next state, which another loader in the same process loads; -1 for none.
+    #: How many items to read after loading, until the next state is saved and loaded in the same process. -1 stands for
+    #: no second state.
     link: int = -1
 
     @property
@@ -65,7 +66,6 @@ class Program:
 
 
 def program_of(seed: int, processes: bool = False) -> Program:
-    """The program of a seed."""
     chance = random.Random(f"program {seed}")
     program = Program(seed, processes, common=seed % 2 == 0, in_order=seed % 5 != 0, bare=seed % 7 == 0)
     program.stop_epoch = chance.choice([0, 0, 1, 1, 2])

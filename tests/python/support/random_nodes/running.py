@@ -1,4 +1,6 @@
-"""Runs a random program over nodes: completely, with and without threads, saving its states, or from one of them."""
+"""Runs a random program over nodes in one of several ways: with or without threads, saving states, or resuming from a
+state.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,6 @@ def part(iterator: Iterator[Any], count: int | None) -> list[Any]:
 
 
 def whole(seed: int, processes: bool, threads: bool) -> list[list[Any]]:
-    """Returns the epochs of an uninterrupted run."""
     program = program_of(seed, processes)
     loader = Loader(program.graph(threads).build())
     epochs = [part(iter(loader), program.breaks.get(epoch)) for epoch in range(program.epochs)]
@@ -41,7 +42,6 @@ def whole(seed: int, processes: bool, threads: bool) -> list[list[Any]]:
 
 
 def described(seed: int, processes: bool) -> dict[str, Any]:
-    """The graph of a program, described."""
     program = program_of(seed, processes)
     graph = program.graph()
     graph.build()
@@ -49,7 +49,9 @@ def described(seed: int, processes: bool) -> dict[str, Any]:
 
 
 def saving(seed: int, processes: bool, target: str) -> list[list[Any]]:
-    """Saves a state at each item of an epoch to files in a folder. Returns all epochs up to the saved one."""
+    """Runs a program, and saves a state at each item of one epoch to files in a folder. Returns all epochs up to this
+    epoch.
+    """
     program = program_of(seed, processes)
     loader = Loader(program.graph().build())
     epochs = [part(iter(loader), program.breaks.get(epoch)) for epoch in range(program.stop_epoch)]
@@ -76,8 +78,8 @@ def resumed(seed: int, processes: bool, source: str, over: bool, left: int) -> l
         seed: the seed of the program.
         processes: whether the graph may have worker processes.
         source: the file with the state.
-        over: whether the epoch was complete.
-        left: how many items of the epoch were left.
+        over: whether the state was saved at the end of the epoch.
+        left: how many items of the epoch follow the state.
     """
     program = program_of(seed, processes)
     loader, state = used(program, None), pickle.loads(Path(source).read_bytes())

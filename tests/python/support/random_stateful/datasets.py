@@ -17,7 +17,7 @@ DRAWS = ("torch", "numpy", "random", "all")
 
 
 def drawn(kind: str) -> float:
-    """Returns a number from a global generator, or the sum of one from each."""
+    """Returns a random number from a global generator, or the sum of a number from each of them."""
     total = 0.0
     if kind in ("torch", "all"):
         total += float(torch.rand(()))
@@ -29,13 +29,13 @@ def drawn(kind: str) -> float:
 
 
 class Slow:
-    """Delays some items, at moments that differ between runs, without using the program's generators."""
+    """Delays some items at moments that differ between runs. The delays do not use the program's generators."""
 
     slow = False
-    #: Whether some items are always late, so that the order of workers varies if it is free.
+    #: Whether some items are always late, so that workers finish in a varying order if the order is not fixed.
     uneven = False
     _chance: random.Random | None = None
-    #: The number of a sample, and a function that is called before it is read.
+    #: The number of a sample, and a function that is called before the sample is read.
     hanging: tuple[int, Callable[[], None]] | None = None
 
     def pause(self, number: float) -> None:
@@ -59,8 +59,6 @@ class Broken(Exception):
 
 
 class Indexed(Slow, Dataset[Any]):
-    """A map-style dataset."""
-
     #: Indices that make the dataset raise.
     broken: frozenset[int] = frozenset()
 
@@ -87,8 +85,6 @@ class Indexed(Slow, Dataset[Any]):
 
 
 class AtOnce(Indexed):
-    """A dataset that is read by lists of indices."""
-
     def __getitems__(self, indices: list[int]) -> Any:
         self.pause(indices[0])
         for index in indices[1:]:
@@ -97,7 +93,9 @@ class AtOnce(Indexed):
 
 
 class Counting(Indexed):
-    """A dataset with samples that contain the number of earlier reads, which is a state of each worker."""
+    """A dataset with samples that contain the number of earlier reads. The count is a state, and each worker has its
+    own.
+    """
 
     reads = 0
 
@@ -122,7 +120,7 @@ class Noisy(Indexed):
 
 
 class NoisyCounting(Counting):
-    """The same, with its own state."""
+    """A dataset like `Noisy` that has a state."""
 
     def __getitem__(self, index: int) -> Any:
         self.pause(index)
@@ -143,7 +141,7 @@ class OwnNoise(Indexed):
 
 
 class OwnNoiseKept(OwnNoise):
-    """The same, with the generator in its state."""
+    """A dataset like `OwnNoise`, with the generator in its state."""
 
     def state_dict(self) -> dict[str, Any]:
         version, words, gauss = self.own.getstate()
@@ -158,9 +156,9 @@ class OwnNoiseKept(OwnNoise):
 
 
 class Iterable(Slow, IterableDataset[Any]):
-    """The base class of iterable datasets. Workers have parts of different sizes, and end at different times."""
+    """The base class of iterable datasets. Workers have shards of different sizes, so they end at different times."""
 
-    #: Numbers that make the stream raise, in each worker's part.
+    #: Numbers at which the stream raises, in each worker's shard.
     broken: frozenset[int] = frozenset()
 
     def __init__(self, length: int, draws: str = "") -> None:
@@ -178,7 +176,7 @@ class Iterable(Slow, IterableDataset[Any]):
         return numbers
 
     def item(self, *values: float) -> Any:
-        """Returns an item, with random numbers if this dataset draws."""
+        """Returns an item, including random numbers if this dataset draws some."""
         self.pause(values[0])
         if values[0] % 100 in self.broken:
             raise (Broken if values[0] % 2 else LookupError)(values[0])
@@ -187,15 +185,13 @@ class Iterable(Slow, IterableDataset[Any]):
 
 
 class Plain(Iterable):
-    """A stream without a state."""
-
     def __iter__(self) -> Iterator[Any]:
         for number in self.share():
             yield self.item(number)
 
 
 class PlainEpochs(Iterable):
-    """A stream without a state that counts its epochs and shuffles by that."""
+    """A stream without a state that counts its epochs, and shuffles by the epoch's number."""
 
     epoch = 0
 
@@ -206,7 +202,7 @@ class PlainEpochs(Iterable):
 
 
 class Taking(Iterable):
-    """The generator of this stream applies the start position, and counts from there."""
+    """A stream with a generator that begins at the loaded position, and counts the position from there."""
 
     place = start = 0
 
@@ -224,7 +220,9 @@ class Taking(Iterable):
 
 
 class EpochInGenerator(Iterable):
-    """The generator of this stream first counts an epoch, unless a state was loaded, and shuffles by the epoch."""
+    """A stream that counts an epoch in the first line of its generator, unless a state was loaded, and shuffles by the
+    epoch.
+    """
 
     epoch, place, loaded = 0, 0, False
 
@@ -251,7 +249,7 @@ class EpochInGenerator(Iterable):
 
 
 class EpochInIter(EpochInGenerator):
-    """The same, but counts in `__iter__`, before the first item is requested."""
+    """A stream like `EpochInGenerator` that counts in `__iter__`, before the first item is requested."""
 
     def __iter__(self) -> Iterator[Any]:
         self.begin()
@@ -259,7 +257,7 @@ class EpochInIter(EpochInGenerator):
 
 
 class EpochAtEnd(Iterable):
-    """Counts an epoch and resets its position when it has ended."""
+    """A stream that counts an epoch and resets its position at the end of the epoch."""
 
     place = epoch = 0
 
@@ -277,7 +275,7 @@ class EpochAtEnd(Iterable):
 
 
 class StateStays(Iterable):
-    """Each later `__iter__` applies the loaded state, like Hugging Face's streams."""
+    """A stream that applies the loaded state in each later `__iter__`, like Hugging Face's streams."""
 
     def __init__(self, length: int, draws: str = "") -> None:
         super().__init__(length, draws)
@@ -300,8 +298,6 @@ class StateStays(Iterable):
 
 
 class ItsOwnIterator(Iterable):
-    """A stream that is its own iterator."""
-
     place = 0
 
     def __iter__(self) -> ItsOwnIterator:
@@ -323,8 +319,6 @@ class ItsOwnIterator(Iterable):
 
 
 class _Steps:
-    """An iterator without a state."""
-
     def __init__(self, stream: Iterable) -> None:
         self.stream, self.place = stream, 0
 
@@ -343,15 +337,11 @@ class _Steps:
 
 
 class PlainSteps(Iterable):
-    """A stream without a state and without a generator."""
-
     def __iter__(self) -> Iterator[Any]:
         return _Steps(self)
 
 
 class Walk(_Steps):
-    """An iterator with a state."""
-
     def __init__(self, stream: Iterable, epoch: int = 7) -> None:
         super().__init__(stream)
         self.own = random.Random(epoch)
@@ -370,8 +360,6 @@ class Walk(_Steps):
 
 
 class IteratorAlone(Iterable):
-    """A stream with a state only in its iterator."""
-
     def __iter__(self) -> Iterator[Any]:
         return Walk(self)
 
@@ -389,7 +377,7 @@ class IteratorAndEpochs(Iterable):
         return {"epoch": self.epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # The iterator is created again after this, which counts again.
+        # `__iter__` is called after loading, and counts this epoch again.
         self.epoch = state["epoch"] - 1
 
 

@@ -1,8 +1,9 @@
-"""Exits and hangs of workers in a random program, which are replaced. The results must not be affected.
+"""Lets workers of a random program exit or hang. The workers are replaced, and the results must not be affected.
 
     python -m drivers stateful-deaths --seconds 300 --seed 1 --start-methods fork,spawn     # in tests/python/support
 
-The program of a seed runs completely without and with exits, and with exits up to its stop and from its state on.
+The program of a seed runs once without exits, and once with exits. Then the program runs with exits up to its stop, and
+from its saved state on.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from typing import Any
 
 from hanging import WAYS, Hanging
 
-#: Maximum number of exits of a worker, because the third one in a row at the same batch is an error.
+#: Maximum number of exits of a worker. The third exit in a row at the same batch would be an error.
 MOST = 2
 
 
 #: A stopped worker counts as hung and is killed.
 BLOWS = (signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP)
-#: Seconds after which a worker counts as hung. On a busy machine, other workers may be killed, which must not matter.
+#: Seconds after which a worker counts as hung. On a busy machine, slow workers may also be killed, which must not
+#: affect the results.
 HANGS_AFTER = 0.8
 
 
@@ -38,11 +40,11 @@ class Deaths:
 
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)
-        #: Whether the number of exits is limited in total, rather than to one per epoch.
+        #: Whether the limit holds for all exits of a worker in total. Otherwise, a worker exits at most once per epoch.
         self._in_all = self._dice.random() < 0.5
         self._each = self._dice.choice([0.05, 0.2, 0.5])
         self._tally: dict[Any, int] = {}
-        #: How a worker hangs that reads a certain sample, and in how many processes; None for no hang.
+        #: How a worker hangs when it reads a certain sample, or None if no worker hangs.
         self.way = self._dice.choice([None, None, *WAYS])
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.at, self.times = self._dice.randrange(30), self._dice.choice([1, 1, MOST])
@@ -50,10 +52,10 @@ class Deaths:
         self.count = 0
 
     def may_come(self, loader: Any, epoch: int) -> None:
-        """Must be called before each batch."""
+        """Kills or stops random workers. Must be called before each batch."""
         iterator = loader._iterator
         if loader.num_workers == 0 or self._stopped or self.way is not None:
-            return  # the third exit of a worker at one batch is an error
+            return  # a further exit could be the third one at the same batch
         for worker in range(loader.num_workers):
             key, most = (worker, MOST) if self._in_all else ((worker, epoch), 1)
             if self._tally.get(key, 0) >= most or self._dice.random() >= self._each:
@@ -82,18 +84,17 @@ class Deaths:
         return self.at, Hanging(self.way, self._folder.name, self.times)
 
     def close(self) -> None:
-        """Counts the workers that have hung."""
+        """Adds the number of workers that have hung to the count."""
         if self._folder is not None:
             self.count += len(list(Path(self._folder.name).glob("hung*")))
             self._folder.cleanup()
 
     def stop(self) -> None:
-        """Stops further exits."""
         self._stopped = True
 
 
 def unknowable(program: Any) -> str:
-    """Returns why no process can continue exactly where another one exited; empty if it can."""
+    """Returns why a new worker cannot continue exactly where a worker exited. Returns an empty text if it can."""
     if program.dataset == "OwnNoise":
         return "the data set draws from a generator of its own and tells no state"
     if program.dataset == "PlainEpochs" and program.persistent:
@@ -104,7 +105,7 @@ def unknowable(program: Any) -> str:
 
 
 def check(judge: Any, seed: int, method: str) -> int:
-    """Runs the program of a seed with exits; returns how many there were.
+    """Runs the program of a seed with exits of workers, and returns the number of exits.
 
     Raises:
         Wrong: the results are affected.

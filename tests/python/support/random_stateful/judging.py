@@ -17,8 +17,6 @@ from random_stateful.programs import CATEGORIES, Program, program_of
 
 
 class StatefulJudge(Judge):
-    """Runs programs over a `StatefulDataLoader`."""
-
     modules = "random_stateful.running", "torchdata.stateful_dataloader"
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
@@ -31,7 +29,9 @@ class StatefulJudge(Judge):
         self._folder.cleanup()
 
     def judge(self, seed: int) -> Verdict:
-        """Runs the program of a seed in all its phases. `unlike` refers to the epochs of torch's own loader."""
+        """Runs the program of a seed in all its phases. The verdict's `unlike` is the difference from the epochs of
+        torch's own loader.
+        """
         program = program_of(seed)
         verdict = Verdict(seed, program.category, program.words())
         try:
@@ -92,13 +92,13 @@ class StatefulJudge(Judge):
 
 
 def in_batches(epochs: list[Any], size: int) -> list[Any]:
-    """Returns the samples of epochs in batches of one size."""
+    """Divides the samples of epochs into batches of one size."""
     flat = [[sample for batch in epoch for sample in batch] for epoch in epochs]
     return [[samples[start : start + size] for start in range(0, len(samples), size)] for samples in flat]
 
 
 def check_full(program: Program, epochs: list[Any]) -> None:
-    """Checks that all batches except the last are full, if they are filled up.
+    """Checks that all batches except the last one are full, if the loader fills up batches.
 
     Raises:
         Wrong: a batch is not full.
@@ -122,7 +122,7 @@ def check_skipped(program: Program, found: list[Any], expected: list[Any]) -> No
 
 
 def of_states(verdicts: list[Verdict]) -> list[str]:
-    """Returns counts of the kinds of states, and of epochs that equal those of torch's own loader."""
+    """Describes the kinds of states, and how many programs yield the same epochs as torch's own loader."""
     torch = [one for one in verdicts if one.unlike is not None]
     told = [one.known for one in verdicts if "json" in one.known]
     sizes = [one["size"] for one in told] or [0]

@@ -21,7 +21,7 @@ from going_on import Walk
 
 
 class PythonShuffled(Sampler[int]):
-    """Shuffled by Python's global generator, as many programs do."""
+    """A sampler that is shuffled by Python's global generator, as in many programs."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -36,8 +36,6 @@ class PythonShuffled(Sampler[int]):
 
 
 class OwnTorch(PythonShuffled):
-    """A sampler with a generator of torch as an attribute."""
-
     def __init__(self, length: int) -> None:
         super().__init__(length)
         self.generator = seeded(12)
@@ -47,8 +45,6 @@ class OwnTorch(PythonShuffled):
 
 
 class OwnNumpy(PythonShuffled):
-    """A sampler with a NumPy generator as an attribute."""
-
     def __init__(self, length: int) -> None:
         super().__init__(length)
         self.rng = numpy.random.default_rng(13)
@@ -58,8 +54,6 @@ class OwnNumpy(PythonShuffled):
 
 
 class OwnPython(PythonShuffled):
-    """A sampler with a Python generator as an attribute."""
-
     def __init__(self, length: int) -> None:
         super().__init__(length)
         self.rng = random.Random(14)
@@ -83,7 +77,7 @@ class Epochs(PythonShuffled):
 
 
 class Places(Sampler[Any]):
-    """A sampler with its own state, which starts again after its end."""
+    """A sampler with its own state. After its end, it starts the next epoch."""
 
     def __init__(self, length: int, batch: int | None = None) -> None:
         self.length, self.batch, self.done, self.epoch = length, batch, 0, 0
@@ -108,7 +102,9 @@ class Places(Sampler[Any]):
 
 
 class StartsAnew(Places):
-    """A sampler with its own state, which begins at the loaded position or at the start."""
+    """A sampler with its own state. Each iteration begins at the loaded position, or at the start if no state was
+    loaded.
+    """
 
     loaded = False
 
@@ -128,8 +124,6 @@ class StartsAnew(Places):
 
 
 class IteratorKnows(PythonShuffled):
-    """A sampler with a state only in its iterator."""
-
     def __iter__(self) -> Iterator[int]:
         return Walk(range(self.length)[::-1])
 
@@ -155,7 +149,7 @@ def torchdata_batches(length: int, batch: int) -> dict[str, Any]:
     return {"batch_sampler": sampler.BatchSampler(inner, batch, False)}
 
 
-#: By name: functions that return loader options for a length and a batch size.
+#: Functions that return loader options for a length and a batch size, by name.
 SAMPLERS: dict[str, Callable[[int, int], dict[str, Any]]] = {
     "in order": lambda n, b: {},
     "shuffle": lambda n, b: {"shuffle": True},
@@ -218,5 +212,6 @@ STATEFUL = {
     "user's batches, stateful",
 }
 
-#: Samplers whose next epoch begins where the previous one was abandoned, after the indices that were read ahead.
+#: Samplers that start the next epoch at the position where the previous epoch was left, including indices that were
+#: read ahead.
 GOING_ON = {"RandomSampler, replacement, generator", "user's, stateful", "user's batches, stateful"}

@@ -8,13 +8,13 @@ from typing import Any
 
 from random_stateful import datasets, orders
 
-#: From this seed on, programs have map-style datasets with some broken samples, which are skipped.
+#: From this seed on, some samples of map-style datasets are broken, and are skipped.
 SKIPPING = 1_000_000
-#: From this seed on, programs have iterable datasets with some broken items, which are skipped.
+#: From this seed on, some items of iterable datasets are broken, and are skipped.
 SKIPPING_STREAMS = 2_000_000
-#: From this seed on, the resumed run has another batch size.
+#: From this seed on, the resumed run has another batch size than the first run.
 RESIZING = 3_000_000
-#: Number of epochs that are compared after the epoch of the stop.
+#: Number of epochs that are compared after the epoch in which the program stopped.
 BEHIND = 3
 
 CATEGORIES = (
@@ -30,7 +30,7 @@ CATEGORIES = (
 
 @dataclass
 class Program:
-    """A training program, as far as its loader is concerned."""
+    """A random training program: its loader, its seeds, and where it stops."""
 
     seed: int
     dataset: str
@@ -45,35 +45,35 @@ class Program:
     #: Whether the loader has its own generator.
     generator: bool
     options: dict[str, Any] = field(default_factory=dict)
-    #: Indices that make the dataset raise, and are skipped.
+    #: Indices that make the dataset raise. The loader skips these samples.
     broken: tuple[int, ...] = ()
     #: Whether incomplete batches are filled up.
     fills: bool = False
-    #: The batch size of the resumed run, if it differs.
+    #: The batch size of the resumed run, or None if it is the same.
     later_batch: int | None = None
-    #: "same": each run seeds all global generators in the same way; "another": the resumed run uses another seed;
+    #: "same": each run seeds all global generators with the same seed. "another": the resumed run uses another seed.
     #: "none": no run sets a seed.
     seeds: str = "same"
-    #: How many numbers the program draws from the global generators before it creates its loader, in each step, and
-    #: after each epoch (dropout, an evaluation).
+    #: How many numbers the program draws from the global generators before it creates its loader, in each step
+    #: (dropout), and after each epoch (an evaluation).
     draws_before: int = 0
     draws_in_step: int = 0
     draws_behind_epoch: int = 0
-    #: How many numbers only the resumed run draws, once before and once after it loads its state.
+    #: How many numbers the resumed run draws additionally, once before and once after it loads its state.
     draws_more: int = 0
     #: Whether the program seeds the global generators at the beginning of each epoch.
     seeds_epochs: bool = False
-    #: Epochs that are left early, and after how many batches.
+    #: The epochs that are left early, with the number of batches before that.
     breaks: dict[int, int] = field(default_factory=dict)
-    #: The epoch of the saved state, and the position in it: "before" its iterator is created, after a number of
-    #: batches, after the "last" batch, or after its "end".
+    #: The epoch in which the state is saved, and the position: "before" the iterator is created, after a number of
+    #: batches, after the "last" batch, or after the "end" of the epoch.
     stop_epoch: int = 0
     stop_at: int | str = 0
-    #: Batches before which a state is also saved, and discarded.
+    #: The batches before which a state is additionally saved and discarded.
     peeks: tuple[int, ...] = ()
     #: The format of the stored state: "json", "torch" or "pickle".
     way: str = "torch"
-    #: Whether another process loads the state, immediately saves a new state, and passes on the new state.
+    #: Whether an additional process loads the state, immediately saves a new state, and passes the new state on.
     relayed: bool = False
     #: Whether the epochs are also compared with torch's loader.
     beside_torch: bool = False
@@ -92,12 +92,11 @@ class Program:
 
     @property
     def noisy(self) -> bool:
-        """Returns whether items are drawn from the global generators."""
         return "Noisy" in self.dataset or (bool(self.draws) and not self.indexed)
 
     @property
     def free_order(self) -> bool:
-        """Returns whether a global generator determines the order."""
+        """Returns whether a global generator determines the order of samples."""
         return self.sampler in orders.FREE and not (self.sampler == "shuffle" and self.generator)
 
     @property
@@ -120,31 +119,31 @@ class Program:
 
     @property
     def has_torch_s_order(self) -> bool:
-        """Returns whether torch's own loader must yield the same epochs."""
+        """Returns whether torch's own loader must yield equal epochs."""
         stateless = self.dataset in ("Indexed", "AtOnce", "Noisy", "Plain") and self.sampler not in orders.STATEFUL
         return stateless and self.in_order and not self.breaks and self.seeds != "none" and not self.broken
 
     @property
     def is_shared_anew(self) -> bool:
-        """Returns whether the epochs after the resumed one have other shards."""
+        """Returns whether the epochs after the resumed epoch have other shards than in the first run."""
         return not self.indexed and self.later_workers != self.workers
 
     def later_workers_matter(self, first: int) -> bool:
-        """Returns whether another number of workers leads to other epochs.
+        """Returns whether another number of workers leads to other epochs after an epoch was left early.
 
-        Each worker's share is read ahead of the sampler, which stays there if the epoch is left.
+        More workers read more indices ahead. If the epoch is left, some samplers continue after these indices.
 
         Args:
-            first: the first epoch with this number of workers.
+            first: the first epoch with the other number of workers.
         """
         goes_on = self.sampler in orders.GOING_ON and self.later_workers != self.workers
         return goes_on and any(epoch >= first for epoch in self.breaks)
 
     def unknowable(self, over: bool) -> str:
-        """Returns why no loader can resume this program exactly; empty if it can.
+        """Returns why no loader can resume this program exactly. Returns an empty text if a loader can.
 
         Args:
-            over: whether the state is from the end of an epoch.
+            over: whether the state was saved at the end of an epoch.
         """
         if self.dataset == "OwnNoise":
             return "the data set draws from a generator of its own and tells no state"
@@ -163,7 +162,6 @@ class Program:
         return ""
 
     def words(self) -> str:
-        """Describes the actions of the program."""
         parts = [f"{self.dataset}({self.length}{', draws: ' + self.draws if self.noisy else ''})"]
         if self.slow:
             parts.append("slow items")
@@ -190,7 +188,6 @@ class Program:
 
 
 def program_of(seed: int) -> Program:
-    """The program of a seed."""
     chance = random.Random(seed)
     indexed = chance.random() < 0.6 or seed >= SKIPPING
     if SKIPPING_STREAMS <= seed < RESIZING:
@@ -229,7 +226,6 @@ def program_of(seed: int) -> Program:
 
 
 def choose_options(program: Program, chance: random.Random) -> None:
-    """Chooses the loader's arguments."""
     if program.batch_size is not None and "atch" not in program.sampler and chance.random() < 0.2:
         program.options["drop_last"] = True
     if chance.random() < 0.25:
@@ -242,7 +238,7 @@ def choose_options(program: Program, chance: random.Random) -> None:
 
 
 def choose_habits(program: Program, chance: random.Random) -> None:
-    """Chooses the further seeds and draws of the program."""
+    """Chooses the additional seeds and random draws of the program."""
     program.seeds = chance.choices(["same", "another", "none"], [6, 2, 1])[0]
     if chance.random() < 0.5:
         program.draws_before = chance.randrange(4)
@@ -258,7 +254,7 @@ def choose_moment(program: Program, chance: random.Random) -> None:
     program.stop_at = chance.choice(["before", 0, 1, 1, 2, 3, 4, 6, 9, "last", "end", "end"])
     if program.stop_epoch and program.in_order and chance.random() < 0.35:
         program.breaks[program.stop_epoch - 1] = chance.choice([1, 2, 3, 5])
-        if program.stop_at == "before":  # that would be a state of the abandoned epoch
+        if program.stop_at == "before":  # the state would be one of the epoch that was left
             program.stop_at = 0
     if program.in_order and chance.random() < 0.1:
         program.breaks[program.stop_epoch + 1] = chance.choice([1, 2, 4])
@@ -276,12 +272,12 @@ def choose_broken(program: Program, chance: random.Random) -> None:
         broken |= set(numbers[first : first + 2 * (program.batch_size or 1)])
     program.broken = tuple(sorted(broken))
     if program.batch_size is not None and "atch" not in program.sampler and chance.random() < 0.5:
-        # the number of workers affects how batches are filled up
+        # with another number of workers, batches would be filled up differently
         program.fills, program.later_workers = True, program.workers
 
 
 def choose_size(program: Program, chance: random.Random) -> None:
-    """Chooses another batch size for the resumed run, for programs that do not otherwise count batches."""
+    """Chooses another batch size for the resumed run, and removes everything that counts batches."""
     program.dataset = chance.choice(["Indexed", "AtOnce"])
     if "atch" in program.sampler:
         program.sampler = "shuffle"
@@ -294,7 +290,6 @@ def choose_size(program: Program, chance: random.Random) -> None:
 
 
 def choose_way(program: Program, chance: random.Random) -> None:
-    """Chooses how and where the state is stored."""
     program.way = chance.choice(["json", "torch", "torch", "pickle"])
     program.relayed = chance.random() < 0.12
     program.beside_torch = chance.random() < 0.3

@@ -1,4 +1,4 @@
-"""Runs a random program: completely, up to its stop, or from its saved state, each in a separate process."""
+"""Runs a phase of a random program in a separate process: completely, up to its stop, or from its saved state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from random_stateful.programs import Program, program_of
 
 
 def plain(batch: Any) -> Any:
-    """Returns a batch in a form for JSON."""
+    """Converts a batch to values that JSON supports."""
     if isinstance(batch, torch.Tensor):
         return batch.tolist()
     return [plain(one) for one in batch] if isinstance(batch, (list, tuple)) else batch
@@ -33,7 +33,7 @@ def seed_all(seed: int) -> None:
 
 
 def draw(count: int) -> None:
-    """Draws `count` numbers from each global generator, as a program might."""
+    """Draws `count` numbers from each global generator, as a training program does."""
     for _ in range(count):
         datasets.drawn("all")
 
@@ -60,7 +60,7 @@ def read(data: bytes, way: str) -> Any:
 
 
 def save(loader: Any, program: Program, path: Path) -> dict[str, Any]:
-    """Writes the loader's state to a file. Returns facts about the state itself."""
+    """Writes the loader's state to a file. Returns facts about the state, for example its size."""
     state, again = loader.state_dict(), loader.state_dict()
     known: dict[str, Any] = {"keys": sorted(state)}
     try:
@@ -97,7 +97,7 @@ def run(seed: int, phase: str, **options: Any) -> dict[str, Any]:
 
 
 class Run:
-    """One run of a program.
+    """Runs one phase of a program.
 
     Args:
         program: the program.
@@ -133,7 +133,7 @@ class Run:
             self.workers = program.later_workers if self.resumed else program.workers
         self.known: dict[str, Any] = {}
         self.epochs: list[list[Any]] = []
-        #: For each epoch, what was skipped in the received batches, if anything may be skipped.
+        #: For each epoch, the samples that were skipped in the received batches, if samples may be skipped.
         self.skipped: list[Any] = []
 
     def loader(self) -> Any:
@@ -170,8 +170,9 @@ class Run:
         return Loader(dataset, num_workers=workers, **{**options, **chosen})
 
     def run(self) -> dict[str, Any]:
-        """Returns the epochs as lists of batches. In a resumed program, the first epoch is the remaining part of an
-        epoch."""
+        """Returns the epochs as lists of batches. In a resumed program, the first epoch contains only the remaining
+        batches.
+        """
         try:
             self.train()
         finally:
@@ -207,7 +208,7 @@ class Run:
         self.known = save(loader, self.program, Path(self.target))
 
     def epoch(self, loader: Any, epoch: int) -> bool:
-        """Runs an epoch, or its remaining part. Returns whether the program stops in it."""
+        """Runs an epoch, or the rest of an epoch. Returns whether the program stops in this epoch."""
         program = self.program
         stops = self.phase == "stop" and epoch == program.stop_epoch
         if stops and program.stop_at == "before":
@@ -244,7 +245,9 @@ class Run:
         return stops and self.stop(loader, taken=len(batches), over=True)
 
     def stop(self, loader: Any, taken: int, over: bool) -> bool:
-        """Saves the state. Returns whether the program ends there. Without seeds, it continues for comparison."""
+        """Saves the state. Returns whether the program ends after that. Without seeds, the program continues, because
+        no other run yields the expected epochs.
+        """
         self.save(loader)
         self.known.update(taken=taken, over=over)
         if self.deaths is not None:

@@ -1,8 +1,8 @@
-"""Runs a command on a simulated busy machine: its processes are stopped for moments, each at its own time.
+"""Runs a command on a simulated busy machine, by stopping each of the command's processes at random moments.
 
-A test that assumes which of two processes is first may pass a thousand times, and fail on another machine. Here, it
-fails within a few runs: new processes are delayed so that others overtake them, and each process is occasionally
-stopped for up to 0.4 s.
+A test that assumes which of two processes is faster may pass a thousand times, and fail on another machine. With this
+module, the test fails within a few runs: new processes are delayed so that other processes overtake them, and each
+process is occasionally stopped for up to 0.4 s.
 
     python -m unsteady python -m pytest -n 2 -m alone
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from leftovers import descendants
 
-#: How often a process is selected, and for how many seconds it is stopped, on average and at most.
+#: In seconds: the mean time between two stops, and the mean and maximum duration of a stop.
 EVERY, MEAN, MOST = 0.1, 0.06, 0.4
 
 
@@ -51,7 +51,7 @@ def _stop(pid: int, seconds: float) -> None:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Returns whether a process has exited, or was stopped by a test."""
+    """Returns whether a process has exited, or whether a test has stopped it."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "tTZ"
     return True

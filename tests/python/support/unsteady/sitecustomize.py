@@ -1,5 +1,5 @@
-"""Imported by every interpreter that `unsteady` starts, in order to delay some of them and the processes that they
-fork.
+"""Imported by every interpreter that `unsteady` starts. The module delays some interpreters, and some of the processes
+that they fork.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _RESTING, _LONGEST = 100, 0.4
 
 
 def _rest() -> None:
-    chance, share = os.urandom(2)  # does not use generators of the program
+    chance, share = os.urandom(2)  # the program's random generators must not be used
     if chance < _RESTING:
         time.sleep(_LONGEST * (share / 255) ** 2)
 
