@@ -13,7 +13,6 @@ import multiprocessing
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import count
 from time import monotonic
 from typing import Any, ClassVar
@@ -67,14 +66,10 @@ class Workers:
         half = default_budget() // 2  # items may be as large as results
         starting = multiprocessing.get_context(context)
         self._group = group = Group(starting, count, _Function(function), memory_budget=half, commands=half // count)
-        self._restarts = None
-        if survived:
-            self._restarts = Restarts(group.members, starting, group.ending, group.hangs(survived), survived.deaths)
+        self._restarts = group.replace_exited(Restarts, survived)
         self._patience = patience = Patience(group, stalls.STALL)
         try:
-            outputs = group.start(replaces=bool(survived))
-            if self._restarts is not None:
-                self._restarts.keep_forker()
+            outputs = group.start()
             seed = base_seed()
             self.functions: Sequence[Several] = [
                 _MapWorker(group, number, link, patience, self._restarts, timeout, seed)
@@ -125,9 +120,7 @@ class _MapWorker:
         #: The base seed and the number of the process, until they are sent.
         self._seed: tuple[int, int] | None = None
         self._patience, self._restarts = patience, restarts
-        self._look: Callable[[], object] = (
-            partial(group.members.check_alive, [number]) if restarts is None else restarts.look_at(number)
-        )
+        self._look = group.look_at(number)
         self._timeout = timeout
         #: The number of processes that were killed because they returned no result for this item.
         self._tries = 0

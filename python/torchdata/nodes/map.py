@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from torchdata._engine.workers.hangs import Survived, check_on_timeout
+from torchdata._engine.workers.hangs import Survived, check_restarts
 from torchdata.datapipes._pipe.checks import check_callable, check_int
 from torchdata.nodes._fields import StateFields
 from torchdata.nodes._functions import Failure, MapEach, not_the_end
@@ -261,12 +261,10 @@ class ParallelMapper(BaseNode[T]):
             raise ValueError(f'{name}: method must be "thread" or "process", but got {method!r}')
         self.method = method
         self.multiprocessing_context = multiprocessing_context
-        if on_worker_exit not in ("error", "restart"):
-            raise ValueError(f"{name}: on_worker_exit must be 'error' or 'restart', but got {on_worker_exit!r}")
-        self.on_worker_exit = on_worker_exit
         if timeout is not None and not (isinstance(timeout, (int, float)) and 0 <= timeout < math.inf):
             raise ValueError(f"{name}: timeout must be a number of seconds or None, but got {timeout!r}")
-        check_on_timeout(name, on_timeout, timeout, patience)
+        check_restarts(name, on_worker_exit, on_timeout, timeout, patience)
+        self.on_worker_exit = on_worker_exit
         self.timeout, self.on_timeout, self.patience = timeout, on_timeout, patience
         self.max_concurrent = max_concurrent
         if max_concurrent is not None:
@@ -296,7 +294,7 @@ class ParallelMapper(BaseNode[T]):
                 multiprocessing_context,
                 max_concurrent,
                 self.snapshot_frequency,
-                Survived.chosen(on_worker_exit, timeout, on_timeout, patience),
+                Survived.chosen(self),
                 timeout or None,
             )
         self._it: BaseNode[T] = mapper if self.prebatch is None else _Unpacker(mapper)

@@ -13,7 +13,6 @@ epoch, or when the iterator is deleted, because the thread refers to the workers
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -25,7 +24,8 @@ import torch
 from torch.utils.data import _utils
 
 from torchdata._engine.workers.group import Group
-from torchdata._engine.workers.restart import Gone, Restarts
+from torchdata._engine.workers.hangs import Survived
+from torchdata._engine.workers.restart import Gone, Received, Restarts
 from torchdata._native import ItemStream
 from torchdata._observe.outside import stalls
 from torchdata._observe.stats.counting import Counting
@@ -40,6 +40,18 @@ __all__ = ["PinnedUnits", "WorkerPool", "pinned"]
 _ORDERS = 64 << 20
 
 
+class _Restarts(Restarts):
+    """Replaces the workers of one iterator, without keeping the iterator alive."""
+
+    #: A weak reference to the iterator, which sends a replacement its orders.
+    owner: Callable[[], Any]
+
+    def _command(self, indices: Sequence[int], received: Received, ended: Sequence[bool]) -> None:
+        owner = self.owner()
+        for worker in indices if owner is not None else ():
+            owner.instruct(worker, [account for account, _ in received[0]])
+
+
 class WorkerPool:
     """The workers of one iterator, and the links to them.
 
@@ -51,7 +63,8 @@ class WorkerPool:
         in_order: whether batches are taken from the workers in strict turn.
         timeout: the number of seconds that the main process waits for a batch; None for no limit.
         full_stats: whether each batch is timed.
-        restarts: creates, from the group, the object that replaces failed workers; None makes a failure an error.
+        survived: the kinds of exits after which a worker is replaced instead of raising an error.
+        owner: a weak reference to the iterator, which sends a replacement its orders.
 
     Raises:
         TypeError: the start method requires pickling, but the dataset or a function cannot be pickled.
@@ -66,8 +79,9 @@ class WorkerPool:
         *,
         in_order: bool,
         timeout: float | None,
-        full_stats: bool = False,
-        restarts: Callable[[Group, BaseContext], Restarts] | None = None,
+        full_stats: bool,
+        survived: Survived,
+        owner: Callable[[], Any],
     ) -> None:
         # Persistent workers need orders even for an iterable dataset. If the program leaves an epoch, the workers
         # complete their outstanding orders.
@@ -80,29 +94,17 @@ class WorkerPool:
         self._group = group = Group(
             context, num_workers, job, num_shards=num_shards, commands=_ORDERS, full_stats=full_stats
         )
-        self._restarts = replacing = None if restarts is None else restarts(group, context)
+        self._restarts = group.replace_exited(_Restarts, survived, in_order)
+        if self._restarts is not None:
+            self._restarts.owner = owner
         try:
-            outputs = group.start(replaces=replacing is not None)
+            outputs = group.start()
             self._senders, self._processes = group.members.commanders, group.members.processes
             #: For each worker, the checks that run while the main process waits for room for an order.
-            self._looks: list[Callable[[], object]] = [group.members.check_alive] * num_workers
-            if replacing is not None:
-                self._looks = [replacing.look_at(worker) for worker in range(num_workers)]
-                replacing.keep_forker()
+            self._looks = [group.look_at(worker) for worker in range(num_workers)]
             self.collector = group.collect(outputs, num_shards=num_shards, in_order=in_order, timeout=timeout)
             self._finish_when_shut_down()
-            if replacing is None:
-                group.watch(self.collector)
-            else:
-                # a strong reference would be circular: `replacing` refers to `ending`, which refers to the collector
-                own = weakref.ref(replacing)
-                self.collector.watch_and_replace(
-                    list(enumerate(self.pids)),
-                    lambda *what: own().on_death(*what),  # type: ignore[union-attr]
-                    lambda *what: own().on_replace(*what),  # type: ignore[union-attr]
-                )
-                if replacing.hangs is not None:
-                    self.collector.tell_hang(replacing.hangs.look)
+            group.watch(self.collector)
             self.stats, self.is_forked = group.stats, group.is_forked
             stalls.warn_of_stalls(self, stalls.STALL)
         except BaseException:

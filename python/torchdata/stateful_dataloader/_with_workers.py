@@ -17,10 +17,8 @@ import multiprocessing
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from multiprocessing.context import BaseContext
 from typing import Any
 
 import torch
@@ -30,10 +28,7 @@ from torch.utils.data.dataloader import _sharding_worker_init_fn
 from torchdata._engine.items.failures import reraise
 from torchdata._engine.processes.interrupts import InterruptsDeferred, is_of_handler
 from torchdata._engine.snapshots import Account
-from torchdata._engine.workers import restart
-from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.hangs import Survived
-from torchdata._engine.workers.restart import Restarts
 from torchdata._native import HandingIterator
 from torchdata._stateful import is_stateful
 from torchdata.stateful_dataloader._copying import Copies
@@ -44,7 +39,7 @@ from torchdata.stateful_dataloader._position import EpochState, Progress, Readin
 from torchdata.stateful_dataloader._skipping import Skipped
 from torchdata.stateful_dataloader._worker import NO_NEWS, EpochStart, Job, News, Received
 
-__all__ = ["RestartingIterator", "WorkersIterator", "survived_by"]
+__all__ = ["RestartingIterator", "WorkersIterator"]
 
 _SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"
 _LEFT = "another thread has called iter(loader), which has persistent workers: the epoch that this one read is left"
@@ -127,16 +122,13 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             in_order=self._in_order,
             timeout=timeout,
             full_stats=self._recorder.full,
-            restarts=self._restarts(loader),
+            survived=Survived.chosen(loader),
+            owner=weakref.ref(self),
         )
 
     def _count_into_pool(self) -> None:
         """Prepares the statistics of the next epoch."""
         self._recorder.begin_in(self, self._pool)
-
-    def _restarts(self, loader: Any) -> Callable[[Group, BaseContext], Restarts] | None:
-        """Returns a factory for the object that replaces failed workers; None makes a failure an error."""
-        return None
 
     # -- epochs --------------------------------------------------------------------------------------
 
@@ -424,11 +416,6 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 # -- restarts ----------------------------------------------------------------------------------------------
 
 
-def survived_by(loader: Any) -> Survived:
-    """Returns which kinds of worker exits a loader survives."""
-    return Survived.chosen(loader.on_worker_exit, loader.timeout, loader.on_timeout, loader.patience)
-
-
 @dataclass
 class _Beginning:
     """The data that a worker had at the beginning of an epoch.
@@ -446,22 +433,6 @@ class _Beginning:
     before: list[tuple[Any, ...]] = field(default_factory=list)
 
 
-class _Restarts(restart.Restarts):
-    """Replaces the workers of one iterator, without keeping the iterator alive."""
-
-    def __init__(
-        self, owner: weakref.ref[RestartingIterator], survived: Survived, group: Group, context: BaseContext
-    ) -> None:
-        hangs = group.hangs(survived, owner()._in_order)  # type: ignore[union-attr]
-        super().__init__(group.members, context, group.ending, hangs, survived.deaths)
-        self._owner = owner
-
-    def _command(self, indices: Sequence[int], received: restart.Received, ended: Sequence[bool]) -> None:
-        owner = self._owner()
-        for worker in indices if owner is not None else ():
-            owner.instruct(worker, [account for account, _ in received[0]])  # type: ignore[union-attr]
-
-
 class RestartingIterator(WorkersIterator):
     """Reads in worker processes, and replaces workers that exit.
 
@@ -473,9 +444,6 @@ class RestartingIterator(WorkersIterator):
     _beginnings: list[_Beginning]
     #: The number of workers, starting with the first, that send an empty unit in their first turn.
     _fillers = 0
-
-    def _restarts(self, loader: Any) -> Callable[[Group, BaseContext], restart.Restarts]:
-        return partial(_Restarts, weakref.ref(self), survived_by(loader))
 
     # -- epochs --------------------------------------------------------------------------------------
 

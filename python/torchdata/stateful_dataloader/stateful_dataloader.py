@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import default_collate, default_convert, get_worker_info
 
-from torchdata._engine.workers.hangs import check_on_timeout
+from torchdata._engine.workers.hangs import Survived, check_restarts
 from torchdata._observe.observed import ObservedLoader
 from torchdata._observe.stats.batches import BatchRecorder
 from torchdata._signatures import signature_of
@@ -31,7 +31,7 @@ from torchdata.stateful_dataloader._order import generators_drawn_by
 from torchdata.stateful_dataloader._position import EpochState
 from torchdata.stateful_dataloader._reading import EpochReader
 from torchdata.stateful_dataloader._skipping import check_on_error
-from torchdata.stateful_dataloader._with_workers import RestartingIterator, WorkersIterator, survived_by
+from torchdata.stateful_dataloader._with_workers import RestartingIterator, WorkersIterator
 from torchdata.stateful_dataloader.sampler import BatchSampler, RandomSampler
 
 if TYPE_CHECKING:
@@ -174,11 +174,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         stats: StatsLevel | None = None,
         wait_warning: float | None = 0.3,
     ) -> None:
-        if on_worker_exit not in ("error", "restart"):
-            raise ValueError(
-                f"StatefulDataLoader: on_worker_exit must be 'error' or 'restart', but got {on_worker_exit!r}"
-            )
-        check_on_timeout("StatefulDataLoader", on_timeout, timeout, patience)
+        check_restarts("StatefulDataLoader", on_worker_exit, on_timeout, timeout, patience)
         makes_batches = batch_size is not None and batch_sampler is None
         check_on_error(on_error, error_limit, error_log, error_fill, dataset, makes_batches=makes_batches)
         if num_workers == "auto":  # type: ignore[comparison-overlap]
@@ -263,7 +259,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         if self.num_workers == 0:
             return ShardsInProcessIterator(self, state) if shards_of(state, self) else InProcessIterator(self, state)
         self.check_worker_number_rationality()
-        kind = RestartingIterator if survived_by(self) else WorkersIterator
+        kind = RestartingIterator if Survived.chosen(self) else WorkersIterator
         return kind(self, state)
 
     # -- introspection -------------------------------------------------------------------------------

@@ -110,22 +110,11 @@ class Children:
         self.stats, self.is_forked = group.stats, group.is_forked
         self._members = members = group.members
         self._names, self._processes = members.names, members.processes
-        hangs = group.hangs(survived, in_order)
-        self._restarts = None
-        if survived:
-            self._restarts = EpochRestarts(members, context, group.ending, hangs, survived.deaths)
+        self._restarts = group.replace_exited(EpochRestarts, survived, in_order)
         try:
-            outputs = group.start(replaces=bool(survived))
-            if self._restarts is not None:
-                self._restarts.keep_forker()
+            outputs = group.start()
             self.collector = group.collect(outputs, num_shards=num_shards, in_order=in_order, timeout=timeout)
-            if self._restarts is None:
-                group.watch(self.collector)
-            else:
-                on_death, on_replace = self._restarts.on_death, self._restarts.on_replace
-                self.collector.watch_and_replace(group.signs, on_death, on_replace)
-            if hangs is not None:
-                self.collector.tell_hang(hangs.look)
+            group.watch(self.collector)
             if listener is not None:
                 self.collector.tell_note(listener.hear)
             own = weakref.ref(self)  # a WeakMethod would run Python code when it is collected
@@ -349,10 +338,7 @@ class Children:
 
     def _check_alive(self) -> bool:
         """If a child has exited, replaces it or raises its error. Returns whether a child was replaced."""
-        if self._restarts is None:
-            self._members.check_alive()
-            return False
-        return self._restarts.replace_dead(self.collector)
+        return self._group.check_alive(self.collector)
 
     def _on_surplus(self, waited_for: int, taken_in: int, size: int) -> None:
         waited_for, taken_in = waited_for % self.num_workers, taken_in % self.num_workers
