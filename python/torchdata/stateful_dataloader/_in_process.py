@@ -295,9 +295,9 @@ class LocalPool:
                 self._program.leave()
                 shard.globals.enter()
 
-    def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, fillers: int) -> None:
-        """See `WorkerPool.begin`. Sends no empty units, because reading starts with the next shard in turn."""
-        self._turn = fillers
+    def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, first: int) -> None:
+        """See `WorkerPool.begin`."""
+        self._turn = first
         for number, position in enumerate(positions):
             with self._entered(None):
                 job = self._job.copied()

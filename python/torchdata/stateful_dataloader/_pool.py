@@ -86,7 +86,7 @@ class WorkerPool:
         # Persistent workers need orders even for an iterable dataset. If the program leaves an epoch, the workers
         # complete their outstanding orders.
         self._iterates, self._timeout = job.reading.is_iterable and (job.lasts_one_epoch or not job.persistent), timeout
-        self._epoch, num_shards = 0, max(1, job.num_shards)
+        self._epoch, self._first, num_shards = 0, 0, max(1, job.num_shards)
         #: For each shard, orders that wait for space in the link, and the number of orders that were sent but not yet
         #: answered by a batch.
         self._queued: list[deque[Any]] = [deque() for _ in range(num_shards)]
@@ -122,7 +122,7 @@ class WorkerPool:
 
     # -- an epoch ------------------------------------------------------------------------------------
 
-    def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, fillers: int) -> None:
+    def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, first: int) -> None:
         """Begins an epoch.
 
         Args:
@@ -130,16 +130,16 @@ class WorkerPool:
             shared_seed: the seed of PyTorch pipes.
             positions: for each shard, the snapshot to load; None starts from the beginning.
             fresh: whether the epoch of `positions` is over, so that only state that is kept between epochs is loaded.
-            fillers: the number of shards, starting with the first, that send an empty unit in their first turn.
+            first: the shard that returns the first batch.
 
         Raises:
             WorkerExitedError: a worker process has exited.
         """
         if self._restarts is None:
             self._group.members.check_alive()
-        self._epoch += 1
+        self._epoch, self._first = self._epoch + 1, first
         self._finish_when_shut_down()
-        self.collector.start_epoch(self._epoch, ahead if self._iterates else ahead + 1)  # one more because of fillers
+        self.collector.start_epoch(self._epoch, ahead, None, first)
         if self._restarts is not None:
             self._restarts.begin(self._epoch)
         for shard, queued in enumerate(self._queued):
@@ -152,13 +152,13 @@ class WorkerPool:
             self._restarts.replace_dead(self.collector)
         for number in range(len(processes)):
             if self._processes[number] is processes[number]:
-                starts = [EpochStart(positions[shard], shard < fillers) for shard in self.shards_of(number)]
+                starts = [EpochStart(positions[shard]) for shard in self.shards_of(number)]
                 self._send(number, self.beginning(shared_seed, fresh, starts))
         self._stream = iter(self.collector)
 
     def beginning(self, shared_seed: int | None, fresh: bool, starts: list[EpochStart]) -> tuple[Any, ...]:
         """Returns the order that begins this epoch in the shards of a worker."""
-        return ("epoch", self._epoch, self._iterates, shared_seed, fresh, starts)
+        return ("epoch", self._epoch, self._iterates, shared_seed, fresh, self._first, starts)
 
     def shards_of(self, worker: int) -> range:
         """Returns the shards that a worker runs."""
@@ -343,10 +343,10 @@ class PinnedUnits:
         self._epoch: _Epoch | None = None
         end_at_exit(self)
 
-    def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, fillers: int) -> None:
+    def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, first: int) -> None:
         """See `WorkerPool.begin`."""
         self.leave()
-        self._pool.begin(ahead, shared_seed, positions, fresh, fillers)
+        self._pool.begin(ahead, shared_seed, positions, fresh, first)
         self._epoch = _Epoch(self._pool, self._device)
         self._epoch.start(self._epoch.run)
 

@@ -297,14 +297,12 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 self._end()
                 raise
 
-    def _take(self) -> Any:
-        """Returns the received unit, or None for an empty unit. Records the snapshot from before its batch."""
+    def _take(self) -> tuple[int, int, Any, News]:
+        """Returns the received unit. Records the snapshot from before its batch."""
         unit = self._hand.pop()
         self._pool.note(unit)
         worker, number, batch, told = unit
         news = NO_NEWS if told is None else News(*told)
-        if news.filler:
-            return None
         self._unheard.discard(worker)
         if news.before is not None:
             self._progress[worker].stand(news.before)
@@ -316,7 +314,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             return (self._hand.pop(),)
         self._is_cut_off = True
         unit = self._held.popleft() if self._held else self._take()
-        gives = unit is not None and self._account(unit)
+        gives = self._account(unit)
         self._is_cut_off = False
         if not gives:
             return None
@@ -384,9 +382,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
     def _hold(self) -> None:
         """Moves the unit in `_hand` to the units that were taken before their turn."""
-        unit = self._take()
-        if unit is not None:
-            self._held.append(unit)
+        self._held.append(self._take())
 
     # -- shutdown ------------------------------------------------------------------------------------
 
@@ -442,8 +438,6 @@ class RestartingIterator(WorkersIterator):
 
     #: For each worker, the data that the worker had at the beginning of this epoch.
     _beginnings: list[_Beginning]
-    #: The number of workers, starting with the first, that send an empty unit in their first turn.
-    _fillers = 0
 
     # -- epochs --------------------------------------------------------------------------------------
 
@@ -451,7 +445,6 @@ class RestartingIterator(WorkersIterator):
         numbers, seed = range(self._num_workers), self._shared_seed
         ways = [self._as_it_was_left(worker) if self._has_begun else [] for worker in numbers]
         self._beginnings = [_Beginning(one, fresh, seed, way) for one, way in zip(positions, ways, strict=True)]
-        self._fillers = first
         #: For each worker, the number of processed units of this epoch.
         self._seen = [0] * self._num_workers
         super()._begin(positions, fresh, first)
@@ -515,15 +508,14 @@ class RestartingIterator(WorkersIterator):
             Orders that repeat finished epochs; the start of this epoch; the number of orders whose units were received
             but not processed; and the unanswered orders.
         """
-        progress, busy, fills = self._progress[worker], self._busy[worker], worker < self._fillers
-        units = max(0, account[0] - fills)
-        unseen = 0 if progress.ended else units - self._seen[worker]
+        progress, busy = self._progress[worker], self._busy[worker]
+        unseen = 0 if progress.ended else account[0] - self._seen[worker]
         orders = [] if progress.ended else [(number, self._waiting[number]) for number in busy]
         if not self._pool.is_ordered:
             orders = [(0, None)] * unseen
         before, position, _, since = self._way_to(worker)
         seen_again = [*since, *(index for _, index in orders[:unseen])]
-        start = EpochStart(position, fills and account[0] == 0, Received(account, seen_again, progress.ended))
+        start = EpochStart(position, Received(account, seen_again, progress.ended))
         held = sum(unit[0] == worker for unit in self._held)
         if self._reading.is_iterable:
             orders = [(number, None) for number, _ in orders]

@@ -69,13 +69,11 @@ class EpochStart:
 
     Args:
         position: the snapshot to resume from; None starts from the beginning.
-        filler: whether the first unit is empty, so that another shard returns the first batch.
         received: if this worker replaces a failed worker, the batches that the main process has received from the
             failed worker.
     """
 
     position: Any
-    filler: bool = False
     received: Received | None = None
 
 
@@ -93,7 +91,6 @@ class News(NamedTuple):
         left: the positions of indices that were read successfully, and that another batch will contain.
         digest: a checksum of some samples of this epoch, for a dataset without a state; None if it has not changed.
         ended: whether the iterable dataset has ended.
-        filler: whether the unit is empty, so that another worker returns the first batch.
     """
 
     before: bytes | None = None
@@ -105,7 +102,6 @@ class News(NamedTuple):
     left: list[int] | None = None
     digest: int | None = None
     ended: bool = False
-    filler: bool = False
 
 
 NO_NEWS = News()
@@ -197,7 +193,7 @@ class ShardReader:
             start: the snapshot at the beginning of the epoch, and the batches that were already received.
         """
         self.iterates, position, received = iterates, start.position, start.received
-        batches = Batches(self, start.filler)
+        batches = Batches(self)
         try:
             if self.failure is None:
                 self._begin(shared_seed, position, fresh)
@@ -319,12 +315,13 @@ class _Worker:
             self.shards[shard].globals.enter()
 
     def _run_epoch(
-        self, epoch: int, iterates: bool, shared_seed: int | None, fresh: bool, starts: Sequence[EpochStart]
+        self, epoch: int, iterates: bool, shared_seed: int | None, fresh: bool, first: int, starts: Sequence[EpochStart]
     ) -> None:
         """Reads until another command arrives, or the main process has ended the epoch."""
         self.child.counting.begin(epoch)
         links = [(one.received.account if one.received is not None else (0, 0), 0, None) for one in starts]
-        self.sender.start_epoch(epoch, 1, links if any(one.received is not None for one in starts) else None)
+        turn = next((place for place, shard in enumerate(self.setup.shards) if shard >= first), 0)
+        self.sender.start_epoch(epoch, 1, links if any(one.received is not None for one in starts) else None, turn)
         if self.failure is not None:
             rest = self.setup.name, self._ordered, self.failure
             self.shards = [ShardReader.failed(number, *rest) for number in self.setup.shards]
@@ -404,10 +401,9 @@ class Batches(Iterator[Unit]):
 
     Args:
         shard: the shard that reads.
-        filler: whether the first unit is empty.
     """
 
-    def __init__(self, shard: ShardReader, filler: bool) -> None:
+    def __init__(self, shard: ShardReader) -> None:
         self._shard = shard
         self._iterates = shard.iterates
         self._reader: EpochReader | None = None
@@ -427,8 +423,6 @@ class Batches(Iterator[Unit]):
         self._due = 0.0
         self._last = b""
         self._digest: int | None = None
-        if filler:
-            self._owed.append(self._unit(None, News(filler=True)))
 
     def begin(self, reader: EpochReader, went_on: bool, told: bool = False) -> None:
         """Starts to observe the reader, and takes a snapshot of the reader if the main process may need it.
