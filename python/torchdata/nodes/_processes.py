@@ -1,6 +1,6 @@
 """The processes of a ParallelMapper. Each process takes items from a thread of the main process, and returns results.
 
-Role: `Workers` and `_MapWorker` run in the main process, and `_Caller` in the worker process. The processes are a
+Role: `Workers` and `MapWorker` run in the main process, and `_Caller` in the worker process. The processes are a
 worker group of the engine. The command link carries items to a process, and a second link returns results. A thread
 sends one item, or several small items in one message, and waits for the answers. Each answer is a separate message, so
 if a process exits, only unfinished answers are lost. The first message to a process also contains the seed of its
@@ -27,11 +27,10 @@ from torchdata._engine.workers.restart import Gone, Restarts
 from torchdata._native import Link, ReadAheadQueue
 from torchdata._observe.outside import stalls
 from torchdata._observe.outside.stalls import Patience, warn_in_thread
-from torchdata.nodes._functions import Failed, not_the_end
-from torchdata.nodes._read_ahead import Several
+from torchdata.nodes._functions import error_of, not_the_end
 from torchdata.nodes._seeds import base_seed
 
-__all__ = ["Workers"]
+__all__ = ["MapWorker", "Workers"]
 
 #: While a thread waits for an answer, it checks at intervals of this many seconds whether the process is running.
 _SLICE = 0.2
@@ -71,8 +70,8 @@ class Workers:
         try:
             outputs = group.start()
             seed = base_seed()
-            self.functions: Sequence[Several] = [
-                _MapWorker(group, number, link, patience, self._restarts, timeout, seed)
+            self.functions: Sequence[MapWorker] = [
+                MapWorker(group, number, link, patience, self._restarts, timeout, seed)
                 for number, link in enumerate(outputs)
             ]
         except BaseException:
@@ -100,7 +99,7 @@ class Workers:
         self._group.shutdown()
 
 
-class _MapWorker:
+class MapWorker:
     """Calls one process from its thread in the main process. Does not keep the worker group alive."""
 
     def __init__(
@@ -131,10 +130,10 @@ class _MapWorker:
         #: Seconds that the process spent on the last items, without the time that it waited for the main process.
         self.spent = 0.0
 
-    def results(self, items: list[Any]) -> Iterator[list[Any] | Failed | None]:
+    def results(self, items: list[Any]) -> Iterator[list[Any] | BaseException | None]:
         """Calls the function with each item in the process.
 
-        Yields lists of results as they arrive, a `Failed` instead of a result if the call raised an error, and None if
+        Yields lists of results as they arrive, an error instead of a result if the call raised this error, and None if
         the process returns the remaining items because it took too long.
 
         Args:
@@ -161,7 +160,7 @@ class _MapWorker:
                             del answers, answer  # the variables would keep a result alive while waiting for the next
                     except Exception as error:  # this item cannot be sent, or its process exited and is not replaced
                         self._tries = 0
-                        yield Failed(error)
+                        yield error
                         self._number, at = self._number + 1, at + 1
             finally:
                 self._number += end - at  # later answers to these numbers are ignored
@@ -182,7 +181,7 @@ class _MapWorker:
         if self._restarts is None and len(items) == 1:
             items[0] = None
 
-    def _receive(self) -> list[list[Any] | Failed | None] | None:
+    def _receive(self) -> list[list[Any] | BaseException | None] | None:
         """Waits for answers to the items that were sent last, in the form that `results` yields.
 
         Returns None if the process has exited and may be replaced.
@@ -192,12 +191,12 @@ class _MapWorker:
         while True:
             ended = self._process.ended  # read first: all answers of a process that has exited are then available
             results, spent, behind = self._collector.receive_results(0, self._number, 0.0 if ended else slice_)
-            answers: list[list[Any] | Failed | None] = [results] if results else []
+            answers: list[list[Any] | BaseException | None] = [results] if results else []
             if isinstance(behind, BaseException):  # this process cannot unpickle the result
-                answers.append(Failed(behind))
+                answers.append(behind)
             elif behind is not None and behind[0] > self._number:
                 _, description, spent = behind
-                answers.append(None if description is None else Failed.told(description))
+                answers.append(None if description is None else error_of(description))
             if answers:
                 self.spent = spent
                 self._tries = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from torchdata._engine.workers.hangs import Survived, check_restarts
@@ -85,7 +86,17 @@ class _InlineMapper(BaseNode[T]):
 
 
 class _ThreadMapper(ThreadedNode[T]):
-    """Calls the function in threads, or in processes if each thread sends its items to a process."""
+    """Calls a function in threads, or in processes if each thread sends its items to a process.
+
+    Args:
+        source: the node to read.
+        snapshot_frequency: the number of items between saved states of the source.
+        map_fn: the function.
+        num_workers: the number of threads or processes.
+        in_order: whether results keep the source's order.
+        processes: starts the processes; None for threads.
+        **limits: the arguments `limit` and `grows_to` of `ReadSource`.
+    """
 
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_run", "_workers"})
 
@@ -95,48 +106,37 @@ class _ThreadMapper(ThreadedNode[T]):
     def __init__(
         self,
         source: BaseNode[Any],
+        snapshot_frequency: int,
         map_fn: Callable[[Any], T],
         num_workers: int,
         in_order: bool,
-        method: str,
-        multiprocessing_context: str | None,
-        max_concurrent: int | None,
-        snapshot_frequency: int,
-        survived: Survived,
-        timeout: float | None,
+        processes: Callable[[], Workers] | None,
+        **limits: int,
     ) -> None:
         super().__init__(source, snapshot_frequency)
         self._called = "ParallelMapper"
-        self.map_fn = map_fn
-        self.num_workers = num_workers
-        self.in_order = in_order
-        self.method = method
-        self.multiprocessing_context = multiprocessing_context
-        self.max_concurrent = max_concurrent
-        self.survived, self.timeout = survived, timeout
+        self.map_fn, self.num_workers, self.in_order = map_fn, num_workers, in_order
+        self.processes, self.limits = processes, limits
 
     def _begin(self, state: dict[str, Any] | None) -> ReadSource:
         with one_reset():
             return self._begin_run(state)
 
     def _begin_run(self, state: dict[str, Any] | None) -> ReadSource:
-        options = {"in_order": self.in_order, "limit": self.max_concurrent or 2 * self.num_workers}
-        if self.method == "thread":
+        options: dict[str, Any] = {"in_order": self.in_order, **self.limits}
+        if self.processes is None:
             return self._begin_with([self.map_fn] * self.num_workers, state, **options)
         workers = self._workers  # another thread may set this attribute to None at any time; see `reset`
         if workers is None or not workers.serve_on:
             self._end_workers()
-            context = self.multiprocessing_context
-            workers = self._workers = Workers(self.map_fn, self.num_workers, context, self.survived, self.timeout)
-        if self.max_concurrent is None:
-            options["grows_to"] = _FOR_EACH * self.num_workers
-        run = self._begin_with([], state, several=workers.functions, **options)
+            workers = self._workers = self.processes()
+        run = self._begin_with([], state, workers=workers.functions, **options)
         workers.serve(run.queue)
         return run
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         super().reset(initial_state)
-        if self.method == "process" and self._workers is None:
+        if self.processes is not None and self._workers is None:
             self._close_run()  # another thread has shut down the processes in the meantime
 
     def _repeats(self) -> bool:
@@ -285,18 +285,14 @@ class ParallelMapper(BaseNode[T]):
         if self.num_workers == 0:
             mapper = _InlineMapper(self.source, self.map_fn)
         else:
-            mapper = _ThreadMapper(
-                self.source,
-                self.map_fn,
-                self.num_workers,
-                in_order,
-                method,
-                multiprocessing_context,
-                max_concurrent,
-                self.snapshot_frequency,
-                Survived.chosen(self),
-                timeout or None,
-            )
+            count, processes, limits = self.num_workers, None, {"limit": max_concurrent or 2 * self.num_workers}
+            if method == "process":
+                survived = Survived.chosen(self)
+                processes = partial(Workers, self.map_fn, count, multiprocessing_context, survived, timeout or None)
+                if max_concurrent is None:
+                    limits["grows_to"] = _FOR_EACH * count
+            frequency = self.snapshot_frequency
+            mapper = _ThreadMapper(self.source, frequency, self.map_fn, count, in_order, processes, **limits)
         self._it: BaseNode[T] = mapper if self.prebatch is None else _Unpacker(mapper)
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
