@@ -38,7 +38,7 @@ _SLICE = 0.2
 _LONG = 0.01
 
 
-class Workers:
+class Workers(Group):
     """Processes that call a function.
 
     Args:
@@ -64,14 +64,14 @@ class Workers:
     ) -> None:
         half = default_budget() // 2  # items may be as large as results
         starting = multiprocessing.get_context(context)
-        self._group = group = Group(starting, count, _Function(function), memory_budget=half, commands=half // count)
-        self._restarts = group.replace_exited(Restarts, survived)
-        self._patience = patience = Patience(group, stalls.STALL)
+        super().__init__(starting, count, _Function(function), memory_budget=half, commands=half // count)
+        self._restarts = self.replace_exited(Restarts, survived)
+        self._patience = patience = Patience(self, stalls.STALL)
         try:
-            outputs = group.start()
+            outputs = self.start()
             seed = base_seed()
             self.functions: Sequence[MapWorker] = [
-                MapWorker(group, number, link, patience, self._restarts, timeout, seed)
+                MapWorker(self, number, link, patience, self._restarts, timeout, seed)
                 for number, link in enumerate(outputs)
             ]
         except BaseException:
@@ -81,22 +81,13 @@ class Workers:
     @property
     def serve_on(self) -> bool:
         """Whether another run can use the processes, because all are running or exited processes are replaced."""
-        return self._restarts is not None or not any(process.ended for process in self._group.members.processes)
+        return self._restarts is not None or not any(process.ended for process in self.members.processes)
 
     def serve(self, queue: ReadAheadQueue) -> None:
         """Begins a run. The processes return results for the queue of this run."""
         self._patience.is_awaited = lambda: queue.is_awaited
-        self._group.end_epoch()  # the previous run's epoch
-        self._group.begin_epoch()
-
-    @property
-    def pids(self) -> list[int]:
-        """Returns the process ids; empty once shutdown has begun."""
-        return [] if self._group.ending.has_begun else self._group.pids
-
-    def shutdown(self) -> None:
-        """Stops all processes."""
-        self._group.shutdown()
+        self.end_epoch()  # the previous run's epoch
+        self.begin_epoch()
 
 
 class MapWorker:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any, ClassVar
@@ -28,7 +28,6 @@ from torchdata._engine.workers.hangs import Survived
 from torchdata._engine.workers.restart import Gone, Received, Restarts
 from torchdata._native import ItemStream
 from torchdata._observe.outside import stalls
-from torchdata._observe.stats.counting import Counting
 from torchdata._read_ahead import ReadAhead, without_own_frame
 from torchdata._threads import end_at_exit
 from torchdata.stateful_dataloader._worker import EpochStart, Job
@@ -52,8 +51,8 @@ class _Restarts(Restarts):
             owner.instruct(worker, [account for account, _ in received[0]])
 
 
-class WorkerPool:
-    """The workers of one iterator, and the links to them.
+class WorkerPool(Group):
+    """The workers of one iterator.
 
     Args:
         context: the multiprocessing context that starts the workers.
@@ -87,25 +86,22 @@ class WorkerPool:
         # complete their outstanding orders.
         self._iterates, self._timeout = job.reading.is_iterable and (job.lasts_one_epoch or not job.persistent), timeout
         self._epoch, self._first, num_shards = 0, 0, max(1, job.num_shards)
+        super().__init__(context, num_workers, job, num_shards=num_shards, commands=_ORDERS, full_stats=full_stats)
         #: For each shard, orders that wait for space in the link, and the number of orders that were sent but not yet
         #: answered by a batch.
         self._queued: list[deque[Any]] = [deque() for _ in range(num_shards)]
         self._under_way = [0] * num_shards
-        self._group = group = Group(
-            context, num_workers, job, num_shards=num_shards, commands=_ORDERS, full_stats=full_stats
-        )
-        self._restarts = group.replace_exited(_Restarts, survived, in_order)
+        self._restarts = self.replace_exited(_Restarts, survived, in_order)
         if self._restarts is not None:
             self._restarts.owner = owner
         try:
-            outputs = group.start()
-            self._senders, self._processes = group.members.commanders, group.members.processes
+            outputs = self.start()
+            self._senders, self._processes = self.members.commanders, self.members.processes
             #: For each worker, the checks that run while the main process waits for room for an order.
-            self._looks = [group.look_at(worker) for worker in range(num_workers)]
-            self.collector = group.collect(outputs, num_shards=num_shards, in_order=in_order, timeout=timeout)
+            self._looks = [self.look_at(worker) for worker in range(num_workers)]
+            self.collector = self.collect(outputs, num_shards=num_shards, in_order=in_order, timeout=timeout)
             self._finish_when_shut_down()
-            group.watch(self.collector)
-            self.stats, self.is_forked = group.stats, group.is_forked
+            self.watch(self.collector)
             stalls.warn_of_stalls(self, stalls.STALL)
         except BaseException:
             self.shutdown()
@@ -115,7 +111,7 @@ class WorkerPool:
 
     def _finish_when_shut_down(self) -> None:
         """Makes `shutdown` finish the epoch first, so that a worker that waits for space drops its batch."""
-        self._group.ending.beforehand = partial(self.collector.finish_epoch, self._epoch)
+        self._shutdown.beforehand = partial(self.collector.finish_epoch, self._epoch)
 
     #: `LocalPool` has the first snapshots of its shards here. The snapshots of worker processes arrive with units.
     told: ClassVar[None] = None
@@ -136,7 +132,7 @@ class WorkerPool:
             WorkerExitedError: a worker process has exited.
         """
         if self._restarts is None:
-            self._group.members.check_alive()
+            self.members.check_alive()
         self._epoch, self._first = self._epoch + 1, first
         self._finish_when_shut_down()
         self.collector.start_epoch(self._epoch, ahead, None, first)
@@ -147,22 +143,18 @@ class WorkerPool:
                 self._send(shard % len(self._processes), queued.popleft())
         self._under_way = [0] * len(self._queued)
         processes = list(self._processes)
-        self._group.begin_epoch()
+        self.begin_epoch()
         if self._restarts is not None:  # from now on, `instruct` sends orders to replacement processes
             self._restarts.replace_dead(self.collector)
         for number in range(len(processes)):
             if self._processes[number] is processes[number]:
-                starts = [EpochStart(positions[shard]) for shard in self.shards_of(number)]
+                starts = [EpochStart(positions[shard]) for shard in self.members.shards_of(number)]
                 self._send(number, self.beginning(shared_seed, fresh, starts))
         self._stream = iter(self.collector)
 
     def beginning(self, shared_seed: int | None, fresh: bool, starts: list[EpochStart]) -> tuple[Any, ...]:
         """Returns the order that begins this epoch in the shards of a worker."""
         return ("epoch", self._epoch, self._iterates, shared_seed, fresh, self._first, starts)
-
-    def shards_of(self, worker: int) -> range:
-        """Returns the shards that a worker runs."""
-        return self._group.members.shards_of(worker)
 
     def instruct(
         self, worker: int, beginning: Sequence[tuple[Any, ...]], under_way: int, orders: Iterable[tuple[int, Any]]
@@ -229,10 +221,6 @@ class WorkerPool:
         except TimeoutError as error:
             raise WorkerTimeoutError(f"DataLoader timed out after {self._timeout} seconds: {error}") from None
 
-    def end_epoch(self) -> None:
-        """Checks the results of the workers for the epoch that is over."""
-        self._group.end_epoch()
-
     def stop(self) -> None:
         """Ends the epoch for all threads that take units of this epoch."""
         self.collector.stop()
@@ -244,40 +232,15 @@ class WorkerPool:
         if self._queued[unit[0]]:
             self._send_queued(unit[0])
 
-    # -- shutdown -----------------------------------------------------------------------------------
-
     @property
     def is_ordered(self) -> bool:
         """Whether workers read only what the main process orders, instead of reading ahead as far as there is room."""
         return not self._iterates
 
     @property
-    def sending(self) -> AbstractContextManager[Any]:
-        """The lock that is held while a worker is replaced."""
-        return self._group.members.sending
-
-    @property
     def is_ending(self) -> bool:
         """Whether shutdown of the workers has begun."""
-        return self._group.ending.has_begun
-
-    @property
-    def counting(self) -> Counting:
-        """The counters of the main process."""
-        return self._group.counting
-
-    @property
-    def pids(self) -> list[int]:
-        """The process ids of the workers."""
-        return self._group.pids
-
-    def shutdown(self) -> None:
-        """Stops all workers; see `Group.shutdown`."""
-        self._group.shutdown()
-
-    def release(self) -> None:
-        """Stops all workers if necessary. For use by `__del__`, also at interpreter exit."""
-        self._group.release()
+        return self._shutdown.has_begun
 
 
 # -- pinned memory -----------------------------------------------------------------------------------------

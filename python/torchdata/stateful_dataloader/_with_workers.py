@@ -398,7 +398,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     @property
     def worker_pids(self) -> list[int]:
         """Returns the process ids of the workers."""
-        return [] if self._pool.is_ending else self._pool.pids
+        return self._pool.pids  # type: ignore[no-any-return]
 
     def shutdown(self) -> None:
         """Stops the workers. The state remains available. Threads that wait for a batch are notified."""
@@ -487,7 +487,7 @@ class RestartingIterator(WorkersIterator):
             worker: the number of the worker.
             accounts: for each shard, the number of units received in this epoch and their checksum.
         """
-        shards = self._pool.shards_of(worker)
+        shards = self._pool.members.shards_of(worker)
         starts = []
         for shard in shards:
             before, start, under_way, orders = self._start_of(shard, accounts[shard])
@@ -524,7 +524,7 @@ class RestartingIterator(WorkersIterator):
     # -- batches -------------------------------------------------------------------------------------
 
     def _hand_over(self) -> tuple[Any] | None:
-        with self._pool.sending:
+        with self._pool.members.sending:
             return super()._hand_over()
 
     def _account(self, unit: Any) -> bool:
@@ -532,5 +532,5 @@ class RestartingIterator(WorkersIterator):
         return super()._account(unit)
 
     def _hold(self) -> None:
-        with self._pool.sending:
+        with self._pool.members.sending:
             super()._hold()

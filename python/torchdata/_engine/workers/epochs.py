@@ -48,7 +48,7 @@ class StopPosition:
     kept: tuple[list[snapshots.Kept | None], snapshots.KeptDealt | None]
 
 
-class Children:
+class Children(Group):
     """The workers, and the dispatching process if items are dispatched.
 
     Args:
@@ -94,7 +94,7 @@ class Children:
         self._listener = listener
         #: Seconds without an item after which the main process warns; None for no warning.
         self.stall_warning: float | None = None
-        self._group = group = Group(
+        super().__init__(
             context,
             num_workers,
             program,
@@ -105,16 +105,14 @@ class Children:
             full_stats=full_stats,
             snapshot_budget=snapshot_budget,
         )
-        self.num_workers, self.num_shards = num_workers, num_shards
-        self.dispatches, self.budget = group.dispatches, group.budget
-        self.stats, self.is_forked = group.stats, group.is_forked
-        self._members = members = group.members
+        self.num_shards = num_shards
+        self._members = members = self.members
         self._names, self._processes = members.names, members.processes
-        self._restarts = group.replace_exited(EpochRestarts, survived, in_order)
+        self._restarts = self.replace_exited(EpochRestarts, survived, in_order)
         try:
-            outputs = group.start()
-            self.collector = group.collect(outputs, num_shards=num_shards, in_order=in_order, timeout=timeout)
-            group.watch(self.collector)
+            outputs = self.start()
+            self.collector = self.collect(outputs, num_shards=num_shards, in_order=in_order, timeout=timeout)
+            self.watch(self.collector)
             if listener is not None:
                 self.collector.tell_note(listener.hear)
             own = weakref.ref(self)  # a WeakMethod would run Python code when it is collected
@@ -122,15 +120,7 @@ class Children:
         except BaseException:
             self.shutdown()
             raise
-        group.ending.afterwards = partial(answer_no_more, self.stats, MAIN_PAGE)
-
-    def shutdown(self) -> None:
-        """Stops all children: asks them to stop, waits, kills the remaining children, and reaps all. This method may be
-        called at any time, and any number of times.
-
-        If a shutdown was interrupted, the next call continues it.
-        """
-        self._group.shutdown()
+        self._shutdown.afterwards = partial(answer_no_more, self.stats, MAIN_PAGE)
 
     # -- commands ----------------------------------------------------------------------------------
 
@@ -166,7 +156,7 @@ class Children:
             collector.start_epoch(self._epoch, self._window, position.given, position.turn)
             collector.keep(*position.kept)
         processes = list(self._processes)
-        self._group.begin_epoch()
+        self.begin_epoch()
         if restarts is not None:  # children that are replaced later receive these commands from `EpochRestarts`
             restarts.begin_run(RestartableEpoch(self._epoch, commands, resume, before))
             self._check_alive()
@@ -227,10 +217,6 @@ class Children:
         had = self.stats.wants_large_snapshots()
         self.stats.want_large_snapshots()
         return 0 if had else self.stats.oversized()
-
-    def end_epoch(self) -> None:
-        """Checks what the children have done in the epoch that has ended."""
-        self._group.end_epoch()
 
     def call(self, function: Callable[[Any], Any]) -> None:
         """Applies `function` to the graph of every child, between two items, and waits until all have done it.
@@ -338,7 +324,7 @@ class Children:
 
     def _check_alive(self) -> bool:
         """If a child has exited, replaces it or raises its error. Returns whether a child was replaced."""
-        return self._group.check_alive(self.collector)
+        return self.check_alive(self.collector)
 
     def _on_surplus(self, waited_for: int, taken_in: int, size: int) -> None:
         waited_for, taken_in = waited_for % self.num_workers, taken_in % self.num_workers
@@ -350,8 +336,3 @@ class Children:
             RuntimeWarning,
             stacklevel=2,
         )
-
-    @property
-    def pids(self) -> list[int]:
-        """The process ids of the children. The dispatching process is last."""
-        return self._group.pids

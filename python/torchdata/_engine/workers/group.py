@@ -25,7 +25,7 @@ from torchdata._engine.processes.crossing import Handle, SharedPickle, main_with
 from torchdata._engine.processes.interrupts import is_of_handler
 from torchdata._engine.processes.positions import SharedPositions
 from torchdata._engine.processes.process import wait_for_any
-from torchdata._engine.processes.shutdown import OwnsChildren, Shutdown
+from torchdata._engine.processes.shutdown import OwnsChildren
 from torchdata._engine.processes.start import new_child, start_all, start_method_of
 from torchdata._engine.workers.child import MAIN, ChildSetup, CommonSetup, raise_failure, run_child
 from torchdata._engine.workers.hangs import Hangs, Survived
@@ -86,7 +86,7 @@ class Group(OwnsChildren):
     ) -> None:
         self._context, self._start_method = context, (method := start_method_of(context))
         #: Replaces children that exit; None if the exit of a child is an error.
-        self._restarts: Restarts | None = None
+        self.restarts: Restarts | None = None
         self.num_workers = num_workers
         num_shards = num_workers if num_shards is None else num_shards
         self.dispatches = dispatch is not None
@@ -143,11 +143,6 @@ class Group(OwnsChildren):
         """Whether the children began as copies of the main process."""
         return self._start_method == "fork"
 
-    @property
-    def ending(self) -> Shutdown:
-        """The shutdown of the children."""
-        return self._shutdown
-
     def replace_exited(self, kind: type[R], survived: Survived, in_order: bool = True) -> R | None:
         """Makes the group replace children that exit, instead of raising an error. The caller then starts the group.
 
@@ -164,7 +159,7 @@ class Group(OwnsChildren):
         hangs = None
         if survived.hangs is not None:
             hangs = Hangs(self.members, self.stats, survived.hangs, survived.patience, in_order)
-        self._restarts = restarts = kind(self.members, self._context, self._shutdown, hangs, survived.deaths)
+        self.restarts = restarts = kind(self.members, self._context, self._shutdown, hangs, survived.deaths)
         return restarts
 
     def start(self) -> list[Link]:
@@ -177,7 +172,7 @@ class Group(OwnsChildren):
             OSError: the system lacks resources for a process.
             WorkerExitedError: a child has exited already.
         """
-        members, restarts = self.members, self._restarts
+        members, restarts = self.members, self.restarts
         indices = range(len(members.processes))
 
         def see_to(index: int) -> None:
@@ -264,16 +259,16 @@ class Group(OwnsChildren):
         """Makes a collector replace children that exit or hang while the collector waits for an item, or raise their
         error."""
         signs = [(index, process.sign) for index, process in enumerate(self.members.processes)]
-        if self._restarts is not None:
+        if self.restarts is not None:
             # A strong reference would be circular, because the shutdown may refer to the collector.
-            own = weakref.ref(self._restarts)
+            own = weakref.ref(self.restarts)
             collector.watch_and_replace(
                 signs,
                 lambda *what: own().on_death(*what),  # type: ignore[union-attr]
                 lambda *what: own().on_replace(*what),  # type: ignore[union-attr]
             )
-            if self._restarts.hangs is not None:
-                collector.tell_hang(self._restarts.hangs.look)
+            if self.restarts.hangs is not None:
+                collector.tell_hang(self.restarts.hangs.look)
             return
         try:
             collector.watch(signs, self.members.report_exit)
@@ -284,22 +279,22 @@ class Group(OwnsChildren):
 
     @property
     def pids(self) -> list[int]:
-        """Returns the process ids of the children. The dispatching process is last."""
-        return self.members.pids()
+        """Returns the process ids of the children; empty once shutdown has begun. The dispatching process is last."""
+        return [] if self._shutdown.has_begun else self.members.pids()
 
     def check_alive(self, collector: Collector) -> bool:
         """If a child has exited, replaces it or raises its error. Returns whether a child was replaced."""
-        if self._restarts is None:
+        if self.restarts is None:
             self.members.check_alive()
             return False
-        return self._restarts.replace_dead(collector)
+        return self.restarts.replace_dead(collector)
 
     def look_at(self, worker: int) -> Callable[[], object]:
         """Returns a function that checks a worker while a command is sent to it. The function raises the error of a
         worker that has exited, or `Gone` if the worker is replaced."""
-        if self._restarts is None:
+        if self.restarts is None:
             return partial(self.members.check_alive, [worker])
-        return self._restarts.look_at(worker)
+        return self.restarts.look_at(worker)
 
     def release(self) -> None:
         """Stops all children, except when they were already stopped. `__del__` calls this method, also at interpreter
