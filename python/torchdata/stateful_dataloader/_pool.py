@@ -14,9 +14,10 @@ epoch, or when the iterator is deleted, because the thread refers to the workers
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from multiprocessing.context import BaseContext
 from typing import Any, ClassVar
 
@@ -84,13 +85,14 @@ class WorkerPool(Group):
     ) -> None:
         # Persistent workers need orders even for an iterable dataset. If the program leaves an epoch, the workers
         # complete their outstanding orders.
-        self._iterates, self._timeout = job.reading.is_iterable and (job.lasts_one_epoch or not job.persistent), timeout
+        self._iterates = job.reading.is_iterable and (job.lasts_one_epoch or not job.persistent)
+        self._is_iterable, self._timeout = job.reading.is_iterable, timeout
         self._epoch, self._first, num_shards = 0, 0, max(1, job.num_shards)
         super().__init__(context, num_workers, job, num_shards=num_shards, commands=_ORDERS, full_stats=full_stats)
-        #: For each shard, orders that wait for space in the link, and the number of orders that were sent but not yet
-        #: answered by a batch.
-        self._queued: list[deque[Any]] = [deque() for _ in range(num_shards)]
-        self._under_way = [0] * num_shards
+        #: For each shard, the outstanding orders by number and index, and how many of them the worker has taken. The
+        #: other orders wait for space in the link.
+        self.orders: list[deque[tuple[int, Any]]] = [deque() for _ in range(num_shards)]
+        self._taken = [0] * num_shards
         self._restarts = self.replace_exited(_Restarts, survived, in_order)
         if self._restarts is not None:
             self._restarts.owner = owner
@@ -138,10 +140,11 @@ class WorkerPool(Group):
         self.collector.start_epoch(self._epoch, ahead, None, first)
         if self._restarts is not None:
             self._restarts.begin(self._epoch)
-        for shard, queued in enumerate(self._queued):
-            while queued:  # the worker completes all orders of the last epoch before the new epoch
-                self._send(shard % len(self._processes), queued.popleft())
-        self._under_way = [0] * len(self._queued)
+        for worker, (orders, taken) in enumerate(zip(self.orders, self._taken, strict=True)):
+            for order in islice(orders, taken, None):  # the worker completes all orders of the last epoch
+                self._send(worker, self._shown(*order))
+        self.orders = [deque() for _ in self.orders]
+        self._taken = [0] * len(self.orders)
         processes = list(self._processes)
         self.begin_epoch()
         if self._restarts is not None:  # from now on, `instruct` sends orders to replacement processes
@@ -156,23 +159,19 @@ class WorkerPool(Group):
         """Returns the order that begins this epoch in the shards of a worker."""
         return ("epoch", self._epoch, self._iterates, shared_seed, fresh, self._first, starts)
 
-    def instruct(
-        self, worker: int, beginning: Sequence[tuple[Any, ...]], under_way: int, orders: Iterable[tuple[int, Any]]
-    ) -> None:
+    def instruct(self, worker: int, beginning: Sequence[tuple[Any, ...]], received: int) -> None:
         """Sends a replacement process the orders to continue a worker's task.
 
         Args:
             worker: the number of the worker. If there are orders, each worker runs the shard with its own number.
             beginning: orders that bring the process to the failed worker's position.
-            under_way: the number of orders whose units have arrived but were not yet passed to `note`.
-            orders: the unanswered orders of the failed worker, by number and index.
+            received: the number of outstanding orders whose units have arrived.
         """
         for order in beginning:
             self._send(worker, order)
         if self.is_ordered:
-            self._queued[worker] = deque(orders)
-            self._under_way[worker] = under_way
-            self._send_queued(worker)
+            self._taken[worker] = received
+            self._send_orders(worker)
 
     def _send(self, worker: int, order: Any) -> None:
         """Sends an order, and waits for room. Drops the order if the worker has exited; see `instruct`."""
@@ -187,20 +186,31 @@ class WorkerPool(Group):
             number: the number of the order, which its batch also carries.
             index: the index, or the indices of a batch.
         """
-        self._queued[worker].append((number, index))
-        self._send_queued(worker)
+        with self.members.sending:  # another thread may replace the worker
+            self.orders[worker].append((number, index))
+            self._send_orders(worker)
 
-    def _send_queued(self, worker: int) -> None:
-        queued = self._queued[worker]
-        while queued:
+    def settle(self, worker: int) -> Any:
+        """Removes the oldest outstanding order of a worker, whose unit is processed, and returns its index."""
+        _, index = self.orders[worker].popleft()
+        self._taken[worker] -= 1
+        self._send_orders(worker)
+        return index
+
+    def _send_orders(self, worker: int) -> None:
+        orders = self.orders[worker]
+        while (taken := self._taken[worker]) < len(orders):
             # An idle worker is waiting for orders and accepts an order of any size.
-            patience = None if self._under_way[worker] == 0 else 0.0
+            patience = None if taken == 0 else 0.0
             try:
-                self._senders[worker].send_message(queued[0], patience, None, self._looks[worker])
+                self._senders[worker].send_message(self._shown(*orders[taken]), patience, None, self._looks[worker])
             except (TimeoutError, Gone):
                 return
-            queued.popleft()
-            self._under_way[worker] += 1
+            self._taken[worker] += 1
+
+    def _shown(self, number: int, index: Any) -> tuple[int, Any]:
+        """Returns an order in the form that the worker receives."""
+        return number, None if self._is_iterable else index
 
     def wait(self, hand: list[Any]) -> None:
         """Waits for the next unit (see `_worker`) and appends it to `hand`. Does nothing if `hand` is not empty.
@@ -224,13 +234,6 @@ class WorkerPool(Group):
     def stop(self) -> None:
         """Ends the epoch for all threads that take units of this epoch."""
         self.collector.stop()
-
-    def note(self, unit: Any) -> None:
-        """Records that a unit was taken, and sends orders that waited for room. Runs in the thread that orders."""
-        if unit[1] >= 0:
-            self._under_way[unit[0]] -= 1
-        if self._queued[unit[0]]:
-            self._send_queued(unit[0])
 
     @property
     def is_ordered(self) -> bool:
