@@ -18,7 +18,7 @@ from torchdata.nodes._functions import Failure, MapEach, not_the_end
 from torchdata.nodes._processes import Workers
 from torchdata.nodes._read_ahead import ReadSource
 from torchdata.nodes._seeds import one_reset
-from torchdata.nodes.base_node import Again, BaseNode, T, advance_of, check_node
+from torchdata.nodes.base_node import Again, BaseNode, PassingNode, T, advance_of, check_node
 from torchdata.nodes.batch import Batcher, Unbatcher
 from torchdata.nodes.prefetch import ThreadedNode
 
@@ -168,7 +168,7 @@ class _Unpacker(Unbatcher[T]):
         return item  # type: ignore[no-any-return]
 
 
-class ParallelMapper(BaseNode[T]):
+class ParallelMapper(PassingNode[T]):
     """Calls a function with each item, in several threads or processes.
 
     One thread at a time reads the source. An error of the function is raised in the position of its result, with its
@@ -306,14 +306,6 @@ class ParallelMapper(BaseNode[T]):
         self._it.reset(state)
         self._advance = advance_of(self._it)
         super().reset(initial_state)
-
-    def next(self) -> T:
-        """See `BaseNode.next`."""
-        item: T = self._advance()
-        return item
-
-    def _reader(self) -> Callable[[], Any]:
-        return self._advance if type(self).next is ParallelMapper.next else self.next
 
     def get_state(self) -> dict[str, Any]:
         """See `BaseNode.get_state`."""

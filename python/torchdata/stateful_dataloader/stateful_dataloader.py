@@ -233,7 +233,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         if self._loaded is not None:
             state = fitted(parse(self._loaded), self, self._is_strict)
             self._reader = self._reader and self._reader.anew()
-            self._iterator = self._made(state)
+            self._iterator = self._get_iterator(state)
             self._loaded = None
             return self._iterator
         if self._iterator is not None and self.persistent_workers and not self._iterator.is_inherited():
@@ -252,10 +252,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             self._iterator = self._get_iterator()
         return self._iterator
 
-    def _get_iterator(self) -> Any:
-        return self._made(None)
-
-    def _made(self, state: EpochState | None) -> StatefulIterator:
+    def _get_iterator(self, state: EpochState | None = None) -> Any:
         if self.num_workers == 0:
             return ShardsInProcessIterator(self, state) if shards_of(state, self) else InProcessIterator(self, state)
         self.check_worker_number_rationality()
