@@ -39,7 +39,7 @@ from torchdata.stateful_dataloader._iterator import StatefulIterator
 from torchdata.stateful_dataloader._pool import PinnedUnits, WorkerPool
 from torchdata.stateful_dataloader._position import EpochState, Progress, ReadingPosition
 from torchdata.stateful_dataloader._skipping import Skipped
-from torchdata.stateful_dataloader._worker import NO_NEWS, EpochStart, Job, News, Received
+from torchdata.stateful_dataloader._worker import NO_NEWS, EpochStart, Job, News
 
 __all__ = ["RestartingIterator", "WorkersIterator"]
 
@@ -488,7 +488,7 @@ class RestartingIterator(WorkersIterator):
         unseen = 0 if progress.ended else account[0] - self._seen[shard]
         again = [index for _, index in islice(orders, unseen)] if self._pool.is_ordered else [None] * unseen
         before, position, _, since = self._way_to(shard)
-        start = EpochStart(position, Received(account, [*since, *again], progress.ended))
+        start = EpochStart(position, account, [*since, *again], progress.ended)
         return before, start, len(orders) if progress.ended else unseen
 
     # -- batches -------------------------------------------------------------------------------------
