@@ -3,9 +3,10 @@ ended together.
 
 Role: runs in the main process. The group owns the links, the bells, the counters and the process objects, and
 `shutdown` releases all of them. `shutdown` is bounded in time, idempotent, and harmless in a forked child that
-inherited the object. The program defines what the children run and how the workers are named. The owner of the group
-sends commands through `commanders`, and reads from the collectors that it creates. `processes/start.py` starts
-children, `processes/shutdown.py` ends them.
+inherited the object. The program defines what the children run and how the workers are named. The three kinds of
+groups (for graphs, datasets and functions of nodes) derive from `Group`, send commands through `members.commanders`,
+and read from the collectors that they create. `processes/start.py` starts children, `restart.py` replaces them, and
+`processes/shutdown.py` ends them.
 """
 
 from __future__ import annotations
