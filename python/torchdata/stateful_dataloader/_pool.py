@@ -83,10 +83,11 @@ class WorkerPool(Group):
         survived: Survived,
         owner: Callable[[], Any],
     ) -> None:
-        # Persistent workers need orders even for an iterable dataset. If the program leaves an epoch, the workers
-        # complete their outstanding orders.
-        self._iterates = job.reading.is_iterable and (job.lasts_one_epoch or not job.persistent)
         self._is_iterable, self._timeout = job.reading.is_iterable, timeout
+        #: Whether workers read only what the main process orders, instead of reading ahead as far as there is room.
+        #: Persistent workers need orders even for an iterable dataset. If the program leaves an epoch, the workers
+        #: complete their outstanding orders.
+        self.is_ordered = not self._is_iterable or (job.persistent and not job.lasts_one_epoch)
         self._epoch, self._first, num_shards = 0, 0, max(1, job.num_shards)
         super().__init__(context, num_workers, job, num_shards=num_shards, commands=_ORDERS, full_stats=full_stats)
         #: For each shard, the outstanding orders by number and index, and how many of them the worker has taken. The
@@ -142,7 +143,7 @@ class WorkerPool(Group):
             self._restarts.begin(self._epoch)
         for worker, (orders, taken) in enumerate(zip(self.orders, self._taken, strict=True)):
             for order in islice(orders, taken, None):  # the worker completes all orders of the last epoch
-                self._send(worker, self._shown(*order))
+                self._send(worker, self._shown(order))
         self.orders = [deque() for _ in self.orders]
         self._taken = [0] * len(self.orders)
         processes = list(self._processes)
@@ -157,7 +158,7 @@ class WorkerPool(Group):
 
     def beginning(self, shared_seed: int | None, fresh: bool, starts: list[EpochStart]) -> tuple[Any, ...]:
         """Returns the order that begins this epoch in the shards of a worker."""
-        return ("epoch", self._epoch, self._iterates, shared_seed, fresh, self._first, starts)
+        return ("epoch", self._epoch, not self.is_ordered, shared_seed, fresh, self._first, starts)
 
     def instruct(self, worker: int, beginning: Sequence[tuple[Any, ...]], received: int) -> None:
         """Sends a replacement process the orders to continue a worker's task.
@@ -192,9 +193,11 @@ class WorkerPool(Group):
 
     def settle(self, worker: int) -> Any:
         """Removes the oldest outstanding order of a worker, whose unit is processed, and returns its index."""
-        _, index = self.orders[worker].popleft()
+        orders = self.orders[worker]
+        _, index = orders.popleft()
         self._taken[worker] -= 1
-        self._send_orders(worker)
+        if self._taken[worker] < len(orders):
+            self._send_orders(worker)
         return index
 
     def _send_orders(self, worker: int) -> None:
@@ -203,14 +206,14 @@ class WorkerPool(Group):
             # An idle worker is waiting for orders and accepts an order of any size.
             patience = None if taken == 0 else 0.0
             try:
-                self._senders[worker].send_message(self._shown(*orders[taken]), patience, None, self._looks[worker])
+                self._senders[worker].send_message(self._shown(orders[taken]), patience, None, self._looks[worker])
             except (TimeoutError, Gone):
                 return
             self._taken[worker] += 1
 
-    def _shown(self, number: int, index: Any) -> tuple[int, Any]:
+    def _shown(self, order: tuple[int, Any]) -> tuple[int, Any]:
         """Returns an order in the form that the worker receives."""
-        return number, None if self._is_iterable else index
+        return (order[0], None) if self._is_iterable else order
 
     def wait(self, hand: list[Any]) -> None:
         """Waits for the next unit (see `_worker`) and appends it to `hand`. Does nothing if `hand` is not empty.
@@ -234,11 +237,6 @@ class WorkerPool(Group):
     def stop(self) -> None:
         """Ends the epoch for all threads that take units of this epoch."""
         self.collector.stop()
-
-    @property
-    def is_ordered(self) -> bool:
-        """Whether workers read only what the main process orders, instead of reading ahead as far as there is room."""
-        return not self._iterates
 
     @property
     def is_ending(self) -> bool:

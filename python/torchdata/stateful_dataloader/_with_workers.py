@@ -280,7 +280,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 )
             if self._held or self._hand:
                 return
-            if self._finished or not (self._reading.is_iterable or any(self._pool.orders)):
+            if self._finished or not (any(self._pool.orders) or self._reading.is_iterable):
                 self._end()
                 raise StopIteration
             if self._pool.is_ending:
