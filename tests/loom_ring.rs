@@ -121,7 +121,7 @@ fn a_cursor_outside_the_ring_is_detected_on_either_side() {
         assert!(producer.refresh(&shared(seal(0))).is_err(), "a head that goes back");
         let mut consumer = ConsumerCursor::new(4);
         let far = consumer.available(&shared(seal(5)));
-        assert_eq!(far, Err(Corrupted("a producer's cursor left the ring")), "a tail further than the capacity");
+        assert_eq!(far, Err(Corrupted("a producer's cursor is outside the ring")), "a tail further than the capacity");
         assert_eq!(consumer.available(&shared(seal(4))), Ok(4));
         assert!(consumer.check(&shared(BIRTH)).is_ok());
         assert!(consumer.check(&shared(seal(4))).is_err(), "a head that something else wrote");

@@ -153,7 +153,7 @@ def _annotations_as_text(function: FunctionType) -> dict[str, str]:
 
 
 def _reduced_error(error: BaseException) -> Any:
-    """For `reducer_override`, returns how to pickle an exception whose class has a constructor in Python.
+    """For `reducer_override`, returns how to pickle an exception if its class has a constructor in Python.
 
     By default, unpickling calls the constructor with `error.args`. A constructor with other parameters then raises an
     error, or changes the message. With the result of this function, unpickling sets arguments and attributes without

@@ -14,9 +14,10 @@ epoch, or yields an item that is dropped), and is then iterated again. The itera
 generator) are then the same as in the saved run. Some iterables continue in the next iteration where the last one
 stopped. These iterables would lose the dropped item, so their state is reloaded.
 
-Some iterables, such as those of Hugging Face, apply a loaded state not once but in each later iteration. Such an
-iterable is recognized by its state after the first item of a new epoch, which equals the state after the first item
-following the load. In this case, the iterable loads the state from before its first iteration, and the epoch restarts.
+Some iterables, such as those of Hugging Face, apply a loaded state in each later iteration instead of only once. Such
+an iterable is recognized because its state after the first item of a new epoch equals its state after the first item
+that followed the load. In this case, the iterable loads the state from before its first iteration, and the epoch
+restarts.
 Other iterables prepare the next epoch when an epoch ends. If such an iterable yields an item in the step at a saved
 end, its state is loaded a second time.
 """
@@ -167,7 +168,7 @@ class StreamState(NamedTuple):
 
 
 class StatefulStream:
-    """Reads an iterable that has a state, or whose iterators have one.
+    """Reads an iterable that has a state, or that has iterators with a state.
 
     Args:
         iterable: the iterable.

@@ -95,7 +95,7 @@ def start(thread: threading.Thread) -> None:
 
 
 class Work(Protocol):
-    """An object whose work is done by threads."""
+    """An object with work that threads do."""
 
     def close(self) -> Any:
         """Makes the threads end after their current item, without waiting. This method may be called twice."""
@@ -104,7 +104,7 @@ class Work(Protocol):
         """Waits at most `seconds` until the threads have ended, except for the calling thread."""
 
 
-#: Work whose threads must end at interpreter exit, by id. Some of this work may no longer exist. A WeakSet is
+#: Work with threads that must end at interpreter exit, by id. Some of this work may no longer exist. A WeakSet is
 #: unsuitable, because it runs Python code when work is freed, and a KeyboardInterrupt in that code would be lost.
 _running: dict[int, weakref.ref[Any]] = {}
 #: Entries of finished work are removed when there are this many entries.
@@ -112,7 +112,7 @@ _full = 64
 
 
 def end_at_exit(work: Work) -> None:
-    """Registers work whose threads must end at interpreter exit, if the work still exists then."""
+    """Registers work with threads that must end at interpreter exit, if the work still exists at that time."""
     global _full
     if len(_running) >= _full:
         for key in list(_running):

@@ -12,7 +12,7 @@ current_sender: Sender | None = None
 
 
 def empty(shape: Any, dtype: Any) -> Any:
-    """See `torchdata.empty`."""
+    """Creates an array or a tensor in shared memory if possible; see `torchdata.empty`."""
     if type(dtype).__module__ == "torch":
         from torchdata._engine.items.tensors import empty_tensor
 

@@ -21,15 +21,16 @@ from torchdata._native import Collector
 from torchdata._plain_pickles import loads_plain
 
 #: After a snapshot that took c seconds, a process takes the next snapshot after max(SECONDS, FACTOR * c). A snapshot
-#: costs other processes about the same time, for copying and cold caches, so the total is less than 1 % of the time.
+#: also costs other processes about c seconds, because of copying and cold caches. The total is less than 1 % of the
+#: time.
 SECONDS, FACTOR = 0.02, 250.0
-#: If there are at most this many processes, the pauses for their snapshots add up. If items take less time than a
+#: The maximum number of processes for which the pauses during snapshots add up. If items take less time than a
 #: snapshot, a reader in strict order waits for each process that takes a snapshot. With more processes, the items of
 #: the other processes cover the wait.
 ADDING_UP = 4
 
-#: The default number of bytes of all snapshots in the main process, and the approximate number of snapshots that the
-#: main process keeps of each process.
+#: `BUDGET` is the default for the number of bytes of all snapshots in the main process. `COPIES` is the approximate
+#: number of snapshots that the main process keeps of each process.
 BUDGET, COPIES = 64 << 20, 2
 
 #: A number of items, and their rolling checksum.
@@ -47,7 +48,7 @@ _REASON, _LONGEST_REASON = Collector.REASON, 2000
 
 
 class Announced:
-    """The snapshots that a child sends before the first item of an epoch, as numbers, which are sent without
+    """Numbers that tell a child which snapshots to send before the first item of an epoch. The numbers are sent without
     pickling."""
 
     NONE = 0
@@ -99,7 +100,7 @@ def seal(snapshot: Any) -> bytes:
         sealed.write(bytes(_HEADER.size))
         pickle.Pickler(sealed, protocol=5).dump(snapshot)
     with sealed.getbuffer() as written, written[_HEADER.size :] as pickled:
-        if written.nbytes:  # if too large for the caller's `bounded` context, nothing is written
+        if written.nbytes:  # if the data is too large for the caller's `bounded` context, nothing is written
             _HEADER.pack_into(written, 0, _MAGIC, _VERSION, len(pickled), zlib.crc32(pickled))
     return sealed.getvalue()
 
@@ -144,7 +145,7 @@ def check_seal(sealed: Any, what: str) -> None:
     if version != _VERSION:
         raise ValueError(f"{what} has version {version}, but this release reads version {_VERSION}")
     if zlib.crc32(pickled) != checksum:
-        raise ValueError(f"{what} is damaged: its checksum is not the one that was saved with it")
+        raise ValueError(f"{what} is damaged: its checksum differs from the saved checksum")
 
 
 def is_sealed(sealed: Any) -> bool:

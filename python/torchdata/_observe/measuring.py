@@ -39,7 +39,7 @@ def rank_of(loader: Any) -> int:
         if hasattr(service, "count_ranks"):
             try:
                 service.count_ranks()
-            except TypeError:  # the job has not started yet
+            except TypeError:  # the distributed job has not started yet
                 break
             if getattr(service, "_pg", None) is not None:
                 return int(service._rank)
@@ -60,9 +60,9 @@ def _services_in(service: Any) -> Iterator[Any]:
 class Measuring:
     """Measures a loader repeatedly.
 
-    "Of late" refers to the time since the last measurement that found new counts of the loader. Counters never
-    decrease, because readers of metrics interpret a decrease as a restart and count the whole value again. Without this
-    rule, counters could decrease, because times are estimates, and the times of a replaced worker start at zero.
+    "Of late" refers to the time since the last measurement that found new counts. Counters never decrease, because
+    readers of metrics interpret a decrease as a restart and count the whole value again. Raw values may decrease,
+    because times are estimates, and the times of a replaced worker start at zero.
 
     Args:
         loader: the loader. The loader can be measured after its end, and measuring does not start any process.
@@ -76,7 +76,7 @@ class Measuring:
         self._rank = rank
         self._last: LoaderStats | None = None
         self._pids: dict[str, int] = {}
-        #: For each family and its labels, the raw value and the reported value.
+        #: For each family and its labels, the last raw value and the last reported value.
         self._told: dict[tuple[str, tuple[str, ...]], tuple[float, float]] = {}
 
     @property

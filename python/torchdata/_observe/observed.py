@@ -73,5 +73,5 @@ class ObservedLoader:
         return []
 
     def _epochs_ended(self) -> int:
-        """Returns the number of epochs that have ended, if no epoch is running."""
+        """Returns the number of epochs that have ended. Must be called while no epoch is running."""
         return 0

@@ -74,7 +74,7 @@ class RankGroup(Protocol):
 
 
 class UncopyableGroup:
-    """The base class of this package's groups. A group cannot be copied, because other ranks would not know the
+    """The base class of this package's groups. A group cannot be copied, because other ranks have no connection to the
     copy."""
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:

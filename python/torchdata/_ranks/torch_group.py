@@ -33,15 +33,15 @@ _LARGEST = 2**63 - 1
 #: Descriptions of the failures of ranks, by the name that the meeting uses for each failure.
 _FAULTS = {
     "absent": "did not begin to iterate",
-    "late": "did not come along",
-    "dead": "gave no sign of life and must have died or been cut off",
-    "silent": "gave no sign of life and must have died or been cut off",
-    "parted": "had shut down the loader or come to an end",
+    "late": "did not reach this step",
+    "dead": "sent no message and must have exited or been disconnected",
+    "silent": "sent no message and must have exited or been disconnected",
+    "parted": "had shut down the loader or exited",
     "left": "left its loop",
 }
 _EXCUSES = {
-    "absent": "busy, or dead",
-    "late": "not dead, but waiting for data, busy between two items, or out of the loop",
+    "absent": "busy, or has exited",
+    "late": "it runs, but waits for data, is busy between two items, or has left the loop",
 }
 
 #: The groups with connections that a forked child inherits.
@@ -184,8 +184,8 @@ class TorchGroup(UncopyableGroup):
         if what in ("absent", "late"):
             return PrefetchTimeoutError(
                 self._timeout,
-                f"{me}: {fault} within {self._timeout:g} s: {_EXCUSES[what]}; raise the timeout if that is how it "
-                "should be",
+                f"{me}: {fault} within {self._timeout:g} s: {_EXCUSES[what]}; raise the timeout if such delays are "
+                "normal",
             )
         if what == "dead":
             fault += " (its connection broke)"

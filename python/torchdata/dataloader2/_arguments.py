@@ -12,8 +12,8 @@ from torchdata._signatures import signature_of
 from torchdata.dataloader2.services.multiprocessing import MultiProcessingReadingService
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-#: Arguments of both loaders that correspond to an argument of a reading service here; a pair of braces is replaced by
-#: the value.
+#: The replacements for arguments of other loaders that correspond to an argument of a reading service. A pair of braces
+#: stands for the value of the argument.
 _OF_A_SERVICE = {
     theirs: f"reading_service=MultiProcessingReadingService(num_workers, {ours}={{!r}})"
     for theirs, ours in {
@@ -43,7 +43,7 @@ _INSTEAD_OVER_DATASET = {
 
 
 def refuse_arguments(arguments: Mapping[str, Any], taken: Callable[..., Any], whose: str = "DataLoader2") -> None:
-    """Refuses keywords that a loader does not take.
+    """Raises an error if a loader got keywords that it does not accept.
 
     Args:
         arguments: the refused keywords.

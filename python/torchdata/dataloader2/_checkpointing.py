@@ -20,16 +20,19 @@ from torchdata.dataloader2.state.position import LoaderState, Position, Randomne
 from torchdata.datapipes._pipe.graph.fingerprint import fingerprint, require_arguments
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-#: A replay that is shorter than this number of seconds does not cause a warning.
+#: A resume whose recomputation takes fewer seconds than this causes no warning.
 _LEAST = 5.0
 
-#: If an epoch has fewer items, its duration is mostly the startup time of the workers.
+#: The minimum number of items for measuring the speed of an epoch. In shorter epochs, most of the time is the startup
+#: of the workers.
 _FEW = 100
 
-#: Larger snapshots, in bytes, are not opened for the warning, because buffers hold most of their items.
+#: The maximum size in bytes of a snapshot that is read for the warning. In larger snapshots, buffers hold most of the
+#: items.
 _LARGE = 4 << 20
 
-#: The position in the epoch, the seeds and generators, and the ranks of a loader.
+#: The position in the epoch, the seeds and generators, and the ranks of a loader, or None for each part that is
+#: missing.
 Whereabouts: TypeAlias = tuple[Position | None, Randomness, SavedRanks | None]
 
 
@@ -65,7 +68,7 @@ class StateKeeper:
             self._require_one_rank()
             if self._seeds.is_since_load:
                 return dump(self.loaded._replace(randomness=self._seeds.randomness()))
-            return dict(self.loaded.saved or {})  # nothing has happened since the state was loaded
+            return dict(self.loaded.saved or {})  # the loader has not been used since the state was loaded
         if pipeline.datapipe is None:
             raise RuntimeError("this DataLoader2 has no datapipe, so it has no state to save")
         pipeline.require_pipe()
@@ -128,7 +131,7 @@ class StateKeeper:
             try:
                 self.left = self._whereabouts(0, looks=not works)
             except Exception as error:
-                self.left = str(error)  # storing the error itself would keep the processes alive
+                self.left = str(error)  # storing the error itself would keep the loader's processes alive
 
     def load(self, state_dict: dict[str, Any], strict: bool, allow_pickle: bool) -> None:
         """Makes the loader resume from a state. See `DataLoader2.load_state_dict`."""
@@ -154,7 +157,7 @@ class StateKeeper:
             run.begin()
 
     def _snapshot_for(self, state: LoaderState, strict: bool, allow_pickle: bool) -> GraphTemplate | None:
-        """Returns the pipe of the state if it must be read; None to use the loader's own pipe."""
+        """Returns the pipe that must be read from the state, or None if the loader uses its own pipe."""
         pipeline = self._pipeline
         if state.is_of_0_9:
             warn_of_0_9(stacklevel=4)
@@ -166,8 +169,8 @@ class StateKeeper:
             return None
         if not allow_pickle:
             raise ValueError(
-                "the pipe of this loader state is a pickle, which is not opened with allow_pickle=False: opening it "
-                "may run any code that its writer likes. Make a DataLoader2 with the pipe, and load the state into that"
+                "the pipe of this loader state is a pickle, which is not opened with allow_pickle=False: unpickling "
+                "it may run any code. Make a DataLoader2 with the pipe, and load the state into that"
             )
         snapshot = GraphTemplate(unpacked_pipe(state))
         if pipeline.adapters and strict and state.outline is not None and not state.is_between_epochs:
@@ -195,7 +198,7 @@ def warn_of_0_9(stacklevel: int) -> None:
 
 
 def unpacked_pipe(state: LoaderState) -> DataPipe:
-    """Returns the pipe of a state; changes nothing."""
+    """Returns the pipe of a state without changing the loader."""
     if state.pipe is None:
         raise ValueError(
             "this loader state was saved without its pipe: make a DataLoader2 with the pipe and call its "
@@ -256,8 +259,7 @@ def _warn_of_replay(position: Position) -> None:
 
 
 def _again(position: Position) -> Iterator[tuple[str, int, float]]:
-    """Yields the name, the number of items and the duration in seconds of each part of the work that must be
-    repeated."""
+    """Yields the name, the number of items and the duration in seconds of each part that must be recomputed."""
     lasted = position.seconds or 0.0
     if position.drop >= _FEW:
         yield "the epoch", position.drop, lasted * position.drop / position.given

@@ -77,7 +77,7 @@ def pipeline_over(
     else:
         pipe = source.shuffle() if shuffle else source
     if not any(is_sharding(member) or isinstance(member, ShardingRoundRobinDispatcher) for member in Graph(pipe)):
-        # A dataset that is read by index may also query its worker, but the loader divides its indices in any case.
+        # Code of such a dataset may query the worker, but the loader divides the dataset by its indices in any case.
         own = not isinstance(source, MapDataPipe) and (splits_itself(dataset) if itself is None else itself)
         if not own or not splits_among_ranks(dataset):
             pipe = pipe.sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED if own else None)

@@ -1,4 +1,4 @@
-"""Shuts a loader down once, and makes concurrent callers wait for the shutdown.
+"""Shuts down a loader exactly once. Other callers of `shutdown` wait until the shutdown is complete.
 
 Role: one `Ending` per loader. An `Ending` ends the epoch, the service and the threads that read ahead, excludes
 concurrent changes to the loader, and stores the process that the loader belongs to. Runs in the main process: in any
@@ -64,7 +64,7 @@ class Ending:
         _open_loaders[id(self)] = weakref.ref(loader)
 
     def take_over_in_child(self) -> None:
-        """Makes an inherited loader belong to this forked child, if no worker processes of the parent run the loader.
+        """Makes an inherited loader belong to this forked child, unless worker processes of the parent run the loader.
 
         Raises:
             RuntimeError: worker processes run the loader.
@@ -73,14 +73,14 @@ class Ending:
             return
         if self._pipeline.is_taken_over and self._pipeline.contract.has_workers():
             raise RuntimeError(
-                f"this DataLoader2 belongs to process {self.owner_pid}, whose worker processes run it, and this is a "
-                "forked child of that: make a loader of your own in the child"
+                f"this DataLoader2 belongs to process {self.owner_pid}, whose worker processes run it, and this "
+                "process is a forked child: create another loader in the child"
             )
-        self.changing = threading.RLock()  # a thread of the parent may hold the inherited lock
+        self.changing = threading.RLock()  # the inherited lock may be held by a thread of the parent
         self.owner_pid = os.getpid()
 
     def run(self) -> None:
-        """Ends everything, or continues a shutdown that was interrupted. Returns when the shutdown is complete, even if
+        """Ends the loader, or continues a shutdown that was interrupted. Returns when the shutdown is complete, even if
         another thread completes it.
         """
         if self.is_over:
@@ -92,7 +92,7 @@ class Ending:
             self._set_over()
             return
         with self._excluding_others():
-            if not self.is_over:  # another thread may have completed the shutdown
+            if not self.is_over:  # another thread may have completed the shutdown in the meantime
                 self._end(over)
 
     @contextmanager
@@ -124,7 +124,7 @@ class Ending:
         except Exception:
             self._set_over()
             raise
-        self._set_over()  # not reached if Ctrl-C interrupts; the next call then continues the shutdown
+        self._set_over()  # if Ctrl-C interrupts the steps above, the next call continues the shutdown
 
     def _set_over(self) -> None:
         self.is_over = True
@@ -136,7 +136,7 @@ def _shut_down_open_loaders() -> None:
     for reference in list(_open_loaders.values()):
         try:
             if (loader := reference()) is not None:
-                loader._ending.patience = 0.0  # all threads are awaited together, later
+                loader._ending.patience = 0.0  # all threads are waited for together, later
                 loader._ending.is_noted = False
                 loader.shutdown()
         except Exception:

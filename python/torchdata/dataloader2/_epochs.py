@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 SHUT_DOWN = "Cannot read from the DataLoader as it has already been shut down"
 #: The error message for an epoch that another epoch has replaced.
 LEFT = "this epoch was left: another thread or a signal handler has called iter(loader) or loader.load_state_dict()"
-#: With fewer items per worker, the dataset is small or the run is a trial, and idle workers do not matter.
+#: The minimum number of items per worker for a warning about idle workers. With fewer items, the dataset is small or
+#: the run is a trial.
 _LEAST = 10
 
 
@@ -66,7 +67,9 @@ class FinishedIterator(Iterator[Any]):
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or self.__dict__.get("_iterator") is None:
-            raise AttributeError(f"the iteration is over, and nothing is left to ask for its attribute {name!r}")
+            raise AttributeError(
+                f"the iteration is over, and the pipeline's iterator with the attribute {name!r} no longer exists"
+            )
         return getattr(self._iterator, name)
 
 
@@ -190,7 +193,7 @@ class EpochRun:
             self.resume_at, self.saved_positions = before
             self.seeds.go_back(seeds)
             self.position.go_back(end, epochs)
-            self.delivery.begun = True  # there is no epoch that the next `iter` could take over
+            self.delivery.begun = True  # the next `iter` must begin an epoch, because there is no epoch to continue
             if not was_read:
                 self.delivery.source = None  # another state may be loaded
             raise

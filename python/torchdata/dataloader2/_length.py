@@ -82,7 +82,7 @@ def length_of_epoch(datapipe: Any, service: ReadingServiceInterface) -> int:
         TypeError: the length is not known; the message names the pipe that prevents it.
     """
     try:
-        with certain_lengths():  # no guesses, and no lengths that require a pipe to read all items
+        with certain_lengths():  # guesses are not allowed, and neither are lengths for which a pipe must read all items
             return _RankEpoch(datapipe, service).length()
     except Exception as error:
         raise TypeError(f"this DataLoader2 has no length: {advice_on(error)}") from error
@@ -114,7 +114,8 @@ class _RankEpoch:
             self._cut()
 
     def _cut(self) -> None:
-        """Cuts the graph as `MultiProcessingReadingService` does, with pipes that count at the cuts."""
+        """Cuts the graph as `MultiProcessingReadingService` does, and puts pipes that know their number of items at the
+        cuts."""
         rest, self.dispatching = cut_dispatched(self.graph, self.dispatched)
         branches = find_replicable_branches(rest)
         if len(branches) != 1:

@@ -145,8 +145,8 @@ class Pipeline:
                 self.datapipe = service.restore(self.datapipe, state)
             else:
                 raise TypeError(
-                    "Cannot restore from non-checkpointable reading service: the loaded state holds one of a reading "
-                    f"service, and {type(service).__name__} is no CheckpointableReadingServiceInterface"
+                    "Cannot restore from non-checkpointable reading service: the loaded state contains the state of "
+                    f"a reading service, but {type(service).__name__} is not a CheckpointableReadingServiceInterface"
                 )
         except BaseException:
             self.datapipe = self.snapshot.copy()
@@ -159,7 +159,7 @@ class Pipeline:
             self.service.finalize()
             self.service = self._adapted_service()
             self.is_taken_over = False
-        end_threads(self.datapipe)  # otherwise, the threads would continue to draw random numbers
+        end_threads(self.datapipe)  # the threads would otherwise continue to draw random numbers
 
     def length(self) -> int:
         """Returns the number of items of an epoch.
@@ -173,7 +173,7 @@ class Pipeline:
         contract = self.contract
         try:
             length = contract.count_items(self.datapipe)
-        except TypeError as error:  # raises the pipe's own error, because old code matches its message
+        except TypeError as error:  # the pipe's own error is raised, because old code matches its message
             add_note(error, advice_on(error))
             raise
         if length is not None:

@@ -97,7 +97,7 @@ class Tracker:
         self._yielded_before = 0
         #: Marks, oldest first. The first mark is the epoch's beginning, or the position where this run began.
         self._marks: list[Position] = []
-        #: Whether the epoch that begins follows an epoch that another loader has run.
+        #: Whether another loader has run the epoch before the epoch that begins now.
         self._is_behind_loaded = False
         #: The seeds at the beginning of that earlier epoch.
         self._ended_seeds: SeedGenerator | None = None
@@ -160,7 +160,8 @@ class Tracker:
         return beginning
 
     def _taken(self, items_ago: int, looks: bool) -> tuple[Position, int]:
-        """Returns the newest mark of `items_ago` items ago, and the number of items delivered by then."""
+        """Returns the newest mark that is at least `items_ago` items old, and the number of items that were delivered
+        up to that moment."""
         given = self._delivery.given - items_ago
         if given < 0:
             raise ValueError(
@@ -224,9 +225,9 @@ class Tracker:
         delivery.cut = False
 
     def _lost_in_main(self, output: WorkerOutput) -> int:
-        """Returns how many items the one-to-one pipes in the main process have read, but neither hold nor have
-        yielded."""
-        if output.is_local:  # no pipe holds items, and an interruption may have occurred in the shards themselves
+        """Returns how many items the one-to-one pipes in the main process have read but have neither yielded nor
+        buffered."""
+        if output.is_local:  # no pipe buffers items, and an interruption may have occurred in the shards themselves
             return output.delivered - int(self._delivery.given)
         pipes = Graph(self._pipeline.datapipe).pipes
         holding = [pipe for pipe in pipes if isinstance(pipe, HOLDING)]
@@ -251,12 +252,12 @@ class Tracker:
                 entries, generators = save_entries(pipes), save_generators()
                 if output is not None:
                     own = pipes.index(output)
-                    if output.is_unread and not token_of(output).armed:  # the pipe's items were from the previous epoch
+                    if output.is_unread and not token_of(output).armed:  # the pipe's items belong to the previous epoch
                         entries[own] = PipeEntry(entries[own].type)
                     read = self._read_by_main(entries[own], output)
                     # A pipe may have read items of the epoch while the epoch began.
                     position = beginning if read is None else output.position(read)
-        except UnorderedSet:  # if the set were read a second time, it would yield other items
+        except UnorderedSet:  # a second pass over the set would yield other items
             raise
         except Exception as error:  # items of pipes that cannot be saved are recomputed
             self.unsaved = str(error)
@@ -278,11 +279,11 @@ class Tracker:
             end of the workers' items.
         """
         if entry.restores:
-            # If the pipes that read the workers' items are replayed, reading resumes at the beginning of this run.
+            # If the pipes that read the workers' items are replayed, they start reading at the beginning of this run.
             return entry.yielded - self._yielded_before if output.is_in_first_pass else entry.yielded
         if not output.is_in_first_pass or output.delivered or (token_of(output).finished and not output.is_unread):
             return None
-        return 0  # no pipe has read items of the workers, so the workers are still where this run began
+        return 0  # no pipe has read items of the workers in this run, so the workers are at its beginning
 
     def _between(self) -> Position | None:
         """Returns the position between two epochs."""
@@ -335,7 +336,7 @@ class Tracker:
         self._may_count = self.hands_on and not reads_ahead
 
     def go_back(self, end: Position | str | None, epochs: int) -> None:
-        """Returns to the moment between two epochs, after the second epoch failed to begin.
+        """Restores the moment between two epochs after the second epoch failed to begin.
 
         Args:
             end: the previous value of `end`.
@@ -395,7 +396,7 @@ class Tracker:
         graph = None if resumed is None else Graph(datapipe)
         self._yielded_before = 0
         if resumed is None and self.output is not None:
-            forget_state(self.output)  # the loaded state belongs to the last epoch
+            forget_state(self.output)  # the loaded state belongs to the previous epoch
         if graph is not None and resumed is not None and resumed.graph is not None:
             entries = entries_in(resumed.graph)
             load_entries(graph, entries)
@@ -403,7 +404,7 @@ class Tracker:
                 self._yielded_before = token_of(self.output).yielded
                 if entries[graph.index(self.output)].finished:  # the main process had read all workers' items
                     self.output.read_out()
-        if resumed is not None and resumed.generators is not None:  # comes before the iterator, which starts threads
+        if resumed is not None and resumed.generators is not None:  # precedes the iterator, which starts threads
             load_generators(generators_in(resumed.generators))
         if graph is not None and resumed is not None:
             _spare_ranks(graph, resumed.drop)
@@ -457,7 +458,7 @@ class Tracker:
             self.end = str(error)  # storing the error itself would keep the processes alive
             return
         # If the main process's part cannot be inspected now, the next epoch restores an earlier mark, and reads to the
-        # end a second time.
+        # end again.
         is_at_end = position is not None and self._marks[-1] is not before and position.graph is self._marks[-1].graph
         if position is not None and is_at_end and position.graph is not None and position.workers is not None:
             position = position._replace(graph=self._with_output_read_out(position.graph, output))
@@ -500,12 +501,13 @@ class Tracker:
 
 
 def _only_counts(graph: Graph) -> bool:
-    """Whether all pipes between the workers' output and the end yield items one by one, and hold nothing else."""
+    """Whether all pipes between the workers' output and the end of the graph yield items one by one and buffer nothing
+    else."""
     return _below_counting(graph, WorkerOutput) is not None
 
 
 def _below_counting(graph: Graph, kind: type) -> Any:
-    """Returns the uppermost pipe of a class, if all pipes after it yield items one by one and hold nothing else."""
+    """Returns the uppermost pipe of a class, if all pipes after it yield items one by one and buffer nothing else."""
     pipe = graph.end
     while not isinstance(pipe, kind):
         known = type(pipe) in HOLDING or is_one_to_one(pipe)

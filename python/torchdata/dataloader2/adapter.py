@@ -202,7 +202,7 @@ class PrefetchPolicy(Adapter):
                 (source,) = sources_of(pipe)
                 datapipe = put_in_place(whole(datapipe), pipe, source)
             else:
-                pipe.buffer_size = 1  # the pipe has another task, which the graph still needs
+                pipe.buffer_size = 1  # the pipe also has another task that the graph needs
         return datapipe
 
     def adapt_reading_service(self, reading_service: ReadingServiceInterface) -> ReadingServiceInterface:

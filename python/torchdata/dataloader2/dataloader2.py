@@ -156,7 +156,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         wait_warning: float | None = 0.3,
         **of_torchs_loader: Never,
     ) -> None:
-        self._ended = True  # if the construction fails, `__del__` has nothing to shut down
+        self._ended = True  # if the constructor fails, `__del__` has nothing to shut down
         refuse_arguments(of_torchs_loader, DataLoader2)
         reading_service = service_of(num_workers, reading_service, "DataLoader2")
         if splits is not None:
@@ -339,7 +339,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         return self._pipeline.length()
 
     def __bool__(self) -> bool:
-        return True  # a loader is true regardless of its length
+        return True  # a loader is true even if its length is 0
 
     def seed(self, seed: int) -> None:
         """Sets the seed of all following epochs.
@@ -539,7 +539,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         return {**{name: value for name, value in list(vars(self).items()) if name not in _OWN}, "_made_of": made_of}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._ended = True  # stays True until all attributes are set
+        self._ended = True  # remains True until all attributes are set
         graph, adapters, service, recorder, seeds, loaded = state["_made_of"]
         pipeline = Pipeline(graph, adapters, service, _serialized, is_adapted=True)
         self._set_up(pipeline, copy.copy(seeds), recorder)
@@ -553,14 +553,16 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         return 0 if self._run.is_iterating else self._run.epochs
 
     def worker_pids(self) -> list[int]:
-        """See `ObservedLoader`."""
+        """Returns the process ids of the workers; see `ObservedLoader`."""
         processes = None
         if self.reading_service is not None and not self._terminated:
             processes = self._pipeline.contract.engine_processes()
         return [] if processes is None else processes.pids
 
     def picture(self) -> Picture:
-        """Draws the loader's processes and counts, or its pipeline before the first epoch. See `stats().picture()`."""
+        """Draws the loader's processes with their counts. Before the first epoch, draws its pipeline. See
+        `stats().picture()`.
+        `stats().picture()`."""
         from torchdata._drawing.picture import Picture
 
         return Picture(self._torchdata_graph())
@@ -569,7 +571,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         from torchdata._observe.show.words import described
 
         if "_run" not in self.__dict__:
-            return "<DataLoader2, not made>"  # the constructor has failed, or is still running
+            return "<DataLoader2, not made>"  # the constructor has failed or has not finished
         service = described(self.reading_service)
         return f"<DataLoader2 of {self._pipeline.name}, read by {service}, {self._state_in_words()}>"
 

@@ -157,7 +157,7 @@ class _Linter:
             found += [*self._own_order(), *self._work_before_sharding(), *self._mix_before_sharding()]
         yield from sorted(found, key=lambda finding: order[id(finding.datapipe)])
 
-    # -- one kind each -----------------------------------------------------------------------------
+    # -- one check for each kind of mistake ---------------------------------------------------------
 
     def _unshuffled(self) -> Iterator[Finding]:
         for pipe in self.pipes:
@@ -187,7 +187,7 @@ class _Linter:
         if self.cut is None or self.seeded:
             return
         if is_shuffler(self.cut) or self._shuffled_before(self.cut):
-            return  # all items are shuffled before they are dispatched
+            return  # all items are shuffled before they are dispatched to the workers
         for pipe in self.pipes:
             in_workers = id(pipe) not in self.dispatched | self.in_main
             if in_workers and is_shuffler(pipe) and self._reads(pipe, self.cut):
@@ -201,7 +201,7 @@ class _Linter:
                 )
 
     def _replicated(self) -> Iterator[Finding]:
-        """Finds pipes whose items all workers would yield, and joins of sharded with unsharded inputs."""
+        """Finds pipes that would yield the same items in all workers, and joins of sharded with unsharded inputs."""
         own: dict[int, bool] = {}
         for pipe in self.pipes:
             if id(pipe) in self.dispatched:
@@ -330,7 +330,7 @@ class _Linter:
             )
         yield Finding("partly-sharded", f"{self._place(pipe)}: {harm}", pipe, silent)
 
-    # -- what the graph is -------------------------------------------------------------------------
+    # -- questions about the graph -----------------------------------------------------------------
 
     def _upstream(self, *pipes: Any) -> list[Any]:
         """Returns the direct and indirect sources of these pipes."""
@@ -400,7 +400,7 @@ class _Linter:
         return f"{_name(pipe)} ({_ordinal(self._distance(pipe))}{f': {shown}' if len(names) > 1 else ''})"
 
     def _distance(self, pipe: Any) -> int:
-        """Returns the smallest number of steps from the pipe to the end of the graph."""
+        """Returns the smallest number of connections between the pipe and the end of the graph."""
         steps, seen, reached = 0, {id(self.end)}, [self.end]
         while not any(member is pipe for member in reached):
             steps += 1

@@ -513,7 +513,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Returns one child per column of the items, which are sequences of equal length."""
 
     def webdataset(self, *, strict: bool = True) -> IterDataPipe[dict[str, Any]]:
-        """Groups consecutive files whose names differ only in the extension into one dict."""
+        """Groups consecutive files into one dict if their names differ only in the extension."""
 
     @overload
     def zip(self) -> IterDataPipe[tuple[T_co]]:

@@ -141,7 +141,7 @@ class IteratingNode(BaseNode[T]):
     # -- items --------------------------------------------------------------------------------------
 
     def next(self) -> T:
-        """See `BaseNode.next`.
+        """Returns the next item; see `BaseNode.next`.
 
         Raises:
             ValueError: there are fewer items than were yielded before the state was saved.
@@ -158,7 +158,7 @@ class IteratingNode(BaseNode[T]):
         return item
 
     def get_state(self) -> dict[str, Any]:
-        """See `BaseNode.get_state`."""
+        """Returns the position; see `BaseNode.get_state`."""
         state: dict[str, Any] = {self.NUM_YIELDED_KEY: self._num_yielded}
         if self._stateful is None:
             digest = self._loaded_digest or self._digest

@@ -219,7 +219,7 @@ class MapWorker:
             members.report_exit(self._index)
         received, ended = [0] * members.num_workers, [False] * members.num_workers
         received[self._index] = self._number  # the number of items that the process has completed
-        with members.sending:  # several threads may replace processes at once
+        with members.sending:  # several threads may replace processes at the same time
             places = restarts.on_death([self._index], received, ended, False)
             try:
                 made = restarts.on_replace(places, ([], None), ended)

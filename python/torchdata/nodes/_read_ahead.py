@@ -159,7 +159,7 @@ class _Work(ReadAhead):
             self.queue.break_off(slot, ValueError(text))
 
     def _call(self, function: Callable[[Any], Any], slot: int, item: Any, index: int, snapshot: Any) -> int | None:
-        """Stores the function's result for an item. Returns the next slot if a slot is available at once."""
+        """Stores the function's result for an item. Returns the next slot if one is available without waiting."""
         try:
             result = function(item)
         except StopIteration as error:

@@ -68,7 +68,7 @@ class IterableWrapper(IteratingNode[T]):
             self._stateful, self._is_exact = iterable, isinstance(iterable, ObservedLoader)
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """See `BaseNode.reset`.
+        """Begins an epoch or resumes from a state; see `BaseNode.reset`.
 
         Raises:
             TypeError: the state was saved within an epoch of a set with an order that differs between processes.
@@ -151,7 +151,7 @@ class SamplerWrapper(IteratingNode[T]):
             self._stateful = sampler
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """See `BaseNode.reset`.
+        """Begins an epoch or resumes from a state; see `BaseNode.reset`.
 
         Raises:
             ValueError: a field of the state is missing or out of range.
@@ -179,7 +179,7 @@ class SamplerWrapper(IteratingNode[T]):
         return in_fixed_order(self.sampler) if has_fixed_order(self.sampler) else self.sampler
 
     def get_state(self) -> dict[str, Any]:
-        """See `BaseNode.get_state`."""
+        """Returns the position; see `BaseNode.get_state`."""
         state = {**super().get_state(), self.EPOCH_KEY: self.epoch, self.STARTED_KEY: self._started}
         if is_stateful(self.epoch_updater):
             state[self.UPDATER_KEY] = self.epoch_updater.state_dict()

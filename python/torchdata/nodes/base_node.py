@@ -183,7 +183,7 @@ class PassingNode(BaseNode[T]):
     """A node whose `reset` sets `_advance` to a function that returns the node's own next item."""
 
     def next(self) -> T:
-        """See `BaseNode.next`."""
+        """Returns the next item; see `BaseNode.next`."""
         item: T = self._advance()
         return item
 
@@ -192,7 +192,7 @@ class PassingNode(BaseNode[T]):
 
 
 class Again:
-    """Returns an item of the source again, after Ctrl-C interrupted the node while it processed the item.
+    """Returns an item of the source a second time, after Ctrl-C interrupted the node while it processed the item.
 
     Args:
         node: the node.

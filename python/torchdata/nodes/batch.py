@@ -52,14 +52,14 @@ class Batcher(BaseNode[list[T]]):
         self.drop_last = drop_last
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """See `BaseNode.reset`."""
+        """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         fields = StateFields("Batcher", initial_state)
         self._advance = fields.reset(self.source, self.SOURCE_KEY)
         self._partial = fields.list_of(self.PARTIAL_KEY)
         super().reset(initial_state)
 
     def next(self) -> list[T]:
-        """See `BaseNode.next`."""
+        """Returns the next item; see `BaseNode.next`."""
         batch: list[T] = []
         if self._partial:
             batch, self._partial = list(self._partial), []
@@ -76,7 +76,7 @@ class Batcher(BaseNode[list[T]]):
         return batch
 
     def get_state(self) -> dict[str, Any]:
-        """See `BaseNode.get_state`."""
+        """Returns the position; see `BaseNode.get_state`."""
         state = {self.SOURCE_KEY: self.source.state_dict()}
         if self._partial:
             state[self.PARTIAL_KEY] = list(self._partial)
@@ -131,7 +131,7 @@ class Collator(Batcher[Any]):
         self.collate_fn: Callable[[list[Any]], Any] = collate_fn
 
     def next(self) -> Any:
-        """See `BaseNode.next`."""
+        """Returns the next item; see `BaseNode.next`."""
         batch = super().next()
         try:
             return self.collate_fn(batch)
@@ -187,7 +187,7 @@ class Unbatcher(BaseNode[T]):
         self.source = check_node("Unbatcher", "source", source)
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """See `BaseNode.reset`."""
+        """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         if self._skipped and initial_state is None:
             # A loaded state was not used. The batch is read now, because the next epoch of the source starts after it.
             with contextlib.suppress(Exception):
@@ -204,7 +204,7 @@ class Unbatcher(BaseNode[T]):
         super().reset(initial_state)
 
     def next(self) -> T:
-        """See `BaseNode.next`."""
+        """Returns the next item; see `BaseNode.next`."""
         if self._index == self._length:
             self._read_batch()
         item: T = self._batch[self._index]
@@ -228,7 +228,7 @@ class Unbatcher(BaseNode[T]):
             self._before, self._index, self._length = before, index, length
 
     def get_state(self) -> dict[str, Any]:
-        """See `BaseNode.get_state`."""
+        """Returns the position; see `BaseNode.get_state`."""
         if self._index < self._length and self._before is None:
             rest = [self._batch[index] for index in range(self._index, self._length)]
             return {self.SOURCE_KEY: self.source.state_dict(), self.BATCH_IDX_KEY: 0, self.REST_KEY: rest}

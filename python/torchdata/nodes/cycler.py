@@ -47,7 +47,7 @@ class Cycler(BaseNode[T]):
         self.max_cycles = None if max_cycles is None else check_int("Cycler", "max_cycles", max_cycles, least=1)
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """See `BaseNode.reset`."""
+        """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         fields = StateFields("Cycler", initial_state)
         most = sys.maxsize if self.max_cycles is None else self.max_cycles - 1
         #: The number of passes over the source before the current pass.
@@ -57,7 +57,7 @@ class Cycler(BaseNode[T]):
         super().reset(initial_state)
 
     def next(self) -> T:
-        """See `BaseNode.next`."""
+        """Returns the next item; see `BaseNode.next`."""
         if self._ended:
             raise StopIteration
         try:
@@ -77,7 +77,7 @@ class Cycler(BaseNode[T]):
         return again
 
     def get_state(self) -> dict[str, Any]:
-        """See `BaseNode.get_state`."""
+        """Returns the position; see `BaseNode.get_state`."""
         state = {self.SOURCE_KEY: self.source_node.state_dict(), self.NUM_CYCLES_KEY: self._num_cycles}
         return {**state, self.ENDED_KEY: True} if self._ended else state
 

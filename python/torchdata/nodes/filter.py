@@ -45,7 +45,7 @@ class Filter(BaseNode[T]):
         self.filter_fn = filter_fn
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """See `BaseNode.reset`."""
+        """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         fields = StateFields("Filter", initial_state)
         self._num_filtered = fields.integer(self.NUM_FILTERED_KEY, least=0)
         self._num_yielded = fields.integer(self.NUM_YIELDED_KEY, least=0)
@@ -55,7 +55,7 @@ class Filter(BaseNode[T]):
         super().reset(initial_state)
 
     def next(self) -> T:
-        """See `BaseNode.next`."""
+        """Returns the next item; see `BaseNode.next`."""
         advance, wants = self._advance, self.filter_fn
         while True:
             item: T = advance()

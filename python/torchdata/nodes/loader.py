@@ -214,7 +214,7 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
         self._advance = self._first
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """See `BaseNode.reset`."""
+        """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         fields = StateFields("Loader", initial_state)
         self._item, self._num_yielded = _NONE, fields.integer(self.NUM_YIELDED_KEY, least=0)
         self._restart_at = self._num_yielded if self._restarts and initial_state is not None else None
@@ -257,7 +257,7 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
         return True
 
     def next(self) -> T:
-        """See `BaseNode.next`."""
+        """Returns the next item; see `BaseNode.next`."""
         item: T
         if self._item is not _NONE:
             item, self._item = self._item, _NONE
@@ -278,7 +278,7 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
         return self._advance()
 
     def get_state(self) -> dict[str, Any]:
-        """See `BaseNode.get_state`."""
+        """Returns the position; see `BaseNode.get_state`."""
         if self._item is not _NONE:
             return state_at(self._before_item)  # type: ignore[no-any-return]
         return {self.ROOT_KEY: self.root.state_dict(), self.NUM_YIELDED_KEY: self._num_yielded}

@@ -308,7 +308,7 @@ class ParallelMapper(PassingNode[T]):
         super().reset(initial_state)
 
     def get_state(self) -> dict[str, Any]:
-        """See `BaseNode.get_state`."""
+        """Returns the position; see `BaseNode.get_state`."""
         return {self.IT_STATE_KEY: self._it.state_dict()}
 
     def shutdown(self) -> None:

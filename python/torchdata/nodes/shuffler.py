@@ -61,7 +61,7 @@ class Shuffler(BaseNode[T]):
         self.store_buffer = store_buffer
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """See `BaseNode.reset`.
+        """Begins an epoch or resumes from a state; see `BaseNode.reset`.
 
         Raises:
             ValueError: a field of the state is missing or out of range, or belongs to another `buffer_size`.
@@ -116,7 +116,7 @@ class Shuffler(BaseNode[T]):
         return buffer.pop()
 
     def get_state(self) -> dict[str, Any]:
-        """See `BaseNode.get_state`."""
+        """Returns the position; see `BaseNode.get_state`."""
         state: dict[str, Any] = {
             self.BUFFER_SIZE_KEY: self.buffer_size,
             self.NUM_YIELDED_KEY: self._num_yielded,

@@ -47,9 +47,10 @@ from torchdata.stateful_dataloader.sampler import pass_over
 
 __all__ = ["Drawing", "Draws", "Replay"]
 
-#: Maximum number of words between two epochs. After more words, the program is assumed to have set the generator.
+#: The maximum number of words that can be drawn between two epochs. If there are more, the program is assumed to have
+#: set the generator.
 _FAR = 1 << 28
-#: The maximum number of words between loading a state and the next loop.
+#: The maximum number of words that can be drawn between loading a state and the next loop.
 _NEAR = 1 << 22
 
 
@@ -112,7 +113,7 @@ class Drawing:
         seen = {}
         for name, (state, then) in list(self._displaced.items()):
             moved = _moved(then, program[name])
-            if moved is None:  # the program has set the generator
+            if moved is None:  # the program has set the generator to another stream
                 del self._displaced[name]
                 continue
             words = words_of(state)

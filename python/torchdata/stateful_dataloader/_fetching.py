@@ -175,7 +175,7 @@ class IterableFetcher(_Timed, _IterableDatasetFetcher):
     def _extend(self, count: int) -> None:
         """Reads `count` samples. No Python code runs between two samples, so an interruption loses no sample.
 
-        `islice` is not used, because it would call `iter`, which resets some iterators.
+        `islice` is not used, because it would call `iter`, and some iterators are reset by this call.
         """
         self._data.extend(map(next, repeat(self.dataset_iter, count)))
 

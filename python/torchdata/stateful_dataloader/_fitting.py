@@ -100,7 +100,7 @@ def _told(one: Any) -> Any:
         return None
     try:
         state = copied(state_of(one))
-    except AttributeError:  # the object is its own iterator, and has not begun to iterate
+    except AttributeError:  # an object that is its own iterator has no state before it iterates
         return UNKNOWN
     return UNKNOWN if state is None else state
 

@@ -323,7 +323,7 @@ def set_all(moment: Moment) -> None:
 LIMIT = 1 << 24
 #: The number of words to compare. An accidental match of this many bits is practically impossible.
 _NEEDLE = 8
-#: The initial and the maximum number of words to generate at once.
+#: The initial and the maximum number of words that are generated in one step.
 _FIRST, _MOST = 1 << 10, 1 << 20
 #: Byte offsets in the state of torch's CPU generator: seed, words left, words, and stored normal numbers.
 _LEFT, _SEEDED, _NEXT, _WORDS, _REST, _SIZE = 8, 12, 16, 24, 5016, 5056

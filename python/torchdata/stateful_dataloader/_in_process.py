@@ -137,7 +137,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
     def _restore(self, position: ReadingPosition) -> None:
         """Moves the reading to a position in this epoch."""
         if self._reads_again(position):
-            # Read from the beginning of the epoch, with the generators as they were at the beginning.
+            # Reading starts at the beginning of the epoch, with the generators as they were then.
             set_all(self._then)
             position = position._replace(collate=self._collate, since=self._num_given)
         self._reader.restore(position)
@@ -298,7 +298,7 @@ class LocalPool:
                 shard.globals.enter()
 
     def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, first: int) -> None:
-        """See `WorkerPool.begin`."""
+        """Begins an epoch; see `WorkerPool.begin`."""
         self.turn = first
         for number, position in enumerate(positions):
             with self._entered(None):
@@ -313,7 +313,7 @@ class LocalPool:
                     self.told[number] = units.news.before
 
     def wait(self, hand: list[Any]) -> None:
-        """See `WorkerPool.wait`."""
+        """Reads the next unit; see `WorkerPool.wait`."""
         while not hand:
             left = [number for number in range(len(self._units)) if number not in self._ended]
             if not left:
@@ -334,7 +334,7 @@ class LocalPool:
             hand[0] = shard, order, self._pin(batch), news
 
     def end_epoch(self) -> None:
-        """See `WorkerPool.end_epoch`."""
+        """Ends the epoch; see `WorkerPool.end_epoch`."""
 
     def shutdown(self) -> None:
         """Stops reading."""

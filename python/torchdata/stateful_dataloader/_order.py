@@ -333,7 +333,7 @@ class IndexOrder:
             sampler=copied(sampler), iterator=copied(iterator), is_users=True,
             is_batched=iterates_as(self._sampler, BatchSampler),
         )  # fmt: skip
-        if given == 0:  # the first index was drawn but not received
+        if given == 0:  # the first index was drawn, but the user has not received it
             state = state._replace(indices=waiting[:1])
         elif given > number:
             state = state._replace(indices_since=given - number)
@@ -357,8 +357,8 @@ class IndexOrder:
                 if self._is_kept and self.drawn:
                     number = self.drawn - state.indices_since
                     self._kept.append((number, state.sampler, state.iterator, self._drawing.now()))
-                    # Some samplers apply a loaded state only with their first index, but the program may leave the
-                    # epoch before the first index.
+                    # Some samplers apply a loaded state only with their first index. The index is drawn now, because
+                    # the program may abandon the epoch before it needs the index.
                     self._draw_ahead()
             else:
                 self._drawing.set(iter_)

@@ -1,4 +1,4 @@
-"""Reads a dataset that is a pipe of `torchdata.datapipes`, whose position is the state of its graph.
+"""Reads a dataset that is a pipe of `torchdata.datapipes`. Its position is the state of its graph.
 
 Role: used by the reader, in the main process or in a worker. `source_of` decides whether the position of a dataset can
 be restored in this way.
@@ -43,11 +43,12 @@ def derive_later_seeds(datapipe: Any) -> None:
 
 
 class PipeSource(PipePasses):
-    """Reads a pipe whose seeds in each epoch follow from the loader's seed.
+    """Reads a pipe with seeds that follow from the loader's seed in each epoch.
 
-    The state of the graph is sealed, because a checkpoint treats bytes as one value, and a copy of them costs nothing.
-    If the graph cannot be saved, as while it holds a stream that cannot be pickled, the state counts items, which are
-    read again. A state from before the first item contains only state that outlives passes.
+    The state of the graph is sealed as bytes, because a checkpoint treats bytes as one value, and bytes need not be
+    copied. If the graph cannot be saved, for example while it holds a stream that cannot be pickled, the state contains
+    a number of items, which are reread. A state from before the first item contains only state that is kept between
+    passes.
 
     Args:
         pipe: the last pipe of the graph.
@@ -70,7 +71,7 @@ class PipeSource(PipePasses):
         again, self._again = self._again, 0
         iterator = super().__iter__()
         if again:
-            with put_back_afterwards(GLOBAL):  # the loader has set the generators for the items that follow
+            with put_back_afterwards(GLOBAL):  # the loader has already set the generators for the next items
                 next(islice(iterator, again - 1, None), None)
         return iterator
 

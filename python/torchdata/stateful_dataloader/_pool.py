@@ -142,7 +142,7 @@ class WorkerPool(Group):
         if self._restarts is not None:
             self._restarts.begin(self._epoch)
         for worker, (orders, taken) in enumerate(zip(self.orders, self._taken, strict=True)):
-            for order in islice(orders, taken, None):  # the worker completes all orders of the last epoch
+            for order in islice(orders, taken, None):  # the worker completes these orders first
                 self._send(worker, self._shown(order))
         self.orders = [deque() for _ in self.orders]
         self._taken = [0] * len(self.orders)
@@ -308,14 +308,14 @@ class PinnedUnits:
         end_at_exit(self)
 
     def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, first: int) -> None:
-        """See `WorkerPool.begin`."""
+        """Begins an epoch; see `WorkerPool.begin`."""
         self.leave()
         self._pool.begin(ahead, shared_seed, positions, fresh, first)
         self._epoch = _Epoch(self._pool, self._device)
         self._epoch.start(self._epoch.run)
 
     def wait(self, hand: list[Any]) -> None:
-        """See `WorkerPool.wait`."""
+        """Waits for the next unit; see `WorkerPool.wait`."""
         assert self._epoch is not None
         if hand:
             return

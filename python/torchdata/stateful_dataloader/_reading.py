@@ -52,9 +52,9 @@ _NO_NOW: _Now = (None, 0)
 
 #: A placeholder for the states of a dataset that has ended without returning a batch.
 _ENDED = b"", b""
-#: The number of batches between the snapshots that a reader takes by itself.
+#: The number of batches between the snapshots that a reader takes without a request.
 _KEPT_EVERY = 64
-#: A number of a batch that no fetcher reaches.
+#: A number that is larger than the number of any batch.
 _NEVER = 1 << 62
 
 
@@ -119,7 +119,7 @@ class EpochReader:
         #: Whether the dataset loaded a state in this process. A generator may not have applied it yet.
         self._was_given_state = False
         self._trial: _Trial | None = None
-        #: Whether and when the reader takes snapshots by itself.
+        #: Whether the reader takes snapshots without a request. `_cadence` determines when.
         self._keeps, self._cadence = False, SnapshotCadence(_KEPT_EVERY)
         #: The clock that times batches, and the number of the next batch that is timed.
         self._clock: BatchClock | None = None
@@ -501,7 +501,7 @@ class EpochReader:
             return self._trails.inside(self._state()) if is_inside else self._position_at_the_beginning()
         if not self.reading.is_iterable or self.count or self.has_ended:
             state = self._state()
-            # if the program did not receive the last batch, the digest would cover one batch too many
+            # otherwise the checksum would include a batch that the program did not receive
             return state if is_given or not self._is_uncounted else state._replace(digest=None)
         return self._position_at_the_beginning()
 
@@ -510,7 +510,7 @@ class EpochReader:
             return self._came_from
         if not self.restores_position:
             return self._state()
-        # the position includes the current states, because user code may inspect them
+        # includes the current states, because user code may inspect the position
         return self._trails.at_the_beginning(self._state())
 
     def took(self, position: ReadingPosition | bytes) -> None:

@@ -90,7 +90,8 @@ def check_on_error(
         )
 
 
-#: The message for a dataset whose iterator is a generator, which cannot continue after an exception.
+#: The message for a dataset with an iterator that is a generator, because a generator cannot continue after an
+#: exception.
 _ENDS = (
     "it is a generator, and a generator that raises has ended, so the items that it would have yielded after that are "
     "lost. Let __iter__ return an object whose __next__ can be called again after it has raised, or catch the "

@@ -455,7 +455,7 @@ class RestartingIterator(WorkersIterator):
         before, position, fresh, since = self._way_to(worker)
         ordered = [] if self._progress[worker].ended else [index for _, index in self._pool.orders[worker]]
         if position is None and not since and not ordered and not self._reading.is_iterable:
-            return before  # the worker had no orders
+            return before  # the worker had no orders in this epoch
         return [*before, ("repeat", self._seed_then, position, fresh, [*since, *ordered])]
 
     # -- replacing a worker ----------------------------------------------------------------------------

@@ -219,7 +219,7 @@ class ShardReader:
                 if self.job.reading.is_iterable:
                     is_whole = False
                     break
-            except Exception:  # the failed worker has already sent this exception to the main process
+            except Exception:  # the failed worker has already sent this exception
                 pass
         self.watch.look()
         return is_whole
@@ -260,7 +260,7 @@ class _Worker:
         self._left: list[Any] = []
 
     def prepare(self, program: Job) -> None:
-        """See `Runner`."""
+        """Prepares the shards; see `Runner`."""
         for number in self.setup.shards:
             if self.shards:
                 self.shards[self._entered].globals.leave()
@@ -269,7 +269,7 @@ class _Worker:
             self.shards.append(ShardReader(job, number, self.setup.name, self._ordered, counting=self.child.counting))
 
     def obey(self, command: tuple[Any, ...]) -> bool:
-        """See `Runner`."""
+        """Executes a command; see `Runner`."""
         order: tuple[Any, ...] | None = command
         while order is not None:
             if order[0] == "stop":

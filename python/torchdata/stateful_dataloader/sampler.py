@@ -304,7 +304,8 @@ class BatchIndices(Iterator[list[int]]):
             pass_over(self._iterator, self.samples_yielded)
         self.has_ended = bool(state_dict.get("ended"))
         if self.has_ended and next(self._iterator, _NONE) is not _NONE and is_stateful(sampler):
-            # The sampler has already prepared the next epoch. Iterating over it now would begin this epoch too early.
+            # The sampler has already prepared the next epoch, and iterating over it now would begin that epoch too
+            # early.
             give(sampler, state_dict["sampler_state"])
 
 

@@ -262,7 +262,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
     # -- introspection -------------------------------------------------------------------------------
 
     def worker_pids(self) -> list[int]:
-        """See `ObservedLoader`."""
+        """Returns the process ids of the workers; see `ObservedLoader`."""
         return [] if self._iterator is None else self._iterator.worker_pids
 
     # -- state ---------------------------------------------------------------------------------------

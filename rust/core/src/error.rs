@@ -1,4 +1,4 @@
-//! Errors of links.
+//! The errors of links.
 
 use std::io;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ pub enum OpenError {
         /// The error of the system.
         source: io::Error,
     },
-    /// The peer was built from a release with another layout.
+    /// The other process was built from a release with another layout.
     #[error(
         "the shared region has layout version {found}, this build reads {expected}: one process runs another release"
     )]
@@ -41,7 +41,7 @@ pub enum OpenError {
     /// The header is inconsistent, or does not match the size of the region.
     #[error("the shared region is not a valid link: {0}")]
     Invalid(&'static str),
-    /// The end is in use. A link has exactly one producer and one consumer.
+    /// Another user has already taken this end of the link. A link has exactly one producer and one consumer.
     #[error("the {0} end of this link is already taken")]
     Taken(&'static str),
 }
@@ -53,18 +53,18 @@ impl OpenError {
     }
 }
 
-/// The peer violated the protocol of the link, so nothing more can be read from it.
+/// The other process has violated the protocol of the link, so nothing more can be read from the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the shared memory of a link is corrupted: {0}")]
 pub struct Corrupted(pub &'static str);
 
-/// Why a unit could not be taken.
+/// Why a unit could not be taken from the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TakeError {
     /// The data is not a valid unit.
     #[error(transparent)]
     Corrupted(#[from] Corrupted),
-    /// The memory for its bytes could not be allocated.
+    /// The memory for the bytes of the unit could not be allocated.
     #[error(transparent)]
     NoMemory(#[from] NoMemory),
 }
@@ -74,7 +74,7 @@ pub enum TakeError {
 #[error("there is no memory for {0} bytes of an item")]
 pub struct NoMemory(pub usize);
 
-/// Explains which limit was reached and what to do. Empty if users cannot change the limit.
+/// Explains which limit was reached and how to raise it. Empty if users cannot change the limit.
 fn way_out(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::EMFILE) => {

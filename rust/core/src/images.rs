@@ -1,7 +1,7 @@
-//! Resizes parts of decoded images like Pillow: by a convolution with a width that depends on the reduction.
+//! Resizes parts of decoded images like Pillow, by a convolution whose width depends on the reduction.
 //!
-//! The crate `fast_image_resize` implements it with vector instructions. Callers provide the memory, and can call from
-//! any thread. Each thread keeps its scratch memory (`SCRATCH`) for the next image.
+//! The crate `fast_image_resize` implements the convolution with vector instructions. Callers provide the memory, and
+//! can call from any thread. Each thread keeps its scratch memory (`SCRATCH`) for the next image.
 
 use std::cell::RefCell;
 
@@ -85,7 +85,7 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Resizes a region of `source` into `out`. Only pixels that overlap the region contribute.
+/// Resizes a region of `source` into `out`. Only pixels that overlap the region affect the result.
 pub fn resize(
     source: Pixels<'_>,
     region: Region,
@@ -128,8 +128,8 @@ fn holds(found: usize, width: u32, height: u32, channels: usize) -> Result<(), R
     }
 }
 
-/// Resizes into rows of pixels from left to right. The pixel type is known here, so only the code for two types is compiled
-/// in. The code for floating-point channels would also differ between two builds of the same sources.
+/// Resizes into rows of pixels from left to right. The pixel type is a parameter, so only the code for two types is
+/// compiled in. The code for floating-point channels would give different results in two builds of the same sources.
 fn convolve<P: PixelTrait>(
     resizer: &mut Resizer,
     source: Pixels<'_>,
@@ -143,7 +143,7 @@ fn convolve<P: PixelTrait>(
     if !(within && left < right && top < bottom) {
         return Err(ResizeError::Region);
     }
-    // The pixels that overlap the region, and the position of the region within them.
+    // The rectangle of pixels that overlap the region.
     let (column, row) = (left.floor(), top.floor());
     let (width, height) = (right.ceil() - column, bottom.ceil() - row);
     let whole =
@@ -160,7 +160,7 @@ fn convolve<P: PixelTrait>(
     resizer.resize_typed(&part, &mut made, &options).map_err(|_| ResizeError::Region)
 }
 
-/// Copies rows of pixels in the order that the target requires.
+/// Copies the resized rows into `out` in the order that the target requires.
 fn lay_out(rows: &[u8], channels: usize, target: Target, out: &mut [u8]) {
     let (width, height) = (target.width as usize, target.height as usize);
     let step = channels as isize;

@@ -1,25 +1,26 @@
-//! Checks that detect damage in shared memory, for single words and for whole units.
+//! Detects damage in shared memory, in single words and in whole units.
 //!
-//! The checks detect accidents, such as stray pointers, but not attacks. They cover the words and units that the
-//! protocol depends on. The contents of blocks are not covered, because that would cost as much as copying them.
+//! The checks detect accidents, such as stray pointers, but not attacks. They protect the words and units on which the
+//! protocol depends. They do not protect the contents of blocks, because that would cost as much as copying them.
 
-/// An odd constant, with which every change within one byte of a value changes the check. A test verifies this
+/// An odd constant. With this constant, every change within one byte of a value changes the check. A test verifies this
 /// property.
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
-/// Makes a word of zeros invalid, because wiped memory consists of zeros.
+/// A constant that makes a word of zeros invalid, because wiped memory consists of zeros.
 const NOT_ZERO: u64 = 0x5bd1;
-/// Keys for the operands of the multiplications (digits of pi), so that zeros in the data do not result in zero, and
-/// the increments of the keys from pair to pair, so that the order of words matters.
+/// `KEYS` are combined with the operands of the multiplications, so that zeros in the data do not give a product of
+/// zero. `STEPS` are added to the keys for each pair of words, so that the order of words matters. All are digits of
+/// pi.
 const KEYS: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 const STEPS: [u64; 2] = [0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
 
-/// Bits of a sealed value. The upper bits are its check.
+/// The number of bits of a sealed value. The upper bits of the word contain the check.
 pub const SEALED_BITS: u32 = 48;
 const SEALED: u64 = (1 << SEALED_BITS) - 1;
 
-/// Seals a value for shared memory: the lower 48 bits of `value`, and a check in the upper bits.
+/// Seals a value for shared memory. The result contains the lower 48 bits of `value`, and a check in the upper bits.
 ///
-/// Reading and writing one word is atomic. The check detects every change within one byte, and any other change with a
+/// Reading and writing one word is atomic. The check detects every change within one byte, and other changes with a
 /// probability of 1 - 2^-16.
 #[inline]
 pub const fn seal(value: u64) -> u64 {
@@ -33,8 +34,8 @@ pub const fn open(word: u64) -> Option<u64> {
     if seal(word) == word { Some(word & SEALED) } else { None }
 }
 
-/// Returns the first value at or after `known` with this sealed word, or None if the word is damaged. The value must be
-/// less than 2^48 after `known`.
+/// Returns the first value at or after `known` whose lower 48 bits are in this sealed word, or None if the word is
+/// damaged. The value must be less than 2^48 after `known`.
 #[inline]
 pub const fn open_after(known: u64, word: u64) -> Option<u64> {
     match open(word) {
@@ -49,15 +50,16 @@ fn fold(a: u64, b: u64) -> u64 {
     product as u64 ^ (product >> 64) as u64
 }
 
-/// Thirty bits that depend on a value and on its position.
+/// Returns 30 bits that depend on a value and on its position.
 #[inline]
 pub(crate) fn placed(value: u64, place: u64) -> u64 {
     fold(value ^ KEYS[0], place ^ KEYS[1]) >> 34
 }
 
-/// The checksum of a unit: of its position, its header, its block table and its payload, in this order.
+/// The checksum of a unit. It includes the position of the unit, its header, its block table and its payload, in this
+/// order.
 ///
-/// The checksum is a sum of products of pairs of words, so that the multiplications do not depend on each other.
+/// The checksum is a sum of products of two words, so that the multiplications do not depend on each other.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Checksum {
     sum: u64,
@@ -65,7 +67,7 @@ pub(crate) struct Checksum {
 }
 
 impl Checksum {
-    /// Starts with the position of the unit, which invalidates units from the previous lap of the ring.
+    /// Starts the checksum with the position of the unit, so that units from an earlier lap of the ring are invalid.
     #[inline]
     pub fn at(position: u64) -> Self {
         Self { sum: 0, keys: KEYS }.words(position, 0)
@@ -81,11 +83,11 @@ impl Checksum {
         }
     }
 
-    /// Copies `len` bytes and adds them to the checksum. The preceding words must determine `len`. Each byte is read
-    /// once, so that later changes of the source are detected. Copying and adding are one pass, because reading the
-    /// copy would wait for its stores.
+    /// Copies `len` bytes and adds them to the checksum. The words added before must determine `len`. Each byte is read
+    /// only once, so that the copy and the checksum always match. Copying and adding are done together, because reading
+    /// the copy would have to wait for its stores.
     ///
-    /// Also writes the bytes after the end, up to a multiple of 8: zeros if the source is not `PADDED`.
+    /// Also writes the bytes after the end, up to a multiple of 8. If the source is not `PADDED`, these bytes are zero.
     ///
     /// # Safety
     /// `to` is writable for `len` bytes rounded up to a multiple of 8. `from` is readable for `len` bytes, and also for
@@ -117,13 +119,13 @@ impl Checksum {
         self
     }
 
-    /// Returns the sum of the additions since `before`, independent of the position of the unit.
+    /// Returns the sum of what was added since `before`. It does not depend on the position of the unit.
     #[inline]
     pub fn since(self, before: Self) -> u64 {
         self.sum.wrapping_sub(before.sum)
     }
 
-    /// The checksum so far.
+    /// Returns the checksum of everything that was added.
     #[inline]
     pub fn finish(self) -> u32 {
         (self.sum ^ (self.sum >> 32)) as u32
@@ -144,8 +146,8 @@ unsafe fn pass_on<T: Copy>(from: *const u8, to: *mut u8, at: usize) -> T {
     }
 }
 
-/// Returns the last `len % 8` bytes as the lowest bytes of a word; the remaining bytes are undefined. There is at least
-/// one such byte.
+/// Returns the last `len % 8` bytes as the lowest bytes of a word. The other bytes are undefined. `len` must not be a
+/// multiple of 8.
 ///
 /// # Safety
 /// `from` is readable for `len` bytes.
@@ -161,11 +163,11 @@ unsafe fn last_word(from: *const u8, len: usize) -> u64 {
     }
 }
 
-/// The number of words that are sampled from a large buffer.
+/// The number of words of a large buffer that are included in its sample.
 const SAMPLES: usize = 16;
 
-/// Returns 16 bits that depend on the length of a buffer and on some evenly spread words. Reading all words would cost
-/// as much as copying.
+/// Returns 16 bits that depend on the length of a buffer and on some words at equal distances. Reading all words would
+/// cost as much as copying them.
 ///
 /// # Safety
 /// `data` is readable for `len` bytes.
@@ -180,13 +182,13 @@ pub unsafe fn sample(data: *const u8, len: usize) -> u64 {
         let last = len - 8;
         (0..SAMPLES).for_each(|place| look(place * last / (SAMPLES - 1)));
     } else {
-        // SAFETY: as above.
+        // SAFETY: each offset is less than `len`.
         (0..len).for_each(|at| sum = fold(sum ^ u64::from(unsafe { data.add(at).read() }), STEPS[0]));
     }
     sum >> 48
 }
 
-/// Computes a number that distinguishes units independent of their position.
+/// Computes a number that distinguishes units and does not depend on their position.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Digest {
     buffers: u64,
@@ -199,7 +201,7 @@ impl Digest {
         self.buffers = fold(self.buffers ^ KEYS[1], word ^ KEYS[0]);
     }
 
-    /// The digest of a unit with this checksum and length of the payload.
+    /// Returns the digest of a unit. `payload` is the checksum of the payload, and `len` its length.
     #[inline]
     pub fn finish(self, payload: u64, len: usize) -> u64 {
         self.buffers ^ payload ^ (len as u64).wrapping_mul(WORD)
@@ -221,8 +223,8 @@ mod tests {
                 }
             }
         }
-        // For any value, a change within a byte changes the product by one of these amounts, which is more than the
-        // bits below the check can hide.
+        // A change within one byte of any value changes the product by one of these amounts. Each amount is larger than
+        // what the bits below the check can represent.
         for byte in 0..6 {
             for change in 1..=255_u64 {
                 let moved = (change << (8 * byte)).wrapping_mul(WORD);
@@ -250,7 +252,7 @@ mod tests {
             let mut copy = vec![0; padded];
             let mut sum = |position, word, bytes: &[u8]| {
                 let start = Checksum::at(position).words(word, 3);
-                // SAFETY: both have `len` bytes, padded.
+                // SAFETY: both buffers have the padded length.
                 unsafe { start.copy::<true>(bytes.as_ptr(), copy.as_mut_ptr(), len).finish() }
             };
             let right = sum(4096, 0, &bytes);

@@ -1,6 +1,6 @@
-//! The positions of pieces in a packed row.
+//! Computes the positions of pieces in a packed row.
 
-/// The positions of tokens within their pieces, counted from 0 in each piece.
+/// Returns the position of each token within its piece, counted from 0.
 pub fn positions(sizes: &[u32]) -> Vec<i64> {
     let mut all = Vec::with_capacity(sizes.iter().map(|&size| size as usize).sum());
     for &size in sizes {
@@ -9,7 +9,7 @@ pub fn positions(sizes: &[u32]) -> Vec<i64> {
     all
 }
 
-/// The start of each piece, and the end of the last one. None for a row of 2³¹ tokens or more.
+/// Returns the start of each piece, and the end of the last piece. Returns None for a row of 2³¹ tokens or more.
 pub fn bounds(sizes: &[u32]) -> Option<Vec<i32>> {
     let mut all = Vec::with_capacity(sizes.len() + 1);
     let mut end = 0_i32;

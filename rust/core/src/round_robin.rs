@@ -1,24 +1,25 @@
-//! Round robin, for collecting and distributing items.
+//! The rotation (round robin) in which items are collected from, or distributed to, several peers.
 //!
-//! The main process takes items from its workers in turns, and the dispatching process distributes items to them in
-//! turns. Both processes use a [`RoundRobin`]. A `RoundRobin` performs no I/O and never waits. The caller requests the
-//! peer that has the turn, does the work, and reports the result. Only one thread uses a `RoundRobin`.
+//! The main process takes items from its workers in rotation, and the dispatching process distributes items to the
+//! workers in rotation. Both use a [`RoundRobin`], which performs no I/O and never waits. The caller asks which peer is
+//! next, transfers an item, and reports the result. A `RoundRobin` is used by one thread.
 //!
-//! The order is that of the peer numbers, without peers that have ended. An epoch begins with peer 0.
+//! Peers follow each other in the order of their numbers. Peers that have ended are skipped. An epoch begins with peer
+//! 0.
 
-/// Turns among peers. Some peers may have ended.
+/// The rotation among peers, some of which may have ended.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RoundRobin {
-    /// By peer: whether it has ended in this epoch.
+    /// For each peer, whether it has ended in this epoch.
     ended: Vec<bool>,
     live: usize,
-    /// The peer that has the turn: an active peer, if there is any.
+    /// The next peer. It is active if there is any active peer.
     current: usize,
     in_order: bool,
 }
 
 impl RoundRobin {
-    /// Creates turns among `peers` active peers.
+    /// Creates a rotation among `peers` active peers.
     pub fn new(peers: usize, in_order: bool) -> Self {
         Self { ended: vec![false; peers], live: peers, current: 0, in_order }
     }
@@ -30,7 +31,7 @@ impl RoundRobin {
         self.current = 0;
     }
 
-    /// Starts with all peers active, at the turn of this peer.
+    /// Starts with all peers active. This peer is the next peer.
     ///
     /// # Panics
     ///
@@ -41,7 +42,7 @@ impl RoundRobin {
         self.current = peer;
     }
 
-    /// The peer that has the turn, or None if all have ended.
+    /// Returns the next peer, or None if all peers have ended.
     #[inline]
     pub fn next(&self) -> Option<usize> {
         (self.live > 0).then_some(self.current)
@@ -52,7 +53,7 @@ impl RoundRobin {
         self.in_order
     }
 
-    /// Passes the turn to the next active peer, if there is any.
+    /// Makes the following active peer the next peer, if there is one.
     #[inline]
     pub fn advance(&mut self) {
         for _ in 0..self.ended.len() {
@@ -63,8 +64,8 @@ impl RoundRobin {
         }
     }
 
-    /// Marks a peer as ended. If this peer has the turn, the next active peer gets the turn. Does nothing if the peer
-    /// has already ended.
+    /// Marks a peer as ended. If it is the next peer, the following active peer becomes the next peer. Does nothing if
+    /// the peer has already ended.
     ///
     /// # Panics
     ///
@@ -87,15 +88,15 @@ impl RoundRobin {
         self.ended[peer]
     }
 
-    /// The number of peers, including ended peers.
+    /// Returns the number of peers, including peers that have ended.
     pub fn peers(&self) -> usize {
         self.ended.len()
     }
 
-    /// Returns the current peer if it is `ready`. Otherwise returns None in strict order, or gives the turn to the
-    /// first ready peer after it and returns that one.
+    /// Returns the next peer if it is `ready`. If it is not ready, returns None in strict order. Otherwise makes the
+    /// first ready peer after it the next peer, and returns that peer.
     ///
-    /// Does not pass the turn on: call [`advance`](Self::advance) after the item was taken.
+    /// The returned peer remains the next peer. Call [`advance`](Self::advance) after its item was taken.
     #[inline]
     pub fn choose(&mut self, mut ready: impl FnMut(usize) -> bool) -> Option<usize> {
         let current = self.next()?;

@@ -1,11 +1,11 @@
-//! A clock that is read only at some calls.
+//! A clock that is read only in some of the calls.
 //!
-//! Code that runs once per item, every microsecond or every minute, may have work to do every few milliseconds. Reading
-//! the clock costs some tens of nanoseconds, which is significant if items are small.
+//! A loop that runs once per item may have to do some work every few milliseconds, no matter whether an item takes a
+//! microsecond or a minute. Reading the clock costs some tens of nanoseconds, which matters if items are small.
 
 use std::time::{Duration, Instant};
 
-/// A clock that is read every few calls. The number of calls between two readings grows while readings are close
+/// A clock that is read every few calls. The number of calls between two readings grows while the readings are close
 /// together, and is reset after a long interval.
 #[derive(Debug)]
 pub struct SampledClock {
@@ -20,12 +20,12 @@ pub struct SampledClock {
 impl SampledClock {
     /// # Arguments
     /// * `least`, `most` - the minimum and maximum number of calls between two readings.
-    /// * `near` - if two readings are closer than this, the number of calls grows.
+    /// * `near` - if two readings are closer together than this, the number of calls between readings grows.
     pub fn new(least: u32, most: u32, near: Duration) -> Self {
         Self { least, most, near, looked: Instant::now(), step: least, left: least }
     }
 
-    /// Returns the time at calls that read the clock, otherwise None.
+    /// Returns the time if this call reads the clock, otherwise None.
     #[inline]
     pub fn sample(&mut self) -> Option<Instant> {
         self.left = self.left.wrapping_sub(1);
@@ -46,7 +46,7 @@ impl SampledClock {
 mod tests {
     use super::*;
 
-    /// The numbers of calls between readings, if each call takes this long.
+    /// Returns the numbers of calls between readings, if each call takes `call`.
     fn steps(clock: &mut SampledClock, now: &mut Instant, call: Duration, looks: usize) -> Vec<u32> {
         let mut found = Vec::new();
         while found.len() < looks {

@@ -1,22 +1,22 @@
-//! A fast version of Python's sampling: the order that `random.Random.sample` returns for a whole population.
+//! A fast version of Python's `random.Random.sample` for a whole population.
 //!
-//! The generator is MT19937 (M. Matsumoto and T. Nishimura, "Mersenne Twister", ACM TOMACS 8, 1998), like in CPython.
-//! The sampler starts from a state of Python's generator, so Python determines how a seed becomes a state.
+//! The generator is MT19937 (M. Matsumoto and T. Nishimura, "Mersenne Twister", ACM TOMACS 8, 1998), as in CPython. The
+//! sampler starts from a state of Python's generator, so Python determines how a seed is converted to a state.
 
-/// Words of the generator's state.
+/// The number of words in the generator's state.
 pub const WORDS: usize = 624;
-/// The distance of the words that are mixed.
+/// The distance between words that are combined when new words are computed.
 const MIDDLE: usize = 397;
 
-/// The generator.
+/// The random number generator.
 pub struct MersenneTwister {
     words: [u32; WORDS],
-    /// The index of the next word, or `WORDS` if new ones must be computed.
+    /// The index of the next word, or `WORDS` if new words must be computed.
     next: usize,
 }
 
 impl MersenneTwister {
-    /// Starts from a state: its words, and how many of them are used. Larger values of `drawn` mean all.
+    /// Starts from a state. `drawn` is the number of words that were already used. Values above `WORDS` mean all words.
     pub fn new(words: [u32; WORDS], drawn: usize) -> Self {
         Self { words, next: drawn.min(WORDS) }
     }
@@ -30,7 +30,7 @@ impl MersenneTwister {
         self.next = 0;
     }
 
-    /// The next 32 bits.
+    /// Returns the next 32 bits.
     pub fn draw(&mut self) -> u32 {
         if self.next == WORDS {
             self.refill();
@@ -43,8 +43,8 @@ impl MersenneTwister {
         word ^ (word >> 18)
     }
 
-    /// Returns a number below `limit`, which must not be 0. Draws numbers with the bit length of the limit until one is
-    /// small enough, like Python.
+    /// Returns a number below `limit`, which must not be 0. Like Python, draws numbers with the bit length of the limit
+    /// until a number is small enough.
     fn below(&mut self, limit: u32) -> u32 {
         let spare = limit.leading_zeros();
         loop {
@@ -72,7 +72,7 @@ impl MersenneTwister {
 mod tests {
     use super::*;
 
-    /// The state that the reference implementation computes from a seed with `init_genrand`.
+    /// Returns the state that the reference implementation computes from a seed with `init_genrand`.
     fn seeded(seed: u32) -> MersenneTwister {
         let mut words = [seed; WORDS];
         for place in 1..WORDS {

@@ -1,24 +1,24 @@
-//! Seeds for everything random in a pipeline, from one number.
+//! Creates the seeds for all random operations of a pipeline from one number.
 //!
-//! There are two streams of ChaCha12 (D. J. Bernstein, "ChaCha, a variant of Salsa20", 2008; through `rand_chacha`).
-//! The *shared* stream is the same on all ranks and workers with the same seed. The *worker* stream is a copy of the
-//! shared stream until `spawn` makes it independent. Therefore a pipeline in one process has the same order as the
-//! pipes before the sharding in workers. A generator is defined by a key and a position, so its state is small and
-//! exact.
+//! There are two streams of ChaCha12 (D. J. Bernstein, "ChaCha, a variant of Salsa20", 2008; implemented by
+//! `rand_chacha`). The *shared* stream is the same on all ranks and workers with the same seed. The *worker* stream is
+//! a copy of the shared stream until `spawn` makes it independent. Therefore the pipes before the sharding have the
+//! same order in the workers as in a single process. A generator is defined by a key and a position, so its state is
+//! small and exact.
 
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
 /// The version of the format of [`SeedGenerator::export`].
 const STATE_VERSION: u8 = 1;
-/// Bytes of an exported state: the version, and the key and position of both streams.
+/// The number of bytes of an exported state: the version, and the key and position of both streams.
 const STATE_LEN: usize = 1 + 2 * (32 + 16);
-/// Part of every key that is computed from a seed.
+/// A constant that is part of every key that is computed from a seed.
 const SHARED: u64 = 0x7368_6172_6564; // "shared"
 
-/// The exported state is invalid.
+/// An error: the bytes are not a valid exported state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("this is no state of a seed generator of this release")]
+#[error("this is not a state of a seed generator of this release")]
 pub struct InvalidState;
 
 /// Draws seeds for pipes and random number generators.
@@ -56,25 +56,25 @@ impl SeedGenerator {
         *self = Self::new(seed);
     }
 
-    /// Returns a seed that is equal in all generators with the same seed.
+    /// Returns a seed that is the same in all generators with the same seed.
     pub fn generate_shared_seed(&mut self) -> u64 {
         self.shared.next_u64()
     }
 
-    /// Returns a seed that is independent for each rank and worker. Without `spawn`, the shared seeds in the same
-    /// order.
+    /// Returns a seed that is different for each rank and worker. Without `spawn`, the seeds are the same as those of
+    /// `generate_shared_seed`.
     pub fn generate_seed(&mut self) -> u64 {
         self.worker.next_u64()
     }
 
-    /// Returns the generator of child `id`. The child's generator continues the shared stream, and has an independent
-    /// worker stream. The parent does not change.
+    /// Returns the generator of child `id`. It continues the shared stream, and has an independent worker stream. The
+    /// parent does not change.
     ///
-    /// The key of the child is drawn from a stream with a key that combines the parent's key and position with `id`.
-    /// Therefore children of children, such as the workers of a rank, are independent too.
+    /// The child's key is drawn from a stream whose key combines the parent's key and position with `id`. Therefore the
+    /// children of a child, such as the workers of a rank, are also independent.
     pub fn spawn(&self, id: u64) -> Self {
         let mut mixer = self.worker.clone();
-        // Ordinary draws never reach this part of the key stream, because the nonce identifies the child.
+        // Ordinary draws never use this part of the key stream, because the nonce identifies the child.
         let position = mixer.get_word_pos() as u64;
         mixer.set_stream(id.wrapping_add(1));
         let words = std::array::from_fn(|_| mixer.next_u64());
@@ -82,7 +82,7 @@ impl SeedGenerator {
         Self { shared: self.shared.clone(), worker: stream([a, b ^ position, c, d]) }
     }
 
-    /// Replaces this generator by its child `id`.
+    /// Replaces this generator by its child with number `id`.
     pub fn spawn_in_place(&mut self, id: u64) {
         *self = self.spawn(id);
     }
@@ -118,7 +118,7 @@ impl SeedGenerator {
 mod tests {
     use super::*;
 
-    /// Seeds that were recorded once. If they changed, the order of every seeded pipeline would change.
+    /// Seeds that were recorded once. A change of these seeds would change the order of every seeded pipeline.
     #[test]
     fn known_seeds_do_not_change() {
         let mut seeds = SeedGenerator::new(42);

@@ -1,15 +1,15 @@
-//! Copies elements that are not adjacent in memory, such as a flipped or cropped image, into contiguous memory.
+//! Copies elements with gaps between them, such as those of a flipped or cropped image, into contiguous memory.
 //!
-//! Elements are opaque bytes. Axes that can be traversed as one are merged, and the remaining axes are traversed line
-//! by line. In most images, an element of a line is a pixel of a few bytes.
+//! The type of the elements does not matter. Axes that can be traversed as one axis are merged. The remaining axes are
+//! copied line by line. In most images, an element of a line is a pixel of a few bytes.
 //!
-//! The owner of both memory areas calls this from any thread. The module is stateless.
+//! The owner of both memory areas can call this module from any thread, because the module has no state.
 
-/// Elements along one axis.
+/// The elements along one axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Axis {
     count: usize,
-    /// Bytes from one element to the next.
+    /// The distance in bytes from one element to the next.
     stride: isize,
 }
 
@@ -17,29 +17,30 @@ const ONE: Axis = Axis { count: 1, stride: 0 };
 
 /// The maximum length of a group of elements in bytes.
 const LONGEST_GROUP: usize = 8;
-/// Groups are copied in blocks of this many groups, so that the memory of a block stays in the cache.
+/// The number of groups that are copied as a block, so that the memory of the block stays in the cache.
 const BLOCK: usize = 1024;
 
-/// The layout of elements in memory, in the order of copying.
+/// The layout of elements in memory. The axes are in the order in which the elements are copied.
 #[derive(Debug, Clone)]
 pub struct Strided {
-    /// Axes around a line, outermost first.
+    /// The axes outside of a line, outermost first.
     around: Vec<Axis>,
     line: Axis,
-    /// The elements of a group.
+    /// The elements within a group.
     group: Axis,
     run: usize,
     len: usize,
 }
 
-/// Returns the order of an array's axes in memory, outermost first. Copying in this order reads the memory sequentially
-/// as far as possible. Axes with equal strides keep their order, and so do all axes of an array that repeats elements.
+/// Returns the order of an array's axes in memory, outermost first. Copying in this order reads the memory as
+/// sequentially as possible. Axes with equal strides keep their order. If an array repeats elements, all its axes keep
+/// their order.
 pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
     let mut axes: Vec<usize> = (0..shape.len()).collect();
     if shape.iter().zip(strides).any(|(&count, &stride)| count > 1 && stride == 0) {
         return axes;
     }
-    // The stride of an axis with one element is meaningless, so the axis stays after its neighbor.
+    // The stride of an axis with one element has no meaning, so the axis stays next to its neighbor.
     let mut before = usize::MAX;
     let reach = shape.iter().zip(strides).map(|(&count, &stride)| {
         before = if count > 1 { stride.unsigned_abs() } else { before };
@@ -83,7 +84,7 @@ impl Strided {
         Some(Self { around: joined, line, group, run, len })
     }
 
-    /// Bytes of all elements.
+    /// Returns the total number of bytes of all elements.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -96,15 +97,15 @@ impl Strided {
     /// Copies the elements to `to`.
     ///
     /// # Safety
-    /// `from` is the first element, all elements are readable, `to` is writable for `len` bytes, and the two do not
-    /// overlap.
+    /// `from` points to the first element, and all elements are readable. `to` is writable for `len` bytes. The two
+    /// areas do not overlap.
     pub unsafe fn copy(&self, from: *const u8, to: *mut u8) {
         // SAFETY: guaranteed by the caller.
         unsafe { self.copy_around(&self.around, from, to, self.len) }
     }
 
     /// # Safety
-    /// As for `copy`, for the elements within `around`, which have `len` bytes.
+    /// The same as for `copy`, for the elements within `around`, which have `len` bytes.
     unsafe fn copy_around(&self, around: &[Axis], from: *const u8, to: *mut u8, len: usize) {
         let Some((outer, inner)) = around.split_first() else {
             // SAFETY: the part is one line.
@@ -118,16 +119,16 @@ impl Strided {
     }
 
     /// # Safety
-    /// As for `copy`, for one line.
+    /// The same as for `copy`, for one line.
     unsafe fn copy_line(&self, from: *const u8, to: *mut u8) {
         let Self { line, group, run, .. } = *self;
         let bytes = group.count * run;
-        // If groups have few elements, copying one element of each group at a time is faster than copying group by
+        // If groups have few elements, it is faster to copy one element of each group at a time than to copy group by
         // group.
         for start in (0..line.count).step_by(BLOCK) {
             let count = BLOCK.min(line.count - start);
             for element in 0..group.count {
-                // SAFETY: elements of this line, and their targets.
+                // SAFETY: the addresses belong to elements of this line and to their targets.
                 unsafe {
                     let from = place(place(from, line, start), group, element);
                     let to = to.add(start * bytes + element * run);
@@ -146,13 +147,13 @@ unsafe fn place(from: *const u8, axis: Axis, index: usize) -> *const u8 {
     unsafe { from.offset(index as isize * axis.stride) }
 }
 
-/// Copies runs of bytes, `step` bytes apart in `to`.
+/// Copies `run` bytes for each element of `axis`. The copies are `step` bytes apart in `to`.
 ///
 /// # Safety
 /// The runs along `axis` are readable, and their targets are writable.
 unsafe fn copy_runs(from: *const u8, axis: Axis, to: *mut u8, step: usize, run: usize) {
     /// # Safety
-    /// As for the enclosing function.
+    /// The same as for the enclosing function.
     #[inline(always)]
     unsafe fn copy<const RUN: usize>(from: *const u8, axis: Axis, to: *mut u8, step: usize) {
         for index in 0..axis.count {

@@ -1,4 +1,4 @@
-//! Python buffers over shared memory, for received blocks and for blocks to fill.
+//! Gives Python buffers access to shared memory, for received blocks and for blocks that are being filled.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -43,8 +43,8 @@ impl LeasedBuffer {
     }
 }
 
-/// The memory of an array created by `torchdata.empty`: a block of this process's arena. The block is sent to the
-/// consumer with an item, if only that item refers to the array.
+/// The memory of an array that `torchdata.empty` has created: a block of this process's arena. If only an item refers
+/// to the array, the block is sent with the item without copying.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct ArenaBuffer {
     pub block: Arc<Block>,
@@ -58,7 +58,7 @@ impl ArenaBuffer {
 
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let block = &slf.get().block;
-        // SAFETY: the block is valid for `len` bytes as long as this object, which holds it.
+        // SAFETY: the block is valid for `len` bytes as long as this object, which owns the block.
         unsafe { fill_buffer(slf.as_ptr(), view, flags, block.as_mut_ptr(), block.len()) }
     }
 }

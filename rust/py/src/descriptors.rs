@@ -1,4 +1,4 @@
-//! Descriptors that Python lends or gives to the engine.
+//! Passes file descriptors from Python to the engine.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -12,7 +12,7 @@ pub fn duplicate(fd: i32) -> PyResult<OwnedFd> {
     if fd < 0 {
         return Err(PyOSError::new_err(format!("{fd} is not a file descriptor")));
     }
-    // SAFETY: borrowed for the duration of the call. If the number is not open, the system call fails.
+    // SAFETY: the descriptor is only borrowed during the call. If the number is not open, the system call fails.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     Ok(borrowed.try_clone_to_owned()?)
 }
@@ -20,13 +20,13 @@ pub fn duplicate(fd: i32) -> PyResult<OwnedFd> {
 /// Takes ownership of a descriptor from Python.
 pub fn take_fd(fd: i32) -> PyResult<OwnedFd> {
     let copy = duplicate(fd)?;
-    // SAFETY: the caller gave the descriptor away, and `duplicate` has shown that it is open.
+    // SAFETY: the caller has given the descriptor away, and `duplicate` has shown that it is open.
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
     Ok(copy)
 }
 
-/// A descriptor that is closed with its last reference, without running Python code. If a signal handler raised in a
-/// `__del__`, the descriptor would leak and the exception would be lost.
+/// A descriptor that is closed when its last reference is dropped, without running Python code. If a signal handler
+/// raised in a `__del__` method instead, the descriptor would leak and the exception would be lost.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct OwnedDescriptor(Mutex<Option<OwnedFd>>);
 
@@ -43,13 +43,13 @@ impl OwnedDescriptor {
 
 #[pymethods]
 impl OwnedDescriptor {
-    /// Takes ownership of a descriptor, under a new number.
+    /// Takes ownership of a descriptor. The object uses a new descriptor number.
     #[new]
     fn new(fd: i32) -> PyResult<Self> {
         Ok(Self(Mutex::new(Some(take_fd(fd)?))))
     }
 
-    /// The number of the descriptor, or -1 if it is closed.
+    /// Returns the number of the descriptor, or -1 if it is closed.
     fn fileno(&self) -> i32 {
         self.held().as_ref().map_or(-1, AsRawFd::as_raw_fd)
     }

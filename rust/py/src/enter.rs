@@ -1,8 +1,8 @@
-//! Calls that wait: without the GIL, in slices, with Python's signals handled in between.
+//! Waits for events without the GIL. A wait consists of slices, and Python's signals are handled between two slices.
 //!
-//! This runs in the thread that waits. An exception of a signal handler ends the wait and is returned. This loses no
-//! event: if the event arrives during a slice, the wait ends before signals are handled, and a later event stays
-//! pending.
+//! This code runs in the thread that waits. An exception of a signal handler ends the wait and is returned. No event is
+//! lost: if the event arrives during a slice, the wait ends before signals are handled, and an event that arrives later
+//! remains pending.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,7 +11,8 @@ use pyo3::prelude::*;
 
 const LONGEST_SLICE: Duration = Duration::from_millis(100);
 
-/// The durations of the slices of a wait: the first slice, and the maximum that doubling reaches.
+/// The durations of a wait's slices. The first slice has the duration `first`. Each slice is twice as long as the
+/// previous one, up to `longest`.
 #[derive(Clone, Copy)]
 pub struct Slices {
     first: Duration,
@@ -19,15 +20,15 @@ pub struct Slices {
 }
 
 impl Slices {
-    /// Slices for a sleep that the event ends.
+    /// For a wait whose event always ends the slice.
     pub const LONG: Self = Self { first: LONGEST_SLICE, longest: LONGEST_SLICE };
-    /// Slices for a sleep that the event almost always ends. The first slice is short, because a producer that was fast
-    /// and becomes slow may publish a few items without ringing (see `torchdata_core::link::wake`).
+    /// For a wait whose event almost always ends the slice. The first slice is short, because a fast producer that
+    /// becomes slow may publish a few items without waking up the consumer (see `torchdata_core::link::wake`).
     pub const GROWING: Self = Self { first: Duration::from_millis(1), longest: LONGEST_SLICE };
     const POLL: Self = Self { first: Duration::from_micros(20), longest: Duration::from_millis(2) };
 }
 
-/// Waits for an event, for at most `limit`. Returns whether it has occurred.
+/// Waits up to `limit` for an event. Returns whether the event has occurred.
 ///
 /// # Arguments
 /// * `sleep` - sleeps for at most one slice, without the GIL. Returns whether the event has occurred.
@@ -59,8 +60,8 @@ pub fn wait(
     }
 }
 
-/// Polls for an event, for at most `limit`. Returns whether it has occurred. `look` checks for the event, and is first
-/// called at once.
+/// Waits up to `limit` for an event that must be checked regularly. Returns whether the event has occurred. `look`
+/// checks for the event. It is called immediately and then after each slice.
 pub fn poll(
     py: Python<'_>,
     limit: Option<Duration>,

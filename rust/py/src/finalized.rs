@@ -1,13 +1,14 @@
-//! A base class that always completes its finalizer, even if Ctrl-C interrupts it.
+//! A base class whose finalizer always completes, even if Ctrl-C interrupts it.
 //!
-//! Python handles signals in a `__del__` like anywhere else, but ignores exceptions raised there. The object would not
-//! be finalized, and the KeyboardInterrupt would be lost. Therefore the finalizer slot is implemented here, where no
-//! signals are handled. The finalizer calls the method `_finalize`. If a signal interrupts this call, the finalizer
-//! calls `_finalize` again with an argument that reports this, and the second call must raise the interrupt at its end.
-//! If the attribute `_ended` of an object is true, no Python code runs for it, because nothing has to be finalized.
+//! Python handles signals in a `__del__` method like in other code, but ignores exceptions that are raised there. The
+//! object would not be finalized, and the KeyboardInterrupt would be lost. Therefore the finalizer is implemented here,
+//! where no signals are handled. It calls the method `_finalize`. If a signal interrupts this call, the finalizer calls
+//! `_finalize` again with an argument that reports the interruption. The second call must raise the KeyboardInterrupt
+//! at its end. If the attribute `_ended` of an object is true, no Python code runs for the object, because there is
+//! nothing to finalize.
 //!
-//! The slot runs in any thread that drops the last reference or collects garbage. The type owns nothing and adds no
-//! field.
+//! The finalizer runs in any thread that drops the last reference or collects garbage. The type adds no field to
+//! objects.
 
 use std::ffi::{c_int, c_void};
 
@@ -18,7 +19,7 @@ use pyo3::types::{PyBool, PyDict, PyType};
 
 use crate::panics::caught;
 
-/// The maximum number of attempts. Each additional attempt requires another Ctrl-C at the same instant.
+/// The maximum number of attempts. Each additional attempt requires another Ctrl-C during the previous attempt.
 const TRIES: usize = 1000;
 
 /// Creates the type. A derived class inherits `__del__`, and must have a method `_finalize(interrupted)`.
@@ -42,7 +43,7 @@ pub fn finalized_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     Ok(class.cast_into::<PyType>()?)
 }
 
-/// The finalizer slot. An exception that is being raised when the object is dropped continues afterwards.
+/// The finalizer. If an exception is being raised when the object is dropped, it is restored afterwards.
 unsafe extern "C" fn finalize(object: *mut ffi::PyObject) {
     let run = |py: Python<'_>| {
         // SAFETY: the interpreter keeps the object alive during the call.
@@ -60,13 +61,13 @@ unsafe extern "C" fn finalize(object: *mut ffi::PyObject) {
         ffi::PyErr_Fetch(&mut kind, &mut value, &mut traceback);
         caught((), || Python::attach_unchecked(run));
         if !ffi::PyErr_Occurred().is_null() {
-            ffi::PyErr_WriteUnraisable(object); // a panic, which must not replace an exception of the caller
+            ffi::PyErr_WriteUnraisable(object); // must not replace an exception of the caller
         }
         ffi::PyErr_Restore(kind, value, traceback);
     }
 }
 
-/// Returns whether `_ended` is true. Reads the dictionary of the object, because an attribute lookup may run Python
+/// Returns whether `_ended` is true. Reads the dictionary of the object, because an attribute lookup could run Python
 /// code.
 fn has_ended(object: &Bound<'_, PyAny>) -> bool {
     // SAFETY: the object exists, and NULL means no context.
@@ -78,7 +79,7 @@ fn has_ended(object: &Bound<'_, PyAny>) -> bool {
         .is_ok_and(|ended| ended.is_some_and(|ended| ended.is(PyBool::new(object.py(), true))))
 }
 
-/// Calls `_finalize` until it is not interrupted.
+/// Calls `_finalize` until a call is not interrupted.
 fn finished(object: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = object.py();
     let mut outcome = Ok(());

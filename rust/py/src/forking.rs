@@ -1,9 +1,9 @@
-//! Delays a fork until a lock is free that only Python code can take: the lock of PyTorch's global generator.
+//! Delays a fork until the lock of PyTorch's global generator is free. Only Python code can take this lock.
 //!
-//! The hook of the C library runs after all hooks of Python, because some of Python's hooks release the GIL. Between
-//! this hook and the fork, the GIL is not released. Therefore a thread that has drawn a random number waits for the GIL
-//! before it draws again. A thread that waits for the lock without the GIL acquires the lock while this thread takes
-//! and releases it repeatedly.
+//! The hook of the C library runs after all hooks of Python, because some of Python's hooks release the GIL. The GIL is
+//! not released between this hook and the fork. Therefore a thread that has drawn a random number must wait for the GIL
+//! before it draws another number. A thread that waits for the lock without the GIL gets the lock while this thread
+//! repeatedly takes and releases it.
 
 use std::cell::RefCell;
 use std::io;
@@ -12,23 +12,24 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-/// The maximum time to take a free lock. PyTorch holds the lock while it copies 5 KB, which takes 3 µs.
+/// If taking the lock takes longer than this, the lock was not free. PyTorch holds the lock while it copies 5 KB, which
+/// takes 3 µs.
 const FREE: Duration = Duration::from_micros(30);
-/// The number of consecutive times that the lock must be free if it was not at first, and the pause in between for
-/// other threads.
+/// If the lock was not free at first, it must then be free this many times in a row. `PAUSE` is the time between two
+/// attempts, in which other threads can take the lock.
 const QUIET: u32 = 3;
 const PAUSE: Duration = Duration::from_micros(200);
-/// The maximum total time, during which all other threads are blocked.
+/// The maximum total time of the wait. All other threads that need the GIL are blocked during this time.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 thread_local! {
-    /// The function that takes and releases the lock, in a thread that is about to fork, and its results, because
-    /// dropping a tensor releases the GIL.
+    /// The function that takes and releases the lock. Only set in a thread that is about to fork. `RETURNED` keeps the
+    /// results of the function until after the fork, because dropping a tensor releases the GIL.
     static TAKE: RefCell<Option<Py<PyAny>>> = const { RefCell::new(None) };
     static RETURNED: RefCell<Vec<Py<PyAny>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Makes forks of this thread wait until a lock is free. None disables this.
+/// Makes forks of this thread wait until a lock is free. `take` takes and releases the lock. None disables the wait.
 #[pyfunction]
 pub fn fork_waits_for(take: Option<Py<PyAny>>) {
     let before = (TAKE.replace(take), RETURNED.take());
@@ -46,7 +47,7 @@ fn wait(py: Python<'_>) {
     let (began, mut wanted) = (Instant::now(), 1);
     while wanted > 0 && began.elapsed() < PATIENCE {
         let asked = Instant::now();
-        let Ok(returned) = take.call0(py) else { return }; // code that needs the lock in the child reports the error
+        let Ok(returned) = take.call0(py) else { return }; // the child reports the error when it needs the lock
         wanted = if asked.elapsed() > FREE { QUIET } else { wanted - 1 };
         RETURNED.with_borrow_mut(|all| all.push(returned));
         if wanted > 0 {

@@ -1,16 +1,16 @@
-//! A cell for values that are only accessed by threads that hold the GIL.
+//! A cell for a value that threads access only while they hold the GIL.
 
 use std::cell::RefCell;
 
 use pyo3::prelude::*;
 
-/// A value that threads access one at a time, with the GIL held.
+/// A value that one thread at a time accesses, with the GIL held.
 ///
-/// A reader that waits does not borrow the value, so signal handlers and other threads find a consistent value.
+/// A thread that waits must not borrow the value during the wait, so signal handlers and other threads can access it.
 pub struct GilCell<T>(RefCell<T>);
 
-// SAFETY: `with` requires a token of the interpreter, which one thread has at a time, and no `look` releases the GIL.
-// If one did, the cell would refuse the second thread.
+// SAFETY: `with` requires a token of the interpreter, which only one thread has at a time. No `look` releases the GIL.
+// If a `look` did, the cell would refuse access to the second thread.
 unsafe impl<T: Send> Sync for GilCell<T> {}
 
 impl<T> GilCell<T> {

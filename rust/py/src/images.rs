@@ -1,4 +1,4 @@
-//! Resizes pixels in arrays, without the GIL.
+//! Resizes the pixels of arrays without the GIL.
 
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
@@ -9,9 +9,9 @@ use torchdata_core::images::{self, Filter, Pixels, Region, Target};
 ///
 /// # Arguments
 /// * `source` - rows of pixels: an array (height, width, channels) of bytes, with one or three channels.
-/// * `region` - left, top, right and bottom in pixels, like boxes in Pillow.
+/// * `region` - left, top, right and bottom in pixels, as for Pillow's boxes.
 /// * `filter` - the name of the filter in Pillow, in lower case.
-/// * `out` - the array to fill: (height, width, channels), or if `planar`, (channels, height, width).
+/// * `out` - the array to fill: (height, width, channels), or (channels, height, width) if `planar` is true.
 #[pyfunction]
 #[pyo3(signature = (source, region, filter, out, *, mirrored=false, planar=false))]
 pub fn resize_pixels(
@@ -64,8 +64,8 @@ fn axes(buffer: &PyBuffer<u8>) -> PyResult<[u32; 3]> {
     }
 }
 
-/// Returns the filter, if the crate has the same results as Pillow, up to one level. Filters that overshoot or have
-/// edges differ by more, so Pillow is used for them.
+/// Returns the filter if its results differ from Pillow's by at most one level. Filters that overshoot or have edges
+/// differ by more, so Pillow is used for them.
 fn filter_of(name: &str) -> PyResult<Filter> {
     Ok(match name {
         "bilinear" => Filter::Bilinear,

@@ -1,5 +1,5 @@
-//! The extension module `torchdata._native`. The module converts arguments, calls the engine, and wraps results.
-//! Algorithms are in the engine.
+//! The extension module `torchdata._native`. It converts arguments, calls the engine, and wraps results. The algorithms
+//! are implemented in the engine.
 // The macros of PyO3 generate items without docs and with undocumented unsafe blocks.
 #![allow(missing_docs)]
 
@@ -30,26 +30,26 @@ mod seed;
 mod transport;
 mod watching;
 
-/// Exits this process when the process `pid` exits.
+/// Makes this process exit when the process `pid` exits.
 #[pyfunction]
 fn exit_with_parent(pid: i32) -> PyResult<()> {
     Watch::open(pid).and_then(exit_with).map_err(errors::open)
 }
 
-/// Installs an empty handler for a signal. In contrast to an ignored signal, programs that this process executes do not
-/// inherit the handler. See the engine.
+/// Installs an empty handler for a signal. Unlike an ignored signal, programs that this process executes do not inherit
+/// the handler. See `torchdata_core::process::signals`.
 #[pyfunction]
 fn take_no_notice(number: i32) -> PyResult<()> {
     Ok(signals::take_no_notice(number)?)
 }
 
-/// Sets the name of this process, if called by its main thread. See the engine.
+/// Sets the name of this process, if the main thread calls this function. See `torchdata_core::process::naming`.
 #[pyfunction]
 fn name_process(name: &str) {
     process::naming::name_this_thread(name);
 }
 
-/// Returns whether this process uses the portable fallback, for any reason.
+/// Returns whether this process uses the portable fallback for any reason.
 #[pyfunction]
 fn is_portable() -> bool {
     process::portable()
@@ -63,16 +63,17 @@ fn system_lacks() -> bool {
 }
 
 /// Creates objects at import that PyO3 would otherwise create at their first use, under a lock. If another thread
-/// forked meanwhile, the child would wait forever at its own first use. The import lock of Python covers this call.
+/// forked while the lock is held, the child would wait forever at its own first use. Python's import lock prevents a
+/// fork during this call.
 fn initialize(py: Python<'_>) -> PyResult<()> {
-    py.get_type::<PanicException>(); // every exception that is taken is compared with this type
-    py.detach(|| Python::attach(|_| ())); // every attach checks whether the interpreter is initialized
+    py.get_type::<PanicException>(); // PyO3 compares every exception that it takes with this type
+    py.detach(|| Python::attach(|_| ())); // PyO3 checks at every attach whether the interpreter is initialized
     fork::generation();
     pipes::handing::signals(py).map(drop)
 }
 
 /// Registers all classes and functions of the extension. Some classes rely on the GIL, so a free-threaded Python
-/// enables it when it imports this module.
+/// enables the GIL when it imports this module.
 #[pymodule(gil_used = true)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     initialize(module.py())?;

@@ -1,15 +1,15 @@
-//! Saves and restores memory that Python objects own: the state of a shard's random number generators, while another
-//! shard runs in the same process.
+//! Saves and restores memory of Python objects. This is used for the random number generators of one shard while
+//! another shard runs in the same process.
 
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 
-/// The bytes of writable buffers, saved and loaded by one call each.
+/// Saves the bytes of writable buffers, and restores them later.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct MemoryCopy {
-    /// The bytes that were saved last, by buffer.
+    /// Each buffer, with the bytes that were saved last.
     parts: Mutex<Vec<(PyBuffer<u8>, Vec<u8>)>>,
 }
 

@@ -1,11 +1,11 @@
-//! NumPy's C API, looked up when the first array or scalar is encountered, so that importing this extension does not
+//! NumPy's C API. It is looked up when the first array or scalar is used, so that importing this extension does not
 //! import NumPy.
 //!
-//! The API is a table of pointers in a capsule. This module looks up the table itself, and uses only type definitions
-//! of the `numpy` crate. The crate panics if the lookup fails, for example because a signal handler raises, and keeps
-//! the table under a lock that a forked child may inherit while it is held. In this module, a failed lookup raises an
-//! exception, and the next call retries. The table is published by one store, and two threads that look it up at the
-//! same time find the same table.
+//! The API is a table of pointers in a capsule. This module looks up the table itself and uses only type definitions of
+//! the `numpy` crate. The crate would panic if the lookup fails, for example because a signal handler raises. It also
+//! stores the table under a lock, which a forked child may inherit in locked state. In this module, a failed lookup
+//! raises an exception, and the next call tries again. One store publishes the table. If two threads look up the table
+//! at the same time, they get the same table.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
@@ -17,16 +17,16 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyString};
 
-/// NumPy's C API. A value of this type means that NumPy is loaded, and it stays loaded.
+/// NumPy's C API. If a value of this type exists, NumPy is loaded and will not be unloaded.
 #[derive(Debug, Clone, Copy)]
 pub struct NumPy(NonNull<*const c_void>);
 
 static TABLE: AtomicPtr<*const c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Whether this is NumPy 2. Its dtypes have another layout.
+/// Whether this is NumPy 2, whose dtypes have another layout.
 static SECOND: AtomicBool = AtomicBool::new(false);
 
-/// The feature version of NumPy 2.0.
+/// The feature version of NumPy 2.0. Later versions have a higher number.
 const SECOND_FEATURES: c_uint = 0x12;
 
 /// A built-in dtype of NumPy 2: the start of `_PyArray_LegacyDescr` in its headers.
@@ -48,12 +48,12 @@ struct SecondDescr {
     unit: *mut c_void,
 }
 
-/// The newest supported ABI version: that of NumPy 2.
+/// The newest supported ABI version, which is the version of NumPy 2.
 const NEWEST_ABI: c_uint = 0x0200_0000;
 
 /// Returns NumPy's C API. Imports NumPy if necessary.
 ///
-/// Runs no Python code if NumPy is loaded, so no signal handler can run.
+/// If NumPy is already loaded, this runs no Python code, so no signal handler can run.
 #[inline]
 pub fn numpy(py: Python<'_>) -> PyResult<NumPy> {
     // SYNC(numpy): pairs with `look_up`.
@@ -68,7 +68,7 @@ fn look_up(py: Python<'_>) -> PyResult<NumPy> {
     if loaded(py, "numpy")?.is_none() {
         PyModule::import(py, "torchdata._importing")?.getattr("import_whole")?.call1(("numpy",))?;
     }
-    // The second name was used before NumPy 2.
+    // NumPy before version 2 uses the second name.
     let module = match loaded(py, "numpy._core._multiarray_umath")? {
         Some(module) => module,
         None => loaded(py, "numpy.core._multiarray_umath")?
@@ -93,16 +93,17 @@ fn look_up(py: Python<'_>) -> PyResult<NumPy> {
         version()
     };
     SECOND.store(features >= SECOND_FEATURES, Ordering::Relaxed); // published with the table
-    std::mem::forget(capsule); // it must exist as long as the pointer, even if the module is unloaded
-    // SYNC(numpy): pairs with `numpy`; the table and its targets were initialized before.
+    std::mem::forget(capsule); // the capsule must exist as long as the pointer, even if the module is unloaded
+    // SYNC(numpy): pairs with `numpy`; the table and what it points to were initialized before.
     TABLE.store(table.as_ptr(), Ordering::Release);
     Ok(NumPy(table))
 }
 
-/// Returns the module, if its import is complete.
+/// Returns a module if its import is complete.
 fn loaded<'py>(py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
     let name = PyString::new(py, name);
-    // SAFETY: returns a new reference, or NULL, with an exception set unless the module is just missing.
+    // SAFETY: the call returns a new reference or NULL. In case of NULL, an exception is set unless the module is not
+    // loaded.
     let module = unsafe { Bound::from_owned_ptr_or_opt(py, ffi::PyImport_GetModule(name.as_ptr())) };
     let Some(module) = module else { return PyErr::take(py).map_or(Ok(None), Err) };
     let begun = module.getattr("__spec__").and_then(|spec| spec.getattr("_initializing"));
@@ -111,7 +112,7 @@ fn loaded<'py>(py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>
 }
 
 impl NumPy {
-    /// Returns entry `index` of the table, with the type from NumPy's headers.
+    /// Returns entry `index` of the table. `T` is the type of this entry in NumPy's headers.
     ///
     /// # Safety
     /// `T` is a pointer or a function pointer of that type.
@@ -122,24 +123,24 @@ impl NumPy {
     }
 
     pub fn array_class(self) -> *mut ffi::PyTypeObject {
-        // SAFETY: PyArray_Type.
+        // SAFETY: entry 2 is PyArray_Type.
         unsafe { self.entry(2) }
     }
 
-    /// Returns the dtype with this type number. If `own` is true, it is a new object.
+    /// Returns the dtype with this type number. If `own` is true, the dtype is a new object.
     ///
     /// # Safety
     /// `number` is the type number of a built-in dtype.
     pub unsafe fn dtype(self, py: Python<'_>, number: c_int, own: bool) -> PyResult<Bound<'_, PyAny>> {
-        // SAFETY: PyArray_DescrFromType or PyArray_DescrNewFromType. Returns a new reference, or NULL with an exception
-        // set.
+        // SAFETY: the entries are PyArray_DescrFromType and PyArray_DescrNewFromType. They return a new reference, or
+        // NULL with an exception set.
         unsafe {
             let make: unsafe extern "C" fn(c_int) -> *mut ffi::PyObject = self.entry(if own { 96 } else { 45 });
             Bound::from_owned_ptr_or_err(py, make(number))
         }
     }
 
-    /// Returns the bytes of an element.
+    /// Returns the number of bytes of an element.
     ///
     /// # Safety
     /// `dtype` is an existing built-in dtype.
@@ -159,7 +160,7 @@ impl NumPy {
     /// # Safety
     /// `dtype` is an existing built-in dtype.
     pub unsafe fn has_metadata(self, dtype: *const c_void) -> bool {
-        // SAFETY: as for `item_size`.
+        // SAFETY: for the same reasons as in `item_size`.
         unsafe {
             let metadata = if SECOND.load(Ordering::Relaxed) {
                 (*dtype.cast::<SecondDescr>()).metadata
@@ -170,12 +171,12 @@ impl NumPy {
         }
     }
 
-    /// Returns the unit of a dtype of times, or NULL if this NumPy stores it elsewhere.
+    /// Returns the unit of a dtype of times, or NULL if this version of NumPy stores the unit elsewhere.
     ///
     /// # Safety
     /// `dtype` is an existing `datetime64` or `timedelta64`.
     pub unsafe fn unit_of(self, dtype: *const c_void) -> *mut PyArray_DatetimeDTypeMetaData {
-        // SAFETY: as for `item_size`.
+        // SAFETY: for the same reasons as in `item_size`.
         unsafe {
             if SECOND.load(Ordering::Relaxed) {
                 (*dtype.cast::<SecondDescr>()).unit.cast()
@@ -185,7 +186,7 @@ impl NumPy {
         }
     }
 
-    /// Creates an array with its own memory (`data` is NULL), or over `data`. NumPy determines most flags itself.
+    /// Creates an array over `data`, or with its own memory if `data` is NULL. NumPy determines most flags.
     ///
     /// # Safety
     /// `dtype` is a built-in dtype. `strides` is NULL, or has the same number of entries as `shape`. `data`, if given,
@@ -209,8 +210,8 @@ impl NumPy {
             *mut ffi::PyObject,
         ) -> *mut ffi::PyObject;
         let py = dtype.py();
-        // SAFETY: PyArray_NewFromDescr, which takes the reference to the dtype. Returns a new reference, or NULL with
-        // an exception set.
+        // SAFETY: the entry is PyArray_NewFromDescr. It takes the reference to the dtype, and returns a new reference,
+        // or NULL with an exception set.
         unsafe {
             let new: New = self.entry(94);
             let (dimensions, no_parent) = (shape.len() as c_int, std::ptr::null_mut());
@@ -220,9 +221,9 @@ impl NumPy {
         }
     }
 
-    /// Makes `base` keep the memory of `array` alive.
+    /// Makes the array `array` keep `base` alive, which owns the memory of the array.
     pub fn set_base(self, array: &Bound<'_, PyAny>, base: Bound<'_, PyAny>) -> PyResult<()> {
-        // SAFETY: PyArray_SetBaseObject takes the reference to `base`, even if the call fails.
+        // SAFETY: the entry is PyArray_SetBaseObject. It takes the reference to `base` even if it fails.
         let done = unsafe {
             let set: unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyObject) -> c_int = self.entry(282);
             set(array.as_ptr(), base.into_ptr())
@@ -235,7 +236,7 @@ impl NumPy {
     /// # Safety
     /// `scalar` is a NumPy scalar.
     pub unsafe fn dtype_of<'py>(self, scalar: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        // SAFETY: PyArray_DescrFromScalar. Returns a new reference, or NULL with an exception set.
+        // SAFETY: the entry is PyArray_DescrFromScalar. It returns a new reference, or NULL with an exception set.
         unsafe {
             let dtype: unsafe extern "C" fn(*mut ffi::PyObject) -> *mut ffi::PyObject = self.entry(57);
             Bound::from_owned_ptr_or_err(scalar.py(), dtype(scalar.as_ptr()))
@@ -245,9 +246,9 @@ impl NumPy {
     /// Writes the value of a NumPy scalar to `to`.
     ///
     /// # Safety
-    /// `scalar` is a NumPy scalar of a built-in dtype. `to` has room for an element and the right alignment.
+    /// `scalar` is a NumPy scalar of a built-in dtype. `to` has room for one element and is aligned for it.
     pub unsafe fn value_of(self, scalar: &Bound<'_, PyAny>, to: *mut c_void) {
-        // SAFETY: PyArray_ScalarAsCtype. The caller guarantees the arguments.
+        // SAFETY: the entry is PyArray_ScalarAsCtype. The caller guarantees its arguments.
         unsafe {
             let write: unsafe extern "C" fn(*mut ffi::PyObject, *mut c_void) = self.entry(62);
             write(scalar.as_ptr(), to);
@@ -260,7 +261,7 @@ impl NumPy {
     /// `dtype` is a built-in dtype, and `from` points to an aligned element of it.
     pub unsafe fn scalar<'py>(self, dtype: &Bound<'py, PyAny>, from: *mut c_void) -> PyResult<Bound<'py, PyAny>> {
         type Make = unsafe extern "C" fn(*mut c_void, *mut ffi::PyObject, *mut ffi::PyObject) -> *mut ffi::PyObject;
-        // SAFETY: PyArray_Scalar. Returns a new reference, or NULL with an exception set.
+        // SAFETY: the entry is PyArray_Scalar. It returns a new reference, or NULL with an exception set.
         unsafe {
             let make: Make = self.entry(60);
             Bound::from_owned_ptr_or_err(dtype.py(), make(from, dtype.as_ptr(), std::ptr::null_mut()))

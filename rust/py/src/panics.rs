@@ -1,7 +1,7 @@
-//! Stops panics at the border to C, in slots and callbacks that PyO3 does not wrap.
+//! Prevents panics of Rust code from reaching C code, in slots and callbacks that PyO3 does not wrap.
 //!
-//! A panic that leaves an `extern "C"` function aborts the process. No panic is expected. If a panic occurs, it becomes
-//! an exception, as in functions that PyO3 wraps.
+//! A panic that leaves an `extern "C"` function aborts the process. Panics are not expected, but if one occurs, it is
+//! converted to an exception, as in functions that PyO3 wraps.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use pyo3::exceptions::PySystemError;
 use pyo3::prelude::*;
 
-/// Returns the result of `body`, or if it panics, `failed` with an exception set. The GIL must be held.
+/// Returns the result of `body`. If `body` panics, returns `failed` with an exception set. The GIL must be held.
 pub fn caught<R>(failed: R, body: impl FnOnce() -> R) -> R {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
         raise(&*payload);

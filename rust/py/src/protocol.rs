@@ -1,5 +1,5 @@
-//! Python classes for decisions of the protocol: how a child reacts to commands, how the main process replaces
-//! children, and which functions replacements apply.
+//! Python classes for decisions of the protocol: how a child reacts to commands, and how the main process replaces
+//! children.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -20,14 +20,14 @@ fn command(kind: &str, number: u64) -> PyResult<Command> {
     }
 }
 
-/// The word that the main process publishes before it sends a command, or None if the command does not abandon an
-/// epoch.
+/// Returns the word that the main process publishes before it sends a command, or None if the command does not abandon
+/// an epoch.
 #[pyfunction]
 pub fn order_of(kind: &str, number: u64) -> PyResult<Option<u64>> {
     command(kind, number).map(Command::order)
 }
 
-/// The state of a child with respect to commands. See `torchdata_core::protocol::Obedience`.
+/// Decides how a child reacts to commands. See `torchdata_core::protocol::Obedience`.
 #[pyclass(frozen, name = "Obedience", module = "torchdata._native")]
 pub struct PyObedience(Mutex<Obedience>);
 
@@ -44,8 +44,8 @@ impl PyObedience {
         Self(Mutex::new(Obedience::new(dispatches)))
     }
 
-    /// Returns the next step for a command ("leave", "run", "apply" or "end"), and whether to acknowledge it
-    /// before and after that step.
+    /// Returns the next step for a command ("leave", "run", "apply" or "end"). The two bools mean that the command must
+    /// be acknowledged before and after that step.
     fn obey(&self, kind: &str, number: u64) -> PyResult<(&'static str, bool, bool)> {
         let command = command(kind, number)?;
         Ok(match self.with(|obedience| obedience.obey(command)) {
@@ -68,8 +68,8 @@ impl PyObedience {
     }
 }
 
-/// The state of a loader's children. The dispatching process is the last one. See `torchdata_core::protocol::Replacing`
-/// for the methods.
+/// The state of a loader's children. The dispatching process is the last child. The methods are documented in
+/// `torchdata_core::protocol::Replacing`.
 #[pyclass(frozen, name = "Replacing", module = "torchdata._native")]
 pub struct PyReplacing(Mutex<Replacing>);
 
@@ -99,7 +99,7 @@ impl PyReplacing {
     }
 
     /// Counts the exit of a process. Returns the number of exits at this item, whether this exit was not counted
-    /// before, and whether no further process should try the item.
+    /// before, and whether the loader must give up.
     fn judge(&self, child: usize, process: u64, epoch: u32, received: Vec<u64>, halted: bool) -> (usize, bool, bool) {
         let verdict = self.with(|replacing| replacing.judge(child, process, epoch, &received, halted));
         (verdict.deaths, verdict.is_new, verdict.is_final())

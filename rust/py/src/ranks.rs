@@ -1,7 +1,7 @@
-//! Python class for the meeting of ranks. Sockets are passed as descriptors, and waits release the GIL.
+//! The Python class `Meeting`, which connects the ranks. Sockets are passed as descriptors, and waits release the GIL.
 //!
-//! A forked child has the meeting without its thread, and perhaps with its lock held. In a forked child, every method
-//! raises an error, and nothing is dropped. The Python code takes the sockets from the caller.
+//! A forked child has a copy of the meeting without its thread, and its lock may be locked. In a forked child, every
+//! method raises an error, and nothing is dropped. Python code takes the sockets from the caller.
 
 use std::mem::ManuallyDrop;
 use std::net::{TcpListener, TcpStream};
@@ -17,12 +17,12 @@ use torchdata_core::ranks::{Answer, Fault, Verdict, WATCH};
 
 use crate::enter::{self, Slices};
 
-/// Why operations fail: the fault, the ranks at fault, and the rank that noticed.
+/// Why operations fail: the fault, the ranks at fault, and the rank that has detected the fault.
 type Blame = (&'static str, Vec<u32>, u32);
 
 #[pyclass(frozen, name = "Meeting", module = "torchdata._native")]
 pub struct PyMeeting {
-    /// None after `close`. Waits hold a reference.
+    /// None after `close`. A waiting thread has its own reference.
     meeting: ManuallyDrop<Mutex<Option<Arc<Meeting>>>>,
     process: u32,
 }
@@ -56,7 +56,7 @@ fn owned(descriptor: RawFd) -> PyResult<OwnedFd> {
     if descriptor < 0 {
         return Err(PyValueError::new_err(format!("not a descriptor: {descriptor}")));
     }
-    // SAFETY: the caller detached it from its socket object for this call, so no other code closes it.
+    // SAFETY: the caller has detached the descriptor from its socket object, so no other code closes it.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
@@ -75,8 +75,8 @@ impl PyMeeting {
         meeting.clone().ok_or_else(|| PyRuntimeError::new_err("the meeting of ranks was closed"))
     }
 
-    /// Waits for the end of an operation until the timeout, and then a little longer for the list of the ranks at
-    /// fault.
+    /// Waits until the timeout for the end of an operation. After the timeout, waits a little longer for the list of
+    /// the ranks at fault.
     fn end_of(&self, py: Python<'_>, operation: u64, timeout: f64) -> PyResult<Result<i64, Blame>> {
         let meeting = self.get()?;
         let mut answer = None;
@@ -100,8 +100,8 @@ impl PyMeeting {
 
 #[pymethods]
 impl PyMeeting {
-    /// Creates the meeting of rank 0. Takes ownership of a listening socket. The remaining `size - 1` ranks will
-    /// connect to it.
+    /// Creates the meeting of rank 0, to which the other `size - 1` ranks will connect. Takes ownership of a listening
+    /// socket.
     #[staticmethod]
     fn host(descriptor: RawFd, size: u32, hello: [u8; 16], welcome: [u8; 16]) -> PyResult<Self> {
         let listener = TcpListener::from(owned(descriptor)?);
@@ -153,8 +153,8 @@ impl PyMeeting {
         Ok(self.get()?.descriptors())
     }
 
-    /// Notifies all ranks that this rank leaves, and closes all connections. Further calls do nothing, like calls in
-    /// a forked child.
+    /// Informs all ranks that this rank leaves, and closes all connections. Does nothing if called again, or in a
+    /// forked child.
     fn close(&self, py: Python<'_>) {
         if self.process == std::process::id() {
             let meeting = self.meeting.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -162,7 +162,7 @@ impl PyMeeting {
         }
     }
 
-    /// How many seconds after the timeout to wait for a message before a rank counts as silent.
+    /// How many seconds after the timeout a rank that has sent no message counts as silent.
     #[classattr]
     #[pyo3(name = "WATCH")]
     fn watch() -> f64 {

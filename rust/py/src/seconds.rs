@@ -1,8 +1,9 @@
-//! Converts times from Python.
+//! Converts times that Python code passes.
 
 use std::time::Duration;
 
-/// Converts seconds to a duration: `Duration::MAX` if they exceed it, zero if they are negative or NaN.
+/// Converts seconds to a duration. The result is `Duration::MAX` for seconds that exceed it, and zero for negative
+/// seconds or NaN.
 pub fn duration(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(if seconds > 0.0 { Duration::MAX } else { Duration::ZERO })
 }

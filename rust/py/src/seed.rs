@@ -1,4 +1,4 @@
-//! Python class for the seed generator.
+//! The Python class for the seed generator.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,28 +1,28 @@
-//! Python functions for watching calls of loaders: the callback for a call that does not return, and stopping the
-//! thread.
+//! Python functions for watching the calls of loaders: setting the callback for a call that does not return, and
+//! stopping the watching thread.
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
 use torchdata_core::process::watching::{self, Stall, Watch};
 
-/// The function to call, with the key, the seconds and the thread, if a call does not return.
+/// The function that is called with (key, seconds, thread) if a call does not return.
 ///
 /// FORK: set during an import, while Python's import lock is held.
 static ON_STALL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
-/// The watch of this process. The caller holds the GIL.
+/// Returns the watch of this process. The caller must hold the GIL.
 pub fn watch(_py: Python<'_>) -> &'static Watch {
     watching::watch(tell)
 }
 
-/// Runs in the watching thread. The thread waits for the GIL here, so the next report comes later.
+/// Reports a stall. Runs in the watching thread. If the thread must wait for the GIL, the next report is delayed.
 fn tell(stall: &Stall) {
     Python::try_attach(|py| {
         if let (true, Some(on_stall)) = (stall.lasts(), ON_STALL.get(py))
             && let Err(error) = on_stall.call1(py, (stall.key, stall.waited.as_secs_f64(), stall.thread))
         {
-            error.write_unraisable(py, None); // no caller can receive the exception
+            error.write_unraisable(py, None); // the exception is only printed, because no caller can receive it
         }
     });
 }
@@ -40,13 +40,13 @@ pub fn watch_before_fork(py: Python<'_>) {
     py.detach(|| watch.stop());
 }
 
-/// Allows the thread to start again after the fork, in the parent.
+/// In the parent: allows the watching thread to start again after the fork.
 #[pyfunction]
 pub fn watch_after_fork(py: Python<'_>) {
     watch(py).fork_is_over();
 }
 
-/// Stops the thread permanently, because the interpreter exits.
+/// Stops the watching thread permanently. Called when the interpreter exits.
 #[pyfunction]
 pub fn watch_is_over(py: Python<'_>) {
     watching::over();

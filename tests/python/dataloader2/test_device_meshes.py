@@ -123,4 +123,4 @@ def test_an_error_names_an_exited_rank_by_its_number_in_the_job(tmp_path: Path) 
     """
     with gloo_job(tmp_path, body, 4) as job:
         assert job.outcome(0)[0] is True
-        assert "on rank 1: rank 3 of 4 gave no sign of life" in str(job.outcome(1)[0])
+        assert "on rank 1: rank 3 of 4 sent no message" in str(job.outcome(1)[0])

@@ -98,7 +98,7 @@ def test_a_rank_that_is_killed_is_reported_by_the_others_by_name(tmp_path: Path)
         for rank in (0, 2):
             error = job.outcome(rank)[0]
             assert isinstance(error, RanksLostError), error
-            assert "rank 1 of 3 gave no sign of life" in str(error)
+            assert "rank 1 of 3 sent no message" in str(error)
 
 
 def test_errors_about_other_ranks_are_runtime_errors_and_what_python_has_for_them() -> None:
@@ -120,7 +120,7 @@ def test_a_rank_that_hangs_is_reported_within_the_time_out_and_two_seconds(tmp_p
     with gloo_job(tmp_path, program) as job:
         error, _ = job.outcome(0)
         assert isinstance(error, PrefetchTimeoutError), error
-        assert "rank 1 of 2 did not come along" in str(error)
+        assert "rank 1 of 2 did not reach this step" in str(error)
         assert 3 <= float(error.__notes__[-1]) < 5 + 30, "the time-out and two seconds, and the time to get there"
 
 
@@ -132,8 +132,8 @@ def test_a_rank_that_arrives_after_the_others_gave_up_gets_their_reason(tmp_path
         first, late, third = (job.outcome(rank)[0] for rank in range(3))
     for error in (first, late, third):
         assert isinstance(error, PrefetchTimeoutError), error
-        assert "rank 1 of 3 did not come along" in str(error)
-    assert re.search("rank [02] of 3 gave up before: rank 1 of 3 did not come along", str(late)), late
+        assert "rank 1 of 3 did not reach this step" in str(error)
+    assert re.search("rank [02] of 3 gave up before: rank 1 of 3 did not reach this step", str(late)), late
 
 
 @pytest.mark.parametrize("late_by", [0.05, 0.4])
@@ -141,7 +141,7 @@ def test_the_error_names_the_rank_that_arrives_just_too_late(late_by: float, tmp
     program = WAIT_AT.format(waits=f"time.sleep({3 + late_by})", timeout=3)
     with gloo_job(tmp_path, program, 3) as job:
         for rank in range(3):
-            assert "rank 1 of 3 did not come along" in str(job.outcome(rank)[0])
+            assert "rank 1 of 3 did not reach this step" in str(job.outcome(rank)[0])
 
 
 def test_a_rank_that_is_slow_with_its_first_item_is_not_reported_as_exited(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_rank_that_is_slow_with_its_first_item_is_not_reported_as_exited(tmp_p
     with gloo_job(tmp_path, body) as job:
         error = job.outcome(0)[0]
         assert isinstance(error, PrefetchTimeoutError), error
-        assert "rank 1 of 2 did not come along" in str(error)
+        assert "rank 1 of 2 did not reach this step" in str(error)
 
 
 def test_a_rank_that_never_begins_is_reported_within_the_time_out(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_a_stopped_rank_sends_no_heartbeat(tmp_path: Path) -> None:
         job.kill(1, signal.SIGSTOP)
         error, _ = job.outcome(0)
         assert isinstance(error, RanksLostError), error
-        assert "rank 1 of 2 gave no sign of life" in str(error)
+        assert "rank 1 of 2 sent no message" in str(error)
         job.kill(1, signal.SIGCONT)
 
 
@@ -288,8 +288,8 @@ def runs_networks() -> bool:
         return False
 
 
-NO_SIGN = "rank 1 of 3 gave no sign of life and must have died or been cut off"
-NO_RANK_0 = "rank 0 of 3 gave no sign of life and must have died or been cut off"
+NO_SIGN = "rank 1 of 3 sent no message and must have exited or been disconnected"
+NO_RANK_0 = "rank 0 of 3 sent no message and must have exited or been disconnected"
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_the_next_epoch_does_not_wait_for_a_rank_that_has_ended(tmp_path: Path) 
         error, failed = job.outcomes()
     assert isinstance(failed, KeyError)
     assert isinstance(error, RanksLostError), error
-    assert "rank 1 of 2 had shut down the loader or come to an end" in str(error)
+    assert "rank 1 of 2 had shut down the loader or exited" in str(error)
 
 
 def test_a_rank_that_arrives_later_learns_of_an_exception_in_another_rank_s_loop(tmp_path: Path) -> None:

@@ -95,5 +95,5 @@ def test_an_imported_generator_continues_where_it_was_exported():
     again = SeedGenerator.imported(generator.exported())
     assert again == generator
     assert again.generate_seed() == generator.generate_seed()
-    with pytest.raises(ValueError, match="no state of a seed generator"):
+    with pytest.raises(ValueError, match="not a state of a seed generator"):
         SeedGenerator.imported(b"nonsense")

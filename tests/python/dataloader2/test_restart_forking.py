@@ -70,7 +70,7 @@ def test_the_exit_code_of_a_worker_is_unknown_if_the_fork_server_has_exited():
             next(iterator)
         os.kill(forker_of(loader), signal.SIGKILL)
         kill_first(loader)
-        with pytest.raises(WorkerExitedError, match="worker process 0 .* died .*had forked it, .*has exited before it"):
+        with pytest.raises(WorkerExitedError, match="worker process 0 .* died .*forked it .*has exited before it"):
             list(iterator)
 
 
@@ -97,7 +97,7 @@ def test_a_child_whose_fork_server_was_killed_is_replaced(recwarn):
         assert loader.stats().restarts == 1
     assert is_gone(pid)
     [told] = [str(warning.message) for warning in recwarn if "has taken its place" in str(warning.message)]
-    assert "the process that had forked it, and would report its exit, has exited before it" in told
+    assert "the process that forked it and reports its exit code has exited before it" in told
 
 
 def test_every_caller_learns_how_a_child_has_ended_even_if_a_reply_was_lost():

@@ -151,7 +151,7 @@ def test_a_torch_pipe_that_returns_an_iterator_and_began_unnoticed_is_refused_wi
         next(iter(pipe))
 
 
-OVER = "does not tell whether its pass is over or the next one was begun.*state.iterate.*or append a pipe"
+OVER = "does not show whether its pass is over or its next pass has begun.*state.iterate.*or append a pipe"
 
 
 @pytest.mark.parametrize("source", ["ours", "torchs", "torchs without a length"])

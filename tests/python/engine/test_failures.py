@@ -194,7 +194,7 @@ def test_attributes_that_do_not_pickle_or_are_large_are_left_out_and_named():
     arrived = raised_elsewhere(error)
     assert (type(arrived).__name__, arrived.number) == ("Holds", 3)
     assert not hasattr(arrived, "lock")
-    assert "Its attributes lock, batch did not come along" in told(arrived)
+    assert "Its attributes lock, batch could not be sent" in told(arrived)
     assert "holds much" in str(arrived)
 
 

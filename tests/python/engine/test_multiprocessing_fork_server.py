@@ -182,7 +182,10 @@ ORPHAN = """
 @pytest.mark.parametrize(
     ("main", "told"),
     [
-        ("any", "1 None worker process 1 .* died; how is not known, as the process that had forked it, .*ulimit -u"),
+        (
+            "any",
+            "1 None worker process 1 .* died; the cause is not known, because the process that forked it .*ulimit -u",
+        ),
         ("first", "1 -9 worker process 1 .* was killed by SIGKILL"),
     ],
 )

@@ -125,7 +125,7 @@ def test_the_error_for_an_abort_names_memory_and_not_a_sender():
     """A failed allocation of the engine aborts."""
     with (
         loader(IterableWrapper(range(10)).sharding_filter().map(aborts)) as dl,
-        pytest.raises(WorkerExitedError, match="was killed by SIGABRT; .*memory cannot be had") as caught,
+        pytest.raises(WorkerExitedError, match="was killed by SIGABRT; .*no memory left") as caught,
     ):
         list(dl)
     assert "who sent" not in str(caught.value)

@@ -55,13 +55,13 @@ def test_errors_of_dispatched_items_end_the_worker_and_are_reported(monkeypatch:
     def broken(lane: Any) -> Iterator[Any]:
         for number, one in enumerate(carry(lane)):
             if lane._number == 1 and number == 3:
-                raise ValueError("a frame of units contradicts itself")
+                raise ValueError("a frame of units is inconsistent")
             yield one
 
     monkeypatch.setattr(worker_module._Lane, "carry", broken)
     with (
         DataLoader2(dealt(100_000), reading_service=LocallyRemote(WORKERS)) as loader,
-        pytest.raises(WorkerExitedError, match="contradicts itself"),
+        pytest.raises(WorkerExitedError, match="is inconsistent"),
     ):
         for _ in loader:
             pass

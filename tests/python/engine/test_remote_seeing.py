@@ -84,7 +84,7 @@ def test_the_view_from_outside_has_the_node_and_the_network_s_rate() -> None:
     text = "\n".join(told)
     assert f"worker process 1 on node {node}" in text
     assert re.search(r"network [\d.]+ \w+/s, [\d.]+ MiB from 2 workers on 1 node", text), text
-    assert "its stack is not to be had from here" in text
+    assert "its stack is only available in the main process" in text
 
 
 def test_the_counts_of_an_exited_worker_stay_and_those_of_its_replacement_are_added() -> None:

@@ -131,7 +131,7 @@ def test_the_third_process_that_exits_or_hangs_at_an_item_raises_an_error_that_n
     with ended(family(At(act), workers=1, **options)) as loader:
         iterator = iter(loader)
         assert [next(iterator) for _ in range(AT)] == list(range(AT))
-        with pytest.raises(WorkerExitedError, match="(?s)as 2 before it in its place.*, or mend the") as caught:
+        with pytest.raises(WorkerExitedError, match="(?s)as 2 before it in its place.*, or correct the") as caught:
             next(iterator)
         assert caught.value.item == AT
         if family is nodes:  # a loader of batches ends with the error

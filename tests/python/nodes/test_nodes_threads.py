@@ -463,8 +463,8 @@ def test_a_forked_child_gets_an_error_about_the_threads_of_its_parent_and_may_re
         told = end.read()
     os.waitpid(child, 0)
     assert told == (
-        f"the threads of Prefetcher run in process {os.getpid()}, of which this one is a forked child: begin a new "
-        "iteration in the child 0"
+        f"the threads of Prefetcher run in process {os.getpid()}, and this process is a forked child of it: begin "
+        "a new iteration in the child 0"
     )
     node.shutdown()
 

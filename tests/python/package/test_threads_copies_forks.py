@@ -447,7 +447,7 @@ def test_a_thread_that_reads_recursively_gets_an_error_instead_of_waiting_for_it
         assert list(iterators[0]) == [0, 1, 2, 3]
         end(loader)
     assert len(found) == 2
-    assert all("is reading an item already" in told for told in found)
+    assert all("is already reading an item" in told for told in found)
 
 
 def test_an_error_in_one_thread_does_not_end_the_others() -> None:

@@ -41,17 +41,20 @@ def of_the_code() -> list[tuple[str, str]]:
         ),
         ('items that `.prefetch("auto")` buffers', f"{depth.MOST_DEPTH}"),
         (
-            "items that a worker prefetches by default",
-            f"{service.worker_prefetch_cnt}, and its share of {service.main_prefetch_cnt} for the main process",
+            "items that are prefetched by default",
+            f"{service.worker_prefetch_cnt} in each worker, plus {service.main_prefetch_cnt} in all workers together",
         ),
-        ("pipes of a process that statistics list", f"{PIPES}"),
+        ("pipes of a process that `stats()` lists", f"{PIPES}"),
         ("size of a TFRecord by default (`max_length`)", f"{tfrecords.MAX_LENGTH // MIB} MiB"),
-        ("expansion of a compressed file by default (`max_ratio`)", f"{archive.MAX_RATIO:.0f} times"),
         (
-            "size of a tar member that stays readable after the next one is read",
+            "uncompressed size of a compressed file by default (`max_ratio`)",
+            f"{archive.MAX_RATIO:.0f} times its compressed size",
+        ),
+        (
+            "largest tar member that stays readable after the next member has been read",
             f"{tar.LARGEST_KEPT_MEMBER // MIB} MiB",
         ),
-        ("headers of a tar member", f"{tar.MOST_HEADERS}, with {tar.LARGEST_HEADERS >> 10} KiB in total"),
+        ("headers of one tar member", f"{tar.MOST_HEADERS} headers, with {tar.LARGEST_HEADERS >> 10} KiB in total"),
     ]
 
 
@@ -101,7 +104,7 @@ def state_of(workers: int, shuffle: bool = False) -> int:
 
 
 def sizes_of_states(shuffle: bool) -> str:
-    return ", ".join(f"{state_of(workers, shuffle):,} with {workers}" for workers in (2, 8)) + " workers"
+    return ", ".join(f"{state_of(workers, shuffle):,} with {workers} workers" for workers in (2, 8))
 
 
 def large_item(size: int) -> str:
@@ -109,12 +112,12 @@ def large_item(size: int) -> str:
     pipe = IterableWrapper(range(1)).sharding_filter().map(partial(array, size=size))
     with loading(pipe, 1, memory_budget=64 * MIB) as loader:
         (item,) = loader
-        return f"{item.nbytes / (1 << 30):.3g} GiB arrived, {loader.stats().fragments:,} fragments"
+        return f"{item.nbytes / (1 << 30):.3g} GiB, in {loader.stats().fragments:,} fragments"
 
 
 def many_workers(count: int) -> str:
     with loading(IterableWrapper(range(count)).sharding_filter(), count) as loader:
-        return f"{count} started, {len(list(loader))} items"
+        return f"{count}, which yielded all {len(list(loader))} items"
 
 
 def budget() -> str:
@@ -122,18 +125,18 @@ def budget() -> str:
     with loading(IterableWrapper(range(9)).sharding_filter(), 2) as loader:
         list(loader)
         limit = loader.stats().shared_memory_limit
-    share = f"{default_budget() / whole:.0%} of {whole / (1 << 30):.1f} GiB"
-    return f"{share}; {limit / 2 / MIB:,.0f} MiB for each of 2 workers"
+    share = f"{default_budget() / whole:.0%} of the machine's {whole / (1 << 30):.1f} GiB"
+    return f"{share}, which is {limit / 2 / MIB:,.0f} MiB for each of 2 workers"
 
 
 def measured(size: int, workers: int) -> Iterator[tuple[str, Callable[[], str]]]:
     """Yields the names of measured limits, with functions that measure them."""
     yield "open file descriptors in the main process (Linux)", descriptors_of_workers
     yield "shared memory by default", budget
-    yield "an item larger than `memory_budget=64 MiB`", partial(large_item, size)
-    yield "workers of one loader", partial(many_workers, workers)
+    yield "largest item sent with `memory_budget=64 MiB`", partial(large_item, size)
+    yield "largest number of workers tried in one loader", partial(many_workers, workers)
     yield "bytes of the largest of 20 pickled states", partial(sizes_of_states, False)
-    yield "… with `.shuffle()` of 10,000 items", partial(sizes_of_states, True)
+    yield "the same with a `.shuffle()` buffer of 10,000 items", partial(sizes_of_states, True)
 
 
 def main() -> None:

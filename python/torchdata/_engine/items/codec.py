@@ -1,4 +1,4 @@
-"""The part of the item codec that requires Python: pickles objects without an encoding.
+"""Pickles objects that the extension cannot encode: the part of the item codec that needs Python.
 
 Role: called by the extension (rust/py/src/codec) for the slow cases. Runs in the sending or receiving process.
 """
@@ -24,8 +24,8 @@ UNSENT = "_torchdata_unsent"
 #: The first byte of a pickle that refers to tensors stored after it. No other pickle begins with this byte.
 _WITH_TENSORS = b"T"
 
-#: The slot for a pickler's table of reducers. A pickler ignores the attribute if its class has an attribute with the
-#: same name.
+#: The slot for a pickler's table of reducers. The slot is used directly, because a pickler ignores the attribute if its
+#: class has an attribute with the same name.
 _TABLE: Any = vars(pickle.Pickler)["dispatch_table"]
 
 _tables = Tables()
@@ -47,7 +47,7 @@ def pickled_parts(obj: Any) -> tuple[bytes, list[memoryview], list[Span]]:
         except Exception as error:
             attributes_of(error)[UNSENT] = True
             add_note(error, _why_unsendable(obj))
-            raise error from None  # plain pickle raised the same error
+            raise error from None  # plain pickle has raised this error, too
 
 
 def _why_unsendable(obj: Any) -> str:
@@ -60,7 +60,7 @@ def _why_unsendable(obj: Any) -> str:
 
 
 def dumps_by(base: Any, obj: Any, least: int = 0) -> tuple[bytes, list[memoryview], list[Span]]:
-    """Returns the result of `pickled_parts` for one class of picklers.
+    """Returns the result of `pickled_parts` for a given class of picklers.
 
     Args:
         base: the class.
@@ -69,7 +69,7 @@ def dumps_by(base: Any, obj: Any, least: int = 0) -> tuple[bytes, list[memoryvie
     """
     try:
         return _dumps(base, obj, least)
-    except BufferError:  # a buffer that is not contiguous cannot be sent unchanged
+    except BufferError:  # a buffer with gaps between its elements cannot be sent unchanged
         return _dumps(base, obj, None)
 
 

@@ -1,4 +1,4 @@
-"""Exceptions across processes: preserves their type, the original traceback, and the process that raised them.
+"""Sends exceptions across processes. The type, the original traceback and the name of the process are preserved.
 
 Role: a child describes an exception (`describe`), and the main process raises it again (`reraise`). The description can
 be pickled for any exception.
@@ -43,18 +43,19 @@ def describe(error: BaseException, where: str) -> tuple[Any, ...]:
 
 
 def _formatted(error: BaseException) -> str:
-    """Returns the traceback, including causes, and the exception's text, without notes, which are sent separately."""
+    """Returns the traceback, including causes, and the text of the exception. Notes are sent separately."""
     make_printable(error)
     try:
         return _by_traceback(error)
     except Warning:
-        # Python 3.15 warns about a module without a loader, such as the program in a spawned process. If warnings are
-        # errors, the warning must not end this process. Other threads do not see their warnings for this moment.
+        # Python 3.15 warns about a module without a loader, such as the program in a spawned process. This warning must
+        # not end the process if warnings are errors. For a moment, the filter also suppresses warnings of other
+        # threads.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 return _by_traceback(error)
-            except Warning as warning:  # an attribute that the class computes has warned
+            except Warning as warning:  # a computed attribute of the class has warned
                 return f"{type(error).__name__} (its traceback cannot be shown: {type(warning).__name__})\n"
 
 
@@ -66,7 +67,7 @@ def _by_traceback(error: BaseException) -> str:
         return "".join(lines.format())
     except Warning:
         raise
-    except Exception:  # an attribute that the class computes has failed
+    except Exception:  # a computed attribute of the class has failed
         name, text = type(error).__name__, text_of(error)
         head = "Traceback (most recent call last):\n" if error.__traceback__ else ""
         return f"{head}{''.join(traceback.format_tb(error.__traceback__))}{name}: {text}\n"

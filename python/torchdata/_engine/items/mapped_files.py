@@ -1,4 +1,4 @@
-"""Read-only memory-mapped arrays of a program. Workers map the files themselves instead of receiving the contents.
+"""Lets workers map the files of a program's read-only memory-mapped arrays, instead of sending them the contents.
 
 Role: runs in the main process when it pickles a program for workers that inherit nothing, and in each worker when it
 loads the program.

@@ -24,7 +24,7 @@ from typing import Any
 
 from torchdata._reporting import add_note, attributes_of
 
-#: One form of an exception: its kind, and its parts.
+#: One form of an exception: the kind of the form, and the parts of the exception.
 Form = tuple[str, Any]
 
 #: Maximum size in bytes of an exception's pickle, and of its attributes together.
@@ -168,7 +168,7 @@ def _pickled_attributes(error: BaseException) -> tuple[dict[str, bytes], list[st
             pickled[name] = content
             room -= len(content)
     for name, value in _members(error, of_builtins=True).items():
-        if value is not None and isinstance(value, _PLAIN):  # an OSError displays its second file even if that is None
+        if value is not None and isinstance(value, _PLAIN):  # an OSError displays even a second file name of None
             pickled[name] = pickle.dumps(value)
     return pickled, left_out
 
@@ -250,8 +250,8 @@ def _with(error: BaseException, attributes: dict[str, bytes], left_out: list[str
         what = "attribute" if len(left_out) == 1 else "attributes"
         add_note(
             error,
-            f"Its {what} {', '.join(left_out)} did not come along: too large (more than {_LARGEST >> 20} MiB), or not "
-            "to be pickled.",
+            f"Its {what} {', '.join(left_out)} could not be sent: too large (more than {_LARGEST >> 20} MiB), or "
+            "impossible to pickle.",
         )
     return error
 
@@ -276,7 +276,7 @@ def _is_like(again: BaseException | None, error: BaseException, form: Form) -> b
 
 def _texts(error: BaseException, kind: str) -> tuple[str | None, ...]:
     text = text_of(error)
-    if kind == "text":  # a KeyError displays the `repr` of its text; an empty text is not a message
+    if kind == "text":  # a KeyError displays the `repr` of its text, and an empty text is not a message
         return () if text is None else (text, repr(text))
     return (text,)
 

@@ -1,5 +1,5 @@
-"""Determines how objects of a type are pickled: by user-defined reducers first, then by this package's reducers for
-tensors and arrays, otherwise by default.
+"""Determines how objects of a type are pickled: by a reducer of the user if there is one, otherwise by a reducer of
+this package for tensors and arrays, otherwise by default.
 
 Role: the codec (codec.py) uses this module for each pickled item. The extension also queries this module for the types
 with reducers that users have registered.
@@ -21,7 +21,7 @@ from torchdata._engine.items.tensors import DepartingTensors
 #: A function that a pickler calls to reduce an object of a type.
 Reducer = Callable[[Any], Any]
 
-#: A table entry with the default behavior of a pickler, for a type without an entry. This reducer creates no Python
+#: A table entry that makes a pickler pickle objects of a type as it does by default. This reducer creates no Python
 #: frame.
 _ITS_OWN_WAY: Reducer = operator.methodcaller("__reduce_ex__", 5)
 

@@ -181,8 +181,8 @@ class DepartingTensors:
             self.locations[number] = _span_of(tensor), (what[0], what[1], tensor.stride(), what[3]), tensor
 
 
-#: The maximum number of overlapping tensors that are compared with each other, and the limit of work for comparing two
-#: of them, in NumPy's unit.
+#: The maximum number of overlapping tensors that are compared with each other. `_MOST_WORK` limits the work for
+#: comparing two tensors, in the unit of NumPy's `shares_memory`.
 _MOST_COMPARED, _MOST_WORK = 16, 10_000
 
 
@@ -246,7 +246,7 @@ _arrivals = _Arrivals()
 
 @contextmanager
 def arriving(locations: list[Location], blocks: list[Any]) -> Iterator[None]:
-    """Context for reading a pickle that refers to tensors at the given locations."""
+    """Makes the tensors at the given locations available while a pickle that refers to them is read."""
     import_whole("torch")
     before, _arrivals.innermost = _arrivals.innermost, Arrived(locations, blocks)
     try:
@@ -399,12 +399,12 @@ def dlpack_ways() -> tuple[Any, Any, Any, Any]:
     return getattr(torch.Tensor, "__dlpack_c_exchange_api__", None), ways.to_dlpack, ways.from_dlpack, torch.strided
 
 
-#: The arrays, by address, whose memory is used by tensors of `torchdata.empty`.
+#: Maps addresses to the arrays whose memory is used by tensors of `torchdata.empty`.
 _rooms: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def empty_tensor(shape: Any, dtype: Any, sender: Sender | None) -> Any:
-    """See `torchdata.empty`. `dtype` is a dtype of torch. `sender` is the sender of this process if the process is a
+    """Implements `torchdata.empty` for a dtype of torch. `sender` is the sender of this process if the process is a
     child."""
     import torch
 

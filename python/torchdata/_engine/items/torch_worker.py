@@ -20,12 +20,12 @@ _MODULE = "torch.utils.data"
 #: A function that describes the running shard to torch.
 Telling = Callable[[Any], None]
 
-#: The function that is called with torch's module when torch is imported.
+#: The function that is called with the module `torch.utils.data` when torch is imported.
 _telling: Telling | None = None
 
 
 def tell_torch(worker_id: int, num_workers: int, datapipe: Any, *, is_local: bool = False) -> Telling:
-    """Makes `get_worker_info()` of torch describe this worker, at once or when torch is imported.
+    """Makes torch's `get_worker_info()` describe this worker: now if torch is loaded, otherwise when torch is imported.
 
     Args:
         worker_id: the number of this worker, from 0.

@@ -1,3 +1,1 @@
-"""Child processes, independent of their programs: how they start, what they inherit from the main process, and how they
-end. Private.
-"""
+"""Child processes of any program: how they start, what they inherit from the main process, how they end. Private."""

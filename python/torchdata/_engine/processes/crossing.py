@@ -1,4 +1,4 @@
-"""Data that a child receives across a process boundary with any start method: its name, shared memory, the pipe graph.
+"""Passes data to a child with any start method: its name, shared memory, and the graph of pipes.
 
 Role: with start method "fork", a child inherits everything. With "spawn" and "forkserver", multiprocessing passes the
 descriptors, and the graph is a single pickle in anonymous shared memory, created once for all children. A child that
@@ -39,11 +39,11 @@ PREFIX = "torchdata "
 #: The number of new objects after which garbage collection runs while a child starts. Torch's import creates a third of
 #: this number of objects.
 EARLY_THRESHOLD = 1_000_000
-#: The name of the thread that monitors the main process until the engine's own thread takes over. The thread has an
-#: event that ends it.
+#: The name of the thread that monitors the main process until the engine's own thread takes over. An event of the
+#: thread ends it.
 _WATCHER = "torchdata-early-watch"
-#: Ends the child within a tenth of a second after the main process exits, or if necessary after its parent exits. If no
-#: thread can be started, the child notices the exit of the main process only after its imports.
+#: The code of this thread. It ends the child at most 0.1 seconds after the main process (or, if that cannot be
+#: monitored, the parent) has exited. If no thread can be started, the child notices the exit only after its imports.
 _WATCH = f"""
 import os, select, threading
 
@@ -78,7 +78,7 @@ except RuntimeError:
 
 #: The folder where the program was started.
 _ORIGINAL_FOLDER: str = getattr(process, "ORIGINAL_DIR", None) or ""
-#: Prevents importing a main module without a file, because multiprocessing skips the import if the path is already set.
+#: Makes multiprocessing skip the import of a main module without a file, because its path is then already set.
 _LEAVE_MAIN_OUT = "import sys; sys.modules['__main__'].__file__ = path"
 
 
@@ -112,8 +112,8 @@ class ChildName(str):
 
     def __reduce__(self) -> Any:
         start: Any = get_spawning_popen()
-        # The name is pickled as an ordinary string for another purpose, such as a log record, or with the process
-        # object, which is unpickled after the import of the program.
+        # Otherwise the name is pickled as an ordinary string: for another purpose, such as a log record, or within the
+        # process object, which is unpickled after the import of the program.
         if start is None or getattr(start, "_was_told", False):
             return str, (str(self),)
         start._was_told = True
@@ -134,12 +134,13 @@ class _Call:
 
 
 def end_early_watch() -> None:
-    """Ends the thread that has monitored the main process, to make room for the engine's own thread."""
+    """Ends the thread that has monitored the main process since the start of this child, because the engine's own
+    thread replaces it."""
     for thread in threading.enumerate():
         if thread.name == _WATCHER:
             thread.over.set()  # type: ignore[attr-defined]
             thread.join()
-            for _ in range(100):  # the system still counts the thread for a moment
+            for _ in range(100):  # the system still counts the thread for a short time
                 if not os.path.exists(f"/proc/self/task/{thread.native_id}"):
                     break
                 time.sleep(0.001)

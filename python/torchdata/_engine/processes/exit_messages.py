@@ -34,9 +34,10 @@ _BY_SIGNAL = {
     "SIGKILL": "the kernel does that when memory runs out (see dmesg): use fewer workers, smaller prefetch "
     "counts or a memory_budget",
     "SIGSEGV": "a native library in its pipes crashed: run with PYTHONFAULTHANDLER=1 to see where",
-    "SIGABRT": "a native library gave up, as this one does where memory cannot be had (a limit: ulimit -v, or the "
-    "container's): see its output above, use fewer workers or smaller items; PYTHONFAULTHANDLER=1 shows where",
-    "SIGBUS": "memory or disk space behind a mapping ran out",
+    "SIGABRT": "a native library aborted the process, as this package does if the system has no memory left (ulimit "
+    "-v, or the container's limit): see its output above, use fewer workers or smaller items; PYTHONFAULTHANDLER=1 "
+    "shows where",
+    "SIGBUS": "there is no memory or disk space left for a mapping",
     "SIGTERM": "code in this process has sent the signal, because a SIGTERM from another process does not end a child",
 }
 
@@ -73,21 +74,21 @@ def how_it_died(child: Exited) -> tuple[str, str]:
         how, advice = "died", child.told
     elif code is None:
         how = "died"
-        advice = f"how is not known, as {_why_unknown(child)}"
+        advice = f"the cause is not known, because {_why_unknown(child)}"
     elif code < 0:
         try:
             signal_name = signal.Signals(-code).name
         except ValueError:
             signal_name = f"signal {-code}"
         how = f"was killed by {signal_name}"
-        advice = _BY_SIGNAL.get(signal_name, "look for who sent the signal")
+        advice = _BY_SIGNAL.get(signal_name, "find out which process sent the signal")
         if child.is_copy_of_main and signal_name in ("SIGSEGV", "SIGTERM"):
             advice += f"; {AFTER_FORK}. If such a library hangs, {AT_HANGS}"
     elif code == CANNOT_WATCH:
         how = f"exited with code {code}"
         advice = (
-            "a child does that where the system refuses it the thread by which it notices the end of the main process "
-            f"(see its output above): {_LIMITS}"
+            "a child exits with this code if the system does not let it start the thread that monitors the main "
+            f"process (see its output above): {_LIMITS}"
         )
     elif code == DAMAGED:
         how = f"exited with code {code}"
@@ -99,7 +100,7 @@ def how_it_died(child: Exited) -> tuple[str, str]:
         how, advice = "did not start", UNGUARDED
     else:
         how = f"exited with code {code}"
-        advice = "something in its pipes called os._exit, or it failed to start: see its output above, if there is any"
+        advice = "code in its pipes called os._exit, or it failed to start: see its output above, if there is any"
     return f"{child.called} {how}", advice
 
 
@@ -107,7 +108,7 @@ def _why_unknown(child: Exited) -> str:
     look = "look at its output above and into the system's log (dmesg)"
     if child.is_orphan:
         return (
-            "the process that had forked it, and would report its exit, has exited before it: it was killed, or "
+            "the process that forked it and reports its exit code has exited before it: it was killed, or "
             f"{_LIMITS}; {look}"
         )
     handler = signal.getsignal(signal.SIGCHLD)
@@ -116,8 +117,8 @@ def _why_unknown(child: Exited) -> str:
     elif callable(handler):
         who = "this program's handler of SIGCHLD takes the exit codes of all children"
     else:
-        who = "something else in this program took its exit code"
-    return f"{who}: {look}, or run with signal.signal(signal.SIGCHLD, signal.SIG_DFL) to be told"
+        who = "other code in this program took its exit code"
+    return f"{who}: {look}, or run with signal.signal(signal.SIGCHLD, signal.SIG_DFL) to get the exit code"
 
 
 def why_not_started(name: str, error: OSError) -> OSError:
@@ -126,5 +127,5 @@ def why_not_started(name: str, error: OSError) -> OSError:
     if error.errno in (errno.EAGAIN, errno.EMFILE, errno.ENFILE):
         text += f"; {_LIMITS}"
     elif error.errno == errno.ENOMEM:
-        text += "; there is no memory for a copy of this process: use multiprocessing_context='forkserver'"
+        text += "; there is not enough memory for a copy of this process: use multiprocessing_context='forkserver'"
     return OSError(error.errno, text)

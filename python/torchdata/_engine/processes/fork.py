@@ -1,4 +1,4 @@
-"""Forks children so that they can use locks that other threads of the main process may hold at the fork.
+"""Forks children in such a way that they can use locks that other threads of the main process may hold at the fork.
 
 Role: a fork copies every lock in its current state, but only the thread that calls fork. A lock that another thread
 holds at that moment stays locked in the child forever. Python and the C library handle their own locks. They do not
@@ -58,7 +58,7 @@ PATIENCE = 10.0
 
 
 def _take_imports() -> None:
-    # the running program may be a module of the user, whose import lasts as long as the program runs
+    # only libraries are waited for, because the import of a user's module may last as long as the program
     for library in ("numpy", "torch"):
         loaded(library)
 

@@ -48,7 +48,7 @@ from torchdata._engine.processes.shutdown import KILLED
 from torchdata._native import BellBoard
 from torchdata._threads import OUT_OF_TASKS
 
-#: Seconds between two checks for replies to other threads, for signals and for exited processes.
+#: Seconds between two checks for replies to other threads, for signals, and for exited processes.
 _LOOK = 0.02
 _NAME, _PROCESS_NAME = "the forking process", f"{PREFIX}forking process"
 _GONE = "the forking process has ended: "
@@ -62,7 +62,7 @@ _STUCK = (
 #: The number of seconds that a running forking process has to answer. Forking a process of hundreds of GB takes some
 #: time.
 _PATIENCE = {"fork": 30.0, "status": 5.0}
-#: The maximum number of seconds that the forking process may take to exit by itself.
+#: The maximum number of seconds that the forking process may take to exit after it was asked to exit.
 _ENDING = 1.0
 
 
@@ -84,14 +84,14 @@ class ForkingProcess:
         self.inherits = inherits
         #: Whether the forking process has ended, and forks no further processes.
         self.is_over = False
-        #: Whether the forking process ended by itself before it was running. Another forking process would also fail
-        #: then.
+        #: Whether the forking process has ended before it was running, without being asked to end. In this case,
+        #: another forking process would also fail.
         self.has_failed = False
         self._up_since = time.monotonic() if inherits else None
         self._numbers = itertools.count()
         self._replies: dict[int, Any] = {}
-        # In a forked child, no thread acquires this lock. A signal handler may acquire it while the interrupted thread
-        # holds it.
+        # A forked child has no thread that acquires this lock. A signal handler may acquire it while the interrupted
+        # thread holds it, so the lock is reentrant.
         self._lock = threading.RLock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
@@ -260,8 +260,8 @@ class ForkingProcess:
         _end_process(self._process)
 
     def leave(self) -> None:
-        """In a forked child of the main process, closes the child's copy of the socket, so that only the main process
-        uses the forking process."""
+        """In a forked child of the main process, closes the child's copy of the socket. Only the main process may use
+        the forking process."""
         self._socket.close()
 
 
@@ -356,8 +356,8 @@ class RemoteChild(ChildProcess):
         self._forker: ForkingProcess | None = None
 
     def _launch(self) -> int:
-        """Forks the child through the forking process. If the forking process exits meanwhile, it is replaced, and the
-        request is sent to the new process once."""
+        """Forks the child through the forking process. If the forking process exits before it replies, a new forking
+        process gets the request. This happens only once."""
         forker = self._find()
         try:
             pid = self._ask(forker)
@@ -380,7 +380,7 @@ class RemoteChild(ChildProcess):
             self.is_copy_of_main = forker.inherits
             return pid
         finally:
-            # The answer is written, because closing the socket is not sufficient: a process that another thread is
+            # An explicit answer is needed. Closing the socket is not enough, because a process that another thread is
             # forking may also hold this end.
             with contextlib.suppress(BrokenPipeError):  # the process has exited already
                 os.close(leave)
@@ -396,8 +396,8 @@ class RemoteChild(ChildProcess):
         except OSError:
             if not watch.has_ended:
                 return
-            # The forking process no longer exists. If the main process is process 1 of a container, it inherits the
-            # children of the ended forking process.
+            # The forking process no longer exists. If the main process is process 1 of a container, the children of the
+            # forking process become its children.
             try:
                 code = reap(pid)
             except ChildProcessError:

@@ -1,4 +1,4 @@
-"""The forking process: waits at a socket, forks a child on each request of the main process, and reports exit codes.
+"""The forking process: waits at a socket, forks a child for each request of the main process, and reports exit codes.
 
 Role: runs in a separate process, which the main process has forked or spawned (`forker.py`). All signals are blocked,
 so that the children receive no signals before they leave them to the main process. Only a SIGTERM that the forking
@@ -122,7 +122,7 @@ class _ForkingProcess:
                 reply: Any = self._fork(descriptors, *content) if what == "fork" else self._status(*content)
             except OSError as error:
                 reply = OSError(error.errno, error.strerror)
-            except Exception as error:  # a warning that is turned into an error must not end this process
+            except Exception as error:  # a warning that was turned into an error must not end this process
                 reply = OSError(errno.ECHILD, f"the forking process failed: {type(error).__name__}: {error}")
             finally:
                 for descriptor in descriptors:

@@ -1,4 +1,4 @@
-"""Signals during critical sections are deferred, and delivered at the next safe point.
+"""Defers signals during critical sections, and delivers them at the next safe point.
 
 Role: Python runs a signal handler at an arbitrary point of the main process's code. The handler may raise an exception
 there: the handler of Ctrl-C does, and a user's handler of SIGALRM, SIGTERM or SIGUSR1 may. CPython ignores an exception
@@ -34,10 +34,10 @@ from torchdata._native import take_no_notice
 
 #: Seconds between two checks for whether the main thread has left the critical section.
 LATER = 0.001
-#: The methods whose exceptions Python ignores: `__del__`, and the finalizer of `torchdata._native.Finalized`.
+#: The methods in which Python ignores exceptions: `__del__`, and the finalizer of `torchdata._native.Finalized`.
 FINALISERS = ("__del__", "_finalize")
 
-#: Signals that can be deferred. All other signals cannot be handled, or report an error in the current instruction.
+#: The signals that can be deferred. Other signals cannot be handled, or report an error in the current instruction.
 _CAN_BE_HELD = tuple(
     sorted(
         signal.valid_signals()
@@ -77,7 +77,7 @@ class InterruptsDeferred:
         noted: whether Ctrl-C was already pressed and must be delivered.
     """
 
-    #: The context that has installed its handlers.
+    #: The innermost active context, which has installed its handlers.
     innermost: InterruptsDeferred | None = None
 
     def __init__(self, later: bool = False, noted: bool = False) -> None:
@@ -95,7 +95,7 @@ class InterruptsDeferred:
         try:
             for number in _handled():
                 self._handlers[number] = signal.getsignal(number)  # type: ignore[assignment] # it is callable
-                signal.signal(number, self._note)  # may raise for an earlier signal, but not for this one from here on
+                signal.signal(number, self._note)  # may raise because of an earlier signal
         except BaseException:
             self._end()
             raise
@@ -104,7 +104,7 @@ class InterruptsDeferred:
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._is_over:  # the user's program had saved this handler, and has restored it
+        if self._is_over:  # user code has saved this handler, and has restored it after the end of the context
             self._handlers[number](number, frame)
         elif number not in self._noted:
             self._noted.append(number)
@@ -157,11 +157,11 @@ class InterruptsDeferred:
     def _restore(self) -> None:
         raised: BaseException | None = None
         for number, handler in self._handlers.items():
-            # If the handler is a different one, the user's program has installed it meanwhile.
+            # If another handler is found, user code has installed it in the meantime.
             while signal.getsignal(number) == self._note:
                 try:
                     signal.signal(number, handler)
-                except BaseException as error:  # another signal's handler, already restored, has raised the error
+                except BaseException as error:  # the restored handler of another signal has raised
                     raised = error
         if raised is not None:
             raise raised
@@ -184,8 +184,8 @@ def interrupts_blocked() -> Iterator[None]:
     try:
         yield
     finally:
-        # Signals are unblocked one by one, because `faulthandler` gives Python's handlers a small stack, and several
-        # handlers at once would overflow it.
+        # Signals are unblocked one after another. `faulthandler` gives Python's handlers a small stack, and several
+        # simultaneous handlers would overflow it.
         for number in blocked - before:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -238,10 +238,10 @@ class MainSignals:
             is_a_librarys = number in caught and number not in handled and number != signal.SIGTERM
             if number == signal.SIGINT:
                 signal.signal(number, signal.SIG_IGN)
-            elif number == signal.SIGCHLD:  # the child may start children of its own
+            elif number == signal.SIGCHLD:  # the child may start its own children
                 signal.signal(number, signal.SIG_DFL)
             elif signal.getsignal(number) != signal.SIG_IGN and not is_a_librarys:
-                # user code that sets a handler temporarily finds and restores this handler
+                # user code that sets a handler temporarily saves and restores this handler
                 signal.signal(number, _take_no_notice)
                 take_no_notice(number)
                 _deaf.append(number)
@@ -258,7 +258,7 @@ def _caught() -> set[int]:
     return set()
 
 
-#: The signals that this process ignores because it is a child.
+#: The signals that this process ignores because it is a child of the engine.
 _deaf: list[int] = []
 
 
@@ -285,7 +285,7 @@ def _send_later(numbers: list[int]) -> None:
     main = threading.main_thread().ident or 0
 
     def send() -> None:
-        # Nothing else runs between the last check and the signal, because this thread holds the interpreter's lock.
+        # No other code runs between the last check and the signal, because this thread holds the GIL.
         while _is_in_finaliser(sys._current_frames().get(main)):
             time.sleep(LATER)
         for number in numbers:

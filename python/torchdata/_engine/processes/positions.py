@@ -23,7 +23,7 @@ from torchdata._redacting import printable
 
 #: Maximum number of names in one warning.
 MOST = 3
-#: The files that a warning has named, by device and number.
+#: The files that were already named in a warning, by device and inode number.
 _told: set[tuple[int, int]] = set()
 
 
@@ -81,7 +81,7 @@ class SharedPositions:
             for number, before in mark.positions.items()
             if before not in (-1, position := _position(number, self._files[number])) and position != -1
         ]
-        if not moved or _reads_of(os.getpid()) != mark.own + 1:  # the count of `begin` itself is one read
+        if not moved or _reads_of(os.getpid()) != mark.own + 1:  # the call of `_reads_of` in `begin` counts as one read
             return None
         readers = [pid for pid in self._pids() if (_reads_of(pid) or 0) > mark.reads.get(pid, 0)]
         if len(readers) < 2:

@@ -1,4 +1,4 @@
-"""A child process as its parent sees it: its id, a descriptor for it, and its exit.
+"""A child process from the view of its parent: its id, a descriptor for it, and its exit.
 
 Role: the base class for the children of each start method. A process is created by multiprocessing's `Popen`, so that
 it begins and ends like all processes of that library. From then on, this module owns the process. multiprocessing's
@@ -86,14 +86,14 @@ class Pidfd:
     def send_signal(self, number: int) -> None:
         """Sends a signal to the process, if it exists."""
         with contextlib.suppress(ProcessLookupError):
-            if self.descriptor >= 0:  # the id of the process may soon belong to another process
+            if self.descriptor >= 0:  # without a descriptor, the id could soon belong to another process
                 signal.pidfd_send_signal(self.descriptor, number)
             else:
                 os.kill(self._pid, number)
 
     def close(self) -> None:
         """Closes the descriptor."""
-        descriptor, self.descriptor = self.descriptor, -1  # cleared before closing, because another thread may fork
+        descriptor, self.descriptor = self.descriptor, -1  # cleared first, because a thread may fork now
         if descriptor >= 0:
             os.close(descriptor)
 
@@ -131,8 +131,8 @@ class ChildProcess(ABC):
 
     def __init__(self, name: str, process_name: str) -> None:
         self.name = name
-        #: Whether the caller calls `watch` later. A caller that starts several children does so, because the children
-        #: then inherit fewer descriptors.
+        #: Whether the caller calls `watch` later. If several children are started, they inherit fewer descriptors this
+        #: way.
         self.is_watched_later = False
         self._process_name = process_name
         self.forget_process()
@@ -145,7 +145,7 @@ class ChildProcess(ABC):
         self.exitcode: int | None = None
         #: Whether the exit code is unknown because the forking process has exited before the child.
         self.is_orphan = False
-        #: A description of the exit from another source, which is better than the exit code.
+        #: A description of the exit from another source. Messages contain it instead of the exit code.
         self.told: str | None = None
         self._watch: Pidfd | None = None
         #: The object that holds multiprocessing's pipes to the child, if the system lacks process descriptors.
@@ -157,7 +157,7 @@ class ChildProcess(ABC):
         """Creates the process, and returns its id."""
 
     def start(self) -> None:
-        """Starts the process completely: signals that the main process handles are delivered afterwards.
+        """Starts the process. Signals that the main process handles are delivered after the start is complete.
 
         Raises:
             OSError: the system cannot start another process; the message names the child and the remedy.
@@ -193,10 +193,10 @@ class ChildProcess(ABC):
         """Checks whether the process has exited, and with which code."""
         try:
             code = reap(pid)
-        except ChildProcessError:  # from here on, the id may belong to another process
+        except ChildProcessError:  # from now on, the id may belong to another process
             self._has_ended = True
             return
-        if code is not None:  # another thread may have received the code meanwhile
+        if code is not None:  # another thread may have received the code in the meantime
             self.exitcode, self._has_ended = code, True
 
     def wait(self, seconds: float) -> bool:
@@ -328,7 +328,7 @@ def wait_for_all(children: Sequence[ChildProcess], seconds: float, enough: Calla
         left = deadline - time.monotonic()
         if not running or left <= 0 or enough():
             return not running
-        with contextlib.suppress(ValueError, OSError):  # the descriptor was closed meanwhile
+        with contextlib.suppress(ValueError, OSError):  # the descriptor was closed in the meantime
             connection.wait(sentinels(running), min(left, LOOK))
 
 

@@ -1,9 +1,8 @@
-"""Stops the children of one loader under all circumstances: asks them to stop, kills the remaining children, and reaps
-all.
+"""Stops the children of one loader: asks them to stop, kills the children that do not stop, and reaps all children.
 
-Role: the main process's side of stopping children. `Shutdown` stops all children, in whichever thread it is called
-first and however often it is called, and continues after an interruption. `OwnsChildren` calls it when the owner of the
-children is deleted, or the program exits.
+Role: runs in the main process. `Shutdown` stops all children, in the thread that calls it first. It may be called any
+number of times, and continues after an interruption. `OwnsChildren` calls it when the owner of the children is deleted,
+or when the program exits.
 
 A child that does not stop on request is killed. SIGTERM would not end a child, because children ignore this signal:
 clusters send it to all processes of a program (`interrupts.py`).
@@ -62,7 +61,7 @@ class Shutdown:
         self.afterwards: Callable[[], None] | None = None
         #: The links over which the children are asked to stop. The list is empty until all children can be asked.
         self.commanders: list[Sender] = []
-        _to_end.add(self)  # last, because Ctrl-C may interrupt the steps before
+        _to_end.add(self)  # done last, because Ctrl-C may interrupt the steps before
 
     def replace(self, index: int, child: ChildProcess, control: Link, commander: Sender) -> None:
         """Takes over a child that replaces an exited child, before the new child is started.
@@ -83,8 +82,8 @@ class Shutdown:
         if os.getpid() != self._owner_pid:
             return self._set_over()
         if self.beforehand is not None:
-            self.has_begun = True  # set before a reader learns that no more items come
-            with contextlib.suppress(RuntimeError):  # this thread itself is reading
+            self.has_begun = True  # set before readers learn that no more items arrive
+            with contextlib.suppress(RuntimeError):  # raised if this thread itself is reading
                 self.beforehand()
         with self._running, InterruptsDeferred() as deferred:
             if self.is_over:
@@ -161,7 +160,7 @@ def _end_all() -> None:
 
 
 def end_before_others() -> None:
-    """Makes the exit of the program stop the children before it finalizes libraries that were imported since."""
+    """Makes the exit of the program stop the children before it finalizes libraries that were imported later."""
     atexit.unregister(_end_all)
     atexit.register(_end_all)
 
@@ -170,7 +169,7 @@ class OwnsChildren(Finalized):
     """A base class for owners of children. The children are stopped on shutdown, on deletion, or at interpreter
     exit."""
 
-    # Weak references must not call Python code at exit, because a KeyboardInterrupt would be lost in this code.
+    # Weak references with callbacks are not used, because a KeyboardInterrupt in such a callback would be lost at exit.
     _shutdown: Shutdown
     #: Whether the finalizer has nothing left to do (see `Finalized`).
     _ended = False

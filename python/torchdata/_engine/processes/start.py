@@ -1,4 +1,4 @@
-"""Creates and starts the children of one loader, one after another, so that signals may arrive at any moment.
+"""Creates and starts the children of one loader one after another. Signals may arrive at any moment.
 
 Role: runs in the main process. Each start method has a class of children (`new_child`). A start is never interrupted:
 signals that the main process handles are delivered between two starts. If a handler raises an exception, the caller
@@ -56,7 +56,7 @@ def new_child(
         forker: the process that forks the child; None for the forking process of the start method, if there is one.
     """
     make = getattr(context, "make_child", None)
-    if make is not None:  # the context is not multiprocessing's, and its children may run on other machines
+    if make is not None:  # the context does not belong to multiprocessing, and its children may run on other machines
         child: ChildProcess = make(name, args)
         return child
     method, process_name = start_method_of(context), f"{PREFIX}{name}"
@@ -90,8 +90,8 @@ def start_all(
         _refuse_to_start()
     with InterruptsDeferred() as deferred:
         if spawns or any(isinstance(child, SpawnedChild) for child in children):
-            # If the resource tracker started together with the first child, it would unblock the signals that are
-            # blocked for the child.
+            # The resource tracker is started first. If it started together with the first child, it would unblock the
+            # signals that are blocked for the child.
             _ensure_tracker()
         forked = [child for child in children if isinstance(child, ForkedChild)]
         if forked:
@@ -124,7 +124,7 @@ def _refuse_to_start() -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        os._exit(NO_GUARD)  # skips exit handlers, which are meant only for the main process
+        os._exit(NO_GUARD)  # skips exit handlers, which only the main process may run
     raise RuntimeError(UNGUARDED)
 
 

@@ -1,4 +1,4 @@
-"""Processes that user code forks inside a child. Such processes must not use any resource of the engine.
+"""Ends processes that user code forks inside a child. Such a process must not use any resource of the engine.
 
 Role: runs in a process that user code has forked inside a child. The process was forked in a user's function, and
 returns to the child's loop when that function returns or raises. The process ends there, because links, bells and pipes

@@ -26,10 +26,10 @@ from torchdata._engine.workers.program import Program
 from torchdata._observe.outside.stalls import warn_in_thread
 from torchdata._optional import optional_import
 
-#: Workers that are late within this number of seconds share one warning.
+#: Workers whose delays differ by at most this number of seconds are reported in one warning.
 TOGETHER = 3.0
 _LEFT = "the program has left the cluster (ray.shutdown) while workers ran there"
-#: The groups of threads of an actor.
+#: The thread groups of an actor, with the number of threads of each group.
 _GROUPS = {"tell0": 1, "pull0": 1, "tell1": 1, "pull1": 1, "look": 1}
 
 
@@ -68,8 +68,8 @@ class Cluster:
         self.door: threading.RLock = _door(ray, needed_by)
         if not ray.is_initialized():
             _join(ray)
-        #: Ray's id for the program's connection to the cluster. If a program leaves the cluster and returns, its
-        #: connection has another id, and no actors.
+        #: Ray's id for the program's connection to the cluster. A program that leaves the cluster and joins it again
+        #: has another id and no actors.
         self._context = ray.get_runtime_context()
         self._stay = self._context.get_job_id()
         self.chunk_bytes = chunk_bytes
@@ -199,7 +199,7 @@ class Cluster:
         cause = getattr(error, "cause", None)
         if cause is not None:  # the host has raised this error
             return f"its host reports: {type(cause).__name__}: {cause}"
-        # Lines that begin with a space list the names and ids of the actor.
+        # Lines that begin with a space are skipped, because they list the names and ids of the actor.
         said = " ".join(line for line in str(error).splitlines() if line[:1].strip()).rstrip(". ")
         return said if isinstance(error, VersionsDiffer) else f"Ray reports: {said or repr(error)}"
 

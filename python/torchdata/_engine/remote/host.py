@@ -49,10 +49,9 @@ LOOK, GLANCE = 5.0, 0.002
 SEEN = 0.5
 #: Parts of a frame with at least this many bytes are sent outside the pickle.
 APART = 32 << 10
-#: If this number of bytes waits to be passed to the worker, the main process must stop sending units.
+#: If this many bytes wait to be passed to the worker, the main process must stop sending units.
 FULL = 8 << 20
-#: The numbers, on this machine, of the bells and counter pages of the worker and of the main process's dispatching
-#: process.
+#: The bell index and page number, on this machine, of the worker. `DISPATCHER` is the same for the dispatching process.
 WORKER, DISPATCHER = 1, 2
 
 
@@ -220,7 +219,7 @@ class _WorkerLane:
         threading.Thread(target=self._pass_on, name="torchdata-commands", daemon=True).start()
 
     def tell(self, told: Told) -> None:
-        """See `Host.tell`."""
+        """Passes words and units to the worker; see `Host.tell`."""
         with self._telling:
             self._early[told.number] = told
             while (earliest := self._early.pop(self._told, None)) is not None:
@@ -265,11 +264,11 @@ class _WorkerLane:
         with self._pulling:
             if not self._has_ended:
                 self.carrier.wait(PULSE, not self.holds, False)
-            # read before the frame: all units that the worker sent before its exit are then in the link
+            # read before the frame, so that all units that the worker sent before its exit are in the link
             has_ended = self._has_ended
             words, frame = self.carrier.take(0 if self.holds else most)
             self._pulled += 1
-            has_ended &= not frame  # units that are held back are lost, because the main process may wait for the exit
+            has_ended &= not frame  # units that are held back are lost in this case
             return Pulled(
                 number=self._pulled - 1,
                 words=words,
@@ -299,8 +298,8 @@ class Host:
         bells = BellBoard(1 + DISPATCHER)
         budget = min(setup.budget, default_budget())
         control, data = Link(0, CONTROL_RING), Link(budget)
-        #: For each lane, a link for units from the worker, and a link for units to the worker. The lane of dispatched
-        #: items sends only words back.
+        #: For each lane, the link for units from the worker, and the link for units to the worker. In the lane of
+        #: dispatched items, only words are sent back.
         self._links = [(data, control)]
         dispatched = None
         if setup.dispatcher_page is not None:

@@ -34,8 +34,8 @@ from torchdata._threads import Latch
 AHEAD = 2
 #: The maximum number of bytes of a message with commands.
 TOLD = 1 << 20
-#: The bit that marks the order to stop, so that this order is greater than the order of any epoch. The lower bits are
-#: the number of the epoch.
+#: The bit that marks the order to stop. It makes this order greater than the order of any epoch. The lower bits are the
+#: number of the epoch.
 _END = 1 << 32
 #: Seconds between two checks during a wait, and the number of seconds that `close` waits for the thread.
 LOOK, JOINED = 1.0, 5.0
@@ -120,8 +120,8 @@ class RemoteWorker(ChildProcess):
         #: The error of the thread that carries dispatched items.
         self._fault: Exception | None = None
         ends = os.pipe()
-        #: The ends of a pipe. The exit of the worker is written to the first end. Code that waits for the exit has
-        #: copies of the second end.
+        #: The two ends of a pipe. A byte is written to the first end when the worker exits. Code that waits for the
+        #: exit has copies of the second end.
         self._ending, self._sign = (OwnedDescriptor(end) for end in reversed(ends))
 
     def _launch(self) -> int:
@@ -254,7 +254,7 @@ class RemoteWorker(ChildProcess):
         self._carriers.append(carrier)
         lane = _Lane(0, actor, carrier, most, lambda: not self._is_killed)
         if lines.dispatched is not None:
-            # The dispatching process receives only words from the worker, no units.
+            # The worker sends only words to the dispatching process, no units.
             nothing, dispatched = Link(0, CONTROL_RING), lines.dispatched.shared
             from_dispatching = Carrier(dispatched, nothing, bells, setup.index, setup.dispatcher_index)
             self._carriers.append(from_dispatching)
@@ -279,7 +279,7 @@ class RemoteWorker(ChildProcess):
                 if one.has_ended:
                     return
         except Exception as error:
-            # The other lane also notices that the host has exited, and reports the exit.
+            # The thread of the other lane also notices when the host exits, and reports it.
             if not isinstance(error, ConnectionError) and not self._hosts.is_of_host(error):
                 self._fault = error
                 self.kill()
@@ -302,7 +302,7 @@ class RemoteWorker(ChildProcess):
     def _await(self, begun: Future[About]) -> About | None:
         """Waits until the worker has started. Returns None if the worker was killed before its start was complete."""
         wake = self._wake
-        # Ray may keep the callback forever, so it refers only to the flag.
+        # Ray may keep the callback forever, so the callback refers only to the event.
         begun.add_done_callback(lambda _: wake.set())
         began, patience = time.monotonic(), LATE
         while not self._is_killed:

@@ -46,10 +46,10 @@ from torchdata._reporting import begin_at
 
 #: The index of the main process's bell.
 MAIN = 0
-#: The number of bytes of the largest block that glibc's allocator adapts to (`M_MMAP_THRESHOLD` in mallopt(3)), minus
-#: the block's header.
+#: The largest block that glibc's allocator adapts to (`M_MMAP_THRESHOLD` in mallopt(3)), minus the block's header, in
+#: bytes.
 _LARGEST_LEARNT = (32 << 20) - (64 << 10)
-#: While no command arrives, the number of seconds between two attempts to return unused shared memory.
+#: The number of seconds between two attempts to return unused shared memory while no command arrives.
 IDLE = 1.0
 
 
@@ -110,9 +110,9 @@ class CommonSetup:
         _keep_memory_of_tensors()
         try:
             exit_with_parent(self.main_pid)
-        except ProcessLookupError:  # the main process has exited already
+        except ProcessLookupError:  # the main process has already exited
             return False
-        except OSError as error:  # without monitoring, this process might outlive the main process
+        except OSError as error:  # otherwise this process might not exit with the main process
             print(f"torchdata {name} cannot watch the main process: {error}", file=sys.stderr, flush=True)
             sys.exit(CANNOT_WATCH)
         return not self.is_child_of_main or os.getppid() == self.main_pid
@@ -167,8 +167,8 @@ class ChildSetup:
     window: int
     #: The minimum time between two snapshots: in seconds, and as a multiple of the last snapshot's duration.
     cadence: tuple[float, float]
-    #: The maximum number of bytes of a snapshot that the child sends by itself; None for no limit. If the main process
-    #: wants larger snapshots, the limit does not apply.
+    #: The maximum number of bytes of a snapshot that the child sends without a request; None for no limit. The limit
+    #: does not apply once the main process wants larger snapshots.
     largest_snapshot: int | None = None
 
     @property
@@ -189,7 +189,7 @@ def run_child(setup: ChildSetup) -> None:
     if not setup.common.enter(setup.name, links, setup.stats.shared):
         return
     name_process("td_dispatch" if setup.dispatches else f"td_worker_{setup.worker_id}")
-    # At shutdown, the main process does not wait for this import, because the child has not opened its control link
+    # At shutdown, the main process does not wait for this import, because this child has not opened its control link
     # yet.
     module, name = setup.program_class
     runner: type[Runner] = getattr(importlib.import_module(module), name).runner
@@ -233,7 +233,7 @@ class ChildLoop:
         """Loads the program, and obeys commands until the command to stop."""
         setup = self.setup
         try:
-            _limit_threads()  # before any user code is imported
+            _limit_threads()  # must precede every import of user code
             program = setup.program
             if isinstance(program, SharedPickle):
                 shared, program = program, program.load(loads)
@@ -246,7 +246,7 @@ class ChildLoop:
         while runner.obey(self.next_command()):
             pass
         self.counting.close()
-        gc.unfreeze()  # user objects in cycles are finalized at a normal exit
+        gc.unfreeze()  # at a normal exit, user objects in reference cycles are then finalized
 
     def next_command(self) -> tuple[Any, ...]:
         """Waits for a command. Raises the same exceptions as `command_within`."""
@@ -283,8 +283,8 @@ def _refuse(_peer: int, description: Any) -> NoReturn:
 
 
 def _keep_freed_memory() -> None:
-    """Makes the allocator keep freed memory instead of returning it to the system at once. The limit is twice the size
-    of the largest block that the allocator adapts to.
+    """Makes the allocator keep freed memory instead of immediately returning it to the system. The limit is twice the
+    size of the largest block that the allocator adapts to.
 
     A child frees the objects of one batch, and allocates objects of the same sizes for the next batch. If the memory is
     returned in between, each page causes a page fault, which takes a tenth of the time when images are decoded. glibc
@@ -314,7 +314,7 @@ def _settle(thresholds: tuple[int, int, int]) -> None:
     """Completes a child's startup: sets the main process's garbage collection thresholds, and excludes all existing
     objects from later searches for cycles.
 
-    If user code has set thresholds in the child meanwhile, they remain in effect.
+    If user code has already set thresholds in the child, these thresholds remain in effect.
     """
     if gc.get_threshold()[0] == EARLY_THRESHOLD:
         gc.set_threshold(*thresholds)
@@ -331,7 +331,7 @@ def _limit_threads() -> None:
 
     def limit_late(torch: Any) -> None:
         limit(torch)
-        gc.freeze()  # the next search for cycles then skips the objects of torch
+        gc.freeze()  # later searches for cycles then skip the objects of torch
 
     torch = sys.modules.get("torch")
     if torch is not None:

@@ -71,8 +71,8 @@ class EpochRestarts(Restarts):
         raise members.program_class.exit_error(
             process,
             worker,
-            f"{how}; {advice}. No other process can take its place, because a reading service has applied a function "
-            "to the graphs of the running processes (to pause, to resume or to limit them), which a new process would "
+            f"{how}; {advice}. It cannot be replaced, because a reading service has applied a function to the graphs "
+            "of the running processes (to pause, to resume or to limit them), which a new process would "
             "lack. Change the graph in `worker_reset_fn` instead, which each new process calls",
         )
 
@@ -84,13 +84,13 @@ class EpochRestarts(Restarts):
             return
         members, starts = self._members, run.resume(received)
         begin = any(begins(start) for index in indices for start in members.starts_of(index, starts))
-        # State that lasts beyond an epoch is restored by repeating the end of the previous epoch. If there is a
-        # snapshot of this epoch, the snapshot contains the state.
+        # State that is kept beyond an epoch is restored by repeating the end of the previous epoch. This is not needed
+        # if there is a snapshot of the current epoch, because the snapshot contains this state.
         repeats = run.before is not None and begin
         if repeats:
             assert run.before is not None
             self._repeat(indices, *run.before)
-        for index in reversed(indices):  # starts with the dispatching process, because the workers wait for it
+        for index in reversed(indices):  # the dispatching process comes first, because the workers wait for it
             own = members.starts_of(index, starts)
             if self._replacing.repeats(index, self._ended(ended)):
                 self._send_repeat(index, run, own)
@@ -151,7 +151,7 @@ class EpochRestarts(Restarts):
         try:
             self._members.send(index, kind, number, *content, seconds=seconds, tick=self.look_at(index))
         except Gone:
-            pass  # other code notices the exit of the child
+            pass  # other code reports the exit of the child
         except TimeoutError:
             if hangs is not None and seconds is not None:
                 hangs.end(index, seconds)

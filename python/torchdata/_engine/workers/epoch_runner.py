@@ -24,7 +24,7 @@ from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata._native import Obedience
 from torchdata._reporting import add_note, attributes_of, name_of
 
-#: The number of seconds that a command may take to arrive after its order.
+#: The maximum number of seconds between an order and the arrival of its command.
 ORDERED = 10.0
 #: The start of a worker's link in a new epoch.
 _FROM_THE_BEGINNING: list[tuple[Account, int, int | None]] = [((0, 0), 0, None)]
@@ -62,8 +62,8 @@ class EpochRunner:
         self.obedience = Obedience(self.setup.dispatches)
         #: A command that was received during an epoch, and ends the epoch.
         self.pending: tuple[Any, ...] | None = None
-        #: The number of the running epoch; the position where this run of it began (for the first shard); and whether
-        #: this run has opened a stream of the dispatched items.
+        #: The number of the running epoch. `start` is the position at which this run of the epoch began in the first
+        #: shard, and `opened` means that this run has opened a stream of dispatched items.
         self.epoch, self.start, self.opened = 0, Resumption(), False
         #: Whether a snapshot is being taken for which the main process waits.
         self._announces = False
@@ -71,7 +71,7 @@ class EpochRunner:
         self.failure: tuple[Any, ...] | None = None
 
     def prepare(self, program: EpochProgram) -> None:
-        """See `Runner`."""
+        """Prepares the program; see `Runner`."""
         setup = self.setup
         opens = None if self.dispatched is None else self._open_dispatched
         share = None if self.dispatched is None else self._share
@@ -97,7 +97,7 @@ class EpochRunner:
             return None
 
     def obey(self, command: tuple[Any, ...]) -> bool:
-        """See `Runner`."""
+        """Executes a command; see `Runner`."""
         step = self._obey(command)
         while self.pending is not None:
             step = self._obey(self._next_command())
@@ -141,8 +141,8 @@ class EpochRunner:
         assert self.dispatched is not None
         start = self.start
         if self.opened and start.share[0] > 0 and self.dispatched.share()[0] == start.passed:
-            # The run resumed in the middle of a pass. The reader of this run requests no further items of that pass, so
-            # the pass has ended.
+            # The previous run ended in the middle of a pass. This run requests no further items of that pass, so the
+            # pass has ended.
             self.start = start = replace(start, passed=start.passed + 1, share=(0, 0))
             self.dispatched.start_epoch(self.epoch, self.setup.window, None, None, start.passed)
         self.opened = True
@@ -184,7 +184,7 @@ class EpochRunner:
             self.obedience.leave()
             self.counting.end()
             if self.dispatched is not None:
-                # Items that are still dispatched to this worker then do not block other workers.
+                # Dispatched items that are still on their way to this worker then do not block other workers.
                 self.dispatched.finish_epoch(epoch)
 
     def _send_epoch(self, begin: Callable[[], Any]) -> None:
@@ -216,7 +216,7 @@ class EpochRunner:
         with program.beginning_unread() if unread else nullcontext():
             iterator = program.go_on_from(start.content, start.strict)
             if unread:
-                # If a command is waiting, the pump executes the command and then sends the remaining items.
+                # If a command is pending, the pump first executes it and then sends the remaining items.
                 self._announces = True
                 try:
                     self.sender.send_snapshot(place)
@@ -242,7 +242,7 @@ class EpochRunner:
                         return True
                     if not self._goes_on():
                         return False
-                    failure = self.failure  # the failure of a function that was called on the graph
+                    failure = self.failure  # a function that was called on the graph has failed
         except Interrupted:
             if self._meets_superseding():
                 return False

@@ -1,4 +1,4 @@
-"""The children of a `DataLoader2`, as the main process sees them: workers that run a graph, epoch by epoch.
+"""The children of a `DataLoader2` from the view of the main process: workers that run a graph, epoch by epoch.
 
 Role: runs in the main process. Sends commands to the children of a group (run an epoch, apply a function to the graph),
 and waits until they have obeyed. `epoch_restarts.py` replaces children that exit.
@@ -299,8 +299,8 @@ class Children(Group):
                     began = self._end_if_it_hangs(index, began)
                     continue
                 raise TimeoutError(
-                    f"{self._names[index]} has taken no command for {self._timeout:g} s (the `timeout` of the reading "
-                    "service): its pipe is stuck in one item, or the process was stopped"
+                    f"{self._names[index]} has received no command for {self._timeout:g} s (the `timeout` of the "
+                    "reading service): its pipe is stuck in one item, or the process was stopped"
                 ) from None
 
     def _look_at(self, index: int) -> Callable[[], object]:

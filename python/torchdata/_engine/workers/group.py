@@ -1,5 +1,4 @@
-"""A group of child processes that run a given program and communicate over links. The children are started, watched and
-ended together.
+"""Starts, watches and ends a group of child processes that run a given program and communicate over links.
 
 Role: runs in the main process. The group owns the links, the bells, the counters and the process objects, and
 `shutdown` releases all of them. `shutdown` is bounded in time, idempotent, and harmless in a forked child that
@@ -119,7 +118,7 @@ class Group(OwnsChildren):
                 program=programs[index],
                 program_class=(kind.__module__, kind.__qualname__),
                 common=common,
-                stats=Handle(self.stats, new_stats),  # damaged counters do not cause an error
+                stats=Handle(self.stats, new_stats),  # a child that finds the counters damaged uses its own counters
                 lines=lines,
                 output_peers=[MAIN] if worker else list(range(1, 1 + num_workers)),
                 dispatcher_index=count,
@@ -132,7 +131,7 @@ class Group(OwnsChildren):
             members.processes.append(new_child(context, members.names[index], run_child, (setup,)))
         controls = [members.control(index) for index in range(count)]
         self._own(list(members.processes), controls, self.bells)
-        #: Detects files whose position is shared by the children.
+        #: Detects files that the children read through a shared position.
         self._positions: SharedPositions | None = None
         #: The counters of the main process.
         self.counting = Counting(self.stats, MAIN_PAGE)
@@ -221,7 +220,7 @@ class Group(OwnsChildren):
         """Ends all children; see `OwnsChildren.shutdown`."""
         try:
             self.end_epoch()
-        finally:  # a signal handler may raise an exception
+        finally:  # even if a signal handler raises an exception
             super().shutdown()
 
     def collect(
@@ -273,7 +272,7 @@ class Group(OwnsChildren):
             return
         try:
             collector.watch(signs, self.members.report_exit)
-        except ProcessLookupError:  # the child has exited already, and was reaped elsewhere
+        except ProcessLookupError:  # the child has already exited, and other code has reaped it
             wait_for_any(self.members.processes, 1.0)
             self.members.check_alive()
             raise
@@ -304,7 +303,7 @@ class Group(OwnsChildren):
 
 
 def _count_no_more(counting: Counting) -> None:
-    """Ends the counting of the main process for a group whose counters belong to no loader."""
+    """Ends the counting of the main process for a group with counters that do not belong to a loader."""
     counting.end()
     counting.close()
     counting.board.close_descriptor()
@@ -322,7 +321,7 @@ def _shared(program: Program, start_method: str) -> Program | SharedPickle:
         if is_of_handler(error):
             raise
         if "inheritance" in str(error):
-            return program  # such objects can be pickled only while a process is started
+            return program  # such a program can be pickled only while a process is being started
         raise TypeError(program.why_unpicklable(start_method, error)) from error
 
 
@@ -349,7 +348,7 @@ def pickled_program(obj: Any, refined: Callable[[Any], Any] = lambda base: base)
         try:
             return dumps_by(refined(pickle.Pickler), obj, _LEAST_BUFFER)[:2]
         except Exception as error:
-            # Locks and queues of multiprocessing can be pickled only while a child is started.
+            # Locks and queues of multiprocessing can be pickled only while a child is being started.
             if is_of_handler(error) or "inheritance" in str(error):
                 raise
     from torchdata._by_value import ByValuePickler

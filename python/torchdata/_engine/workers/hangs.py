@@ -318,7 +318,7 @@ class Hangs:
             how = f"{made} nothing for {duration(waited)}, {where}{runs}, and was killed for it (`{limit}`)"
             self._hung[pid] = Hung(how, stack, limit, is_told=stopped)
             process.kill()
-        if stopped:  # it ran for the report, and its exit may go unnoticed
+        if stopped:  # the process ran for the report, and its exit may not be noticed while it is stopped
             warnings.warn(f"{process.called} {how}\n{stack}", RuntimeWarning, stacklevel=3)
         return True
 

@@ -77,10 +77,10 @@ class Restarts:
         self._replacing = Replacing(members.num_workers, members.dispatches)
         #: For each child, the exit code of the last process of this child that has exited.
         self._exitcodes: dict[int, int | None] = {}
-        #: Exits without a warning so far: a description, the argument that allows the restart, and the stack of a
-        #: process that hung.
+        #: Exits that were not reported in a warning yet. Each entry contains a description, the argument that allows
+        #: the restart, and the stack of a process that hung.
         self._untold: list[tuple[str, str, str]] = []
-        #: Replacements that were started, but not reported to the engine yet.
+        #: Replacements that were started, but not yet reported to the engine.
         self._made: list[tuple[int, Link | None, int | OwnedDescriptor]] | None = None
 
     def keep_forker(self) -> None:
@@ -116,7 +116,7 @@ class Restarts:
             dead = [i for i, process in enumerate(processes) if process.ended and not self.rests(i)]
             if not dead or collector.replace_dead(dead):
                 return bool(dead)
-            time.sleep(GLANCE)  # a reading thread notices the exit by itself
+            time.sleep(GLANCE)  # a thread that is reading notices the exit without this call
 
     def look_at(self, index: int) -> Callable[[], None]:
         """Returns a function that checks a child while a command is sent to it. The function raises `Gone` if no
@@ -190,8 +190,9 @@ class Restarts:
         where = f"at {'its' if is_worker else 'the'} {kind.item} number {item} (counted from 0{kind.counted})"
         if is_final:
             text = (
-                f"{how} {where}, as {deaths - 1} before it in its place; {advice}. Whatever makes that {kind.item} "
-                f"ends its process each time: leave the {kind.item} out, or mend the {kind.mended}{stack}"
+                f"{how} {where}, as {deaths - 1} before it in its place; {advice}. The code that computes this "
+                f"{kind.item} ends its process each time: leave the {kind.item} out, or correct the "
+                f"{kind.mended}{stack}"
             )
         elif self._shutdown.has_begun:
             text = f"{how} {where} while the loader was shut down; {advice}"
@@ -258,7 +259,7 @@ class Restarts:
                 self._give_up(indices, error)
             finally:
                 members.close_descriptors(indices)
-            if shutdown.has_begun:  # the shutdown may have missed the new processes
+            if shutdown.has_begun:  # the shutdown may not know the new processes
                 for child in started:
                     child.kill()
                     child.wait(KILLED)
@@ -278,11 +279,11 @@ class Restarts:
             members.processes[index] = self._new_child(index)
             self._shutdown.replace(index, members.processes[index], members.control(index), members.commanders[index])
         untold, self._untold = self._untold, []
-        died = "; ".join(words for words, *_ in untold) or "The place of one that has died is empty"
+        died = "; ".join(words for words, *_ in untold) or "A process that has exited was not replaced"
         index = next((index for index in indices if members.names[index] in died), indices[0])
         is_worker = index < members.num_workers
         raise WorkerExitedError(
-            f"{died}. No other process could take its place: {error.strerror or error}",
+            f"{died}. It could not be replaced: {error.strerror or error}",
             worker=index if is_worker else None,
             exitcode=self._exitcodes.get(index),
             stage=members.program_class.stage if is_worker else "dispatching items",

@@ -37,7 +37,7 @@ _PROC = "/proc"
 #: Maximum number of bytes of a command line to read.
 _LONGEST_COMMAND = 4096
 
-#: The warnings that this process has issued.
+#: The warnings that this process has already issued.
 _told: set[str] = set()
 
 
@@ -83,7 +83,12 @@ class Attached:
         for process in stats.processes:
             if process.node is not None:
                 head = f"{process.called} (pid {process.pid} there), {process.state}"
-                found.append((head, "its stack is not to be had from here: the main process asks for it if it hangs"))
+                found.append(
+                    (
+                        head,
+                        "its stack is only available in the main process, which requests it if this process hangs",
+                    )
+                )
                 continue
             head = f"{process.name} (pid {process.pid}), {process.state}; {kernel_state(process.pid)}"
             page = pages[process.name]
@@ -104,7 +109,7 @@ def _boards_of(pid: int) -> Iterator[tuple[tuple[int, int], str]]:
             if os.readlink(path).startswith(_NAME):
                 found = os.stat(path)
                 yield (found.st_dev, found.st_ino), path
-        except OSError:  # the descriptor was closed meanwhile
+        except OSError:  # the descriptor was closed in the meantime
             continue
 
 
@@ -172,7 +177,7 @@ def find(pid: int | None = None) -> list[Attached]:
         except PermissionError:
             if pid is not None:
                 raise PermissionError(
-                    f"process {pid} belongs to another user: only its own user, or root, may look into it"
+                    f"process {pid} belongs to another user: only this user or root may inspect the process"
                 ) from None
         except (OSError, RuntimeError):  # the process has exited, or belongs to another version of this package
             continue

@@ -119,7 +119,7 @@ def answer_for_stacks(board: StatsBoard, page: int) -> None:
     if not hasattr(os, "memfd_create") or not hasattr(signal, "SIGRTMAX"):
         return
     with now.lock, contextlib.suppress(OSError):
-        now.pages.add((id(board), page))  # comes first, so that the end of another loader does not close the memory
+        now.pages.add((id(board), page))  # comes first, so that the end of another loader does not close the memory now
         if not _is_open(now.opened) and not _open(now):
             now.pages.discard((id(board), page))
             return
@@ -138,8 +138,8 @@ def _open(now: _Answering) -> bool:
     descriptor = os.memfd_create("torchdata-stacks")
     fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)
     if not now.ignored and threading.current_thread() is threading.main_thread():
-        faulthandler.unregister(now.signal)  # another thread of the parent process has installed it
-        signal.signal(now.signal, signal.SIG_IGN)  # this setting remains when the handler is removed
+        faulthandler.unregister(now.signal)  # another thread of the parent process had installed the handler
+        signal.signal(now.signal, signal.SIG_IGN)  # applies once the handler is removed
         now.ignored = True
     faulthandler.register(now.signal, file=descriptor, all_threads=False, chain=False)
     now.opened = (descriptor, os.fstat(descriptor).st_ino)
@@ -172,7 +172,7 @@ def _tell_others() -> None:
     descriptor, _ = opened = _answering.opened
     if not _is_open(opened):
         return
-    # read without `threading`'s lock, which this thread may hold
+    # read without the lock of `threading`, because this thread may hold this lock
     own, known = threading.get_ident(), getattr(threading, "_active", {})
     told = [
         f"Thread {getattr(known.get(ident), 'name', ident)}, {_listed(frame)}\n"
@@ -271,7 +271,7 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
             last, size = size, os.fstat(answers).st_size
             if size == last > before:
                 answer = os.pread(answers, min(size - before, MOST), before).decode(errors="replace")
-                if _HEAD in answer:  # a text without this line is the rest of an answer to another observer
+                if _HEAD in answer:  # a text without this line is the end of an answer to another observer
                     return f"{_trimmed(answer)}\n{_others_of(pid, others, answers, size)}".rstrip()
         return None
     finally:
@@ -290,7 +290,7 @@ def _others_of(pid: int, number: int, answers: int, size: int) -> str:
         time.sleep(LOOK)
         told = os.pread(answers, min(max(0, os.fstat(answers).st_size - size), MOST), size).decode(errors="replace")
     told, ended, _ = told.partition(_END)
-    begins = told.find("Thread ")  # an answer to another observer may precede this answer
+    begins = told.find("Thread ")  # an answer to another observer may come before this answer
     return told[begins:] if ended and begins >= 0 else ""
 
 

@@ -41,7 +41,7 @@ STALL = 60.0
 #: Modules of debuggers. A debugger pauses the program while it waits for its user.
 _DEBUGGERS = ("bdb", "pydevd")
 
-#: The recorders of the loaders whose calls are monitored, by number.
+#: The recorders of the loaders with monitored calls, by number.
 _watched: dict[int, weakref.ref[Any]] = {}
 _numbers = itertools.count(1)
 
@@ -55,8 +55,8 @@ class WaitWarning(RuntimeWarning):
 
 
 def warn_of_stalls(children: Any, seconds: float | None) -> None:
-    """Makes the main process warn after this number of seconds without an item, and again each time that the wait has
-    doubled."""
+    """Makes the main process warn after this number of seconds without an item. The warning is repeated whenever the
+    wait has doubled."""
     children.stall_warning = seconds
     if seconds is None:
         return
@@ -112,7 +112,7 @@ class Patience:
 
     def _tell(self, waited: float) -> None:
         late, children = dict(self._late), self._children()
-        if waited < self._next or not late or children is None:  # another thread has already warned
+        if waited < self._next or not late or children is None:  # another thread has issued the warning
             return
         self._next *= 2
         process = min(late, key=late.__getitem__)
@@ -130,7 +130,7 @@ def warn_in_thread(warning: Warning) -> None:
 def _words(
     children: Any, peer: int | None, waited: float, ask: Callable[[dict[str, Any]], tuple[str, str]] | None = None
 ) -> str:
-    # Imported only if there is a problem, because a working loader does not need it.
+    # Imported only when there is a problem, because a loader without problems does not need this module.
     from torchdata._observe.outside.stacks import where_it_stands
     from torchdata._observe.show.table import duration
     from torchdata._observe.stats.diagnosis import blame

@@ -41,7 +41,8 @@ class _Loader(Protocol[T_co]):
 
 
 class ProgressBar(Generic[T_co]):
-    """See `DataLoader2.progress`. Iterating over this object begins an epoch, and its `len` is the loader's length."""
+    """Reads an epoch and shows its progress; see `DataLoader2.progress`. Iterating over this object begins an epoch,
+    and its `len` is the loader's length."""
 
     def __init__(
         self,

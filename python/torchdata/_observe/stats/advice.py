@@ -18,17 +18,17 @@ __all__ = ["Advice", "advice_for"]
 class Advice:
     """The loader arguments that advice mentions."""
 
-    #: The advice on setting a number of workers if there are none.
+    #: Advice for a loader without workers that needs workers.
     workers: str
-    #: The advice on measuring the time of each pipe.
+    #: Advice on how to measure the time of each pipe.
     full: str
-    #: The advice if shared memory is full.
+    #: Advice for a loader whose shared memory is full.
     memory: str
-    #: The advice on making items larger.
+    #: Advice on how to make items larger.
     larger: str
-    #: The advice if one worker has much more work than the other workers.
+    #: Advice for a loader with one worker that has much more work than the other workers.
     shares: str
-    #: The advice on starting faster, or less often.
+    #: Advice on how to start workers faster, or less often.
     start: str
 
 

@@ -57,7 +57,7 @@ class BatchClock:
         self._random = random.Random()
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
-        return type(None), ()  # after copying the timed object, the copy is timed once it begins
+        return type(None), ()  # a copy of the timed object is timed from its own beginning
 
     def note(self, samples: int, reading: int, collating: int) -> int:
         """Records a timed batch; returns the number of batches after which to time the next one.
@@ -75,7 +75,7 @@ class BatchClock:
             return 1
         mean = min(_EACH // max(1, reading + collating), self._longest)
         self._longest = min(2 * self._longest, _MOST)
-        # random, so that the timing does not follow a rhythm of the dataset
+        # random, so that the timing does not coincide with a periodic pattern of the dataset
         self._gap = 1 if mean <= 1 else self._random.randrange(1, 2 * mean)
         return self._gap
 
@@ -212,7 +212,7 @@ class BatchRecorder(Recorder):
         return self._final or super().reading()
 
     def stats(self, since: LoaderStats | None = None) -> ShownStats:
-        """See `StatefulDataLoader.stats`."""
+        """Returns the statistics; see `StatefulDataLoader.stats`."""
         stats = super().stats(since)
         return replace(stats, epoch=self._before + stats.epoch)
 

@@ -88,7 +88,7 @@ class Counting:
         self._bound[shard] = datapipe
         rows = describe_pipes(datapipe, self.board.full)
         end = max(0, len(rows) - 1)  # a service may provide an iterator that is not a pipe
-        if end >= PIPES:  # the last pipe yields the loader's items, so it replaces another pipe
+        if end >= PIPES:  # the last pipe yields the loader's items, so it must be counted
             rows, end = _exchanged(rows, end, PIPES - 1), PIPES - 1
         self.board.bind(self.page, rows, end)
 

@@ -26,7 +26,7 @@ __all__ = ["RULES", "Verdict", "diagnose"]
 
 #: Minimum number of items for a diagnosis.
 FEWEST = 10
-#: Minimum number of items for a diagnosis that concerns about a millisecond.
+#: Minimum number of items for a diagnosis about times of a millisecond or less.
 MANY = 1000
 #: If a program spends less than this fraction of its time in the loader, the program limits itself.
 LITTLE = 0.10
@@ -101,7 +101,7 @@ def empty(stats: LoaderStats) -> Verdict | None:
     """Recognizes an epoch without items."""
     if stats.items or stats.running or not stats.epochs:
         return None
-    # The main process reads from the other processes, so it comes last.
+    # The main process comes last, because it reads from the other processes.
     processes = sorted(stats.processes, key=lambda process: process.role == "main")
     pipes = [pipe for process in processes for pipe in process.pipes]
     dry = next((pipe for pipe in pipes if not pipe.items_out), None)
@@ -461,7 +461,7 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
 
 
 def loading(stats: LoaderStats) -> Verdict | None:
-    """Applies if no other rule does: the pipes are slower than the training step."""
+    """Describes the limit if no other rule applies: the pipes are slower than the training step."""
     return _loading_in_workers(stats) if stats.workers else _loading_in_main(stats)
 
 

@@ -116,7 +116,7 @@ def _is_timed(pipe: Any, graph: Graph) -> bool:
 
 
 def _put_off(graph: Graph) -> set[int]:
-    """Returns the ids of the pipes whose work a `sharding_filter` postpones."""
+    """Returns the ids of the pipes with work that a `sharding_filter` postpones."""
     found: set[int] = set()
     for pipe in graph:
         if hasattr(pipe, "apply_sharding"):

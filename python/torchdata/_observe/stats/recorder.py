@@ -153,7 +153,7 @@ class Recorder:
             self._is_wait_told = True
             try:
                 warn_outside(words, WaitWarning)
-            except Warning as error:  # if warnings are errors, the epoch has nevertheless ended regularly
+            except Warning as error:  # if warnings are errors, the epoch has still ended normally
                 threading.excepthook(threading.ExceptHookArgs((type(error), error, None, threading.current_thread())))
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ class Recorder:
     @property
     def board(self) -> StatsBoard | None:
         """The board of counters; None before the first epoch and after the end of the loader."""
-        counting = self._counting  # read once, because another thread may shut the loader down
+        counting = self._counting  # read only once, because another thread may shut the loader down
         return None if counting is None else counting.board
 
     def reading(self) -> Reading:
@@ -216,7 +216,7 @@ class Recorder:
         return found
 
     def stats(self, since: LoaderStats | None = None) -> ShownStats:
-        """See `DataLoader2.stats`."""
+        """Returns the statistics; see `DataLoader2.stats`."""
         earlier = None if since is None else since.reading
         if earlier is not None and earlier.at < self._made:
             earlier = None  # the argument belongs to earlier workers, whose counters no longer exist
@@ -227,7 +227,7 @@ class Recorder:
         return Recorder("full" if self.full else "counts", self.stall_warning, self.wait_warning)
 
     def diagnose(self, since: LoaderStats | None = None, ended: int = 0) -> Verdict:
-        """See `DataLoader2.diagnose`.
+        """Describes what limits the loader; see `DataLoader2.diagnose`.
 
         Args:
             since: earlier statistics, where counting starts.
@@ -236,7 +236,7 @@ class Recorder:
         from torchdata._observe.stats.diagnosis import diagnose
 
         stats = self.stats(since)
-        if not stats.epoch:  # an epoch begins with its first item, and no item was requested
+        if not stats.epoch:  # an epoch begins with its first item, and no item was requested yet
             stats = replace(stats, epoch=ended, epochs=ended)
         return diagnose(stats)
 

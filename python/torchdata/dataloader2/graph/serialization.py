@@ -59,7 +59,7 @@ class GraphTemplate:
         """
         try:
             return pickle.dumps(self._kept, protocol=pickle.HIGHEST_PROTOCOL)
-        except Exception as error:  # a user's __getstate__ may raise anything; the second attempt decides
+        except Exception as error:  # a user's __getstate__ may raise any error; cloudpickle may still succeed
             if is_of_handler(error):
                 raise
             return _cloudpickled(self._kept)
@@ -106,7 +106,7 @@ def _fits(base: Any, obj: Any, most: int) -> bool:
     class MeasuringPickler(base):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
             if torch is not None and isinstance(obj, torch.Tensor) and obj.nbytes > file.left:
-                raise _TooLargeError  # stops before torch copies the tensor
+                raise _TooLargeError  # stops the pickling before torch copies the tensor
             return NotImplemented if base is pickle.Pickler else super().reducer_override(obj)
 
     try:

@@ -179,7 +179,7 @@ def _takes_group(datapipe: Any, sharding_group: Any) -> bool:
 
 
 def _tell_share(datapipe: Any, num_of_instances: int, instance_id: int, sharding_group: Any) -> None:
-    if len(signature_of(datapipe.apply_sharding).parameters) < 3:  # without sharding groups
+    if len(signature_of(datapipe.apply_sharding).parameters) < 3:  # the method has no parameter for the sharding group
         datapipe.apply_sharding(num_of_instances, instance_id)
     else:
         datapipe.apply_sharding(num_of_instances, instance_id, sharding_group=sharding_group)

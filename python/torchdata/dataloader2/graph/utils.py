@@ -101,7 +101,7 @@ def nested(graph: Graph) -> DataPipeGraph:
             found[id(source)] = (source, below)
             everywhere &= same
         path.discard(id(pipe))
-        if everywhere:  # all readers share one dictionary, so that a chain of forks and zips has linear size
+        if everywhere:  # all readers share one dictionary, so that the size of a chain of forks and zips grows linearly
             finished[id(pipe)] = found
         return found, everywhere
 
@@ -338,7 +338,7 @@ def _rewired_container(obj: Any, exchange: Callable[[Any], Any]) -> Any:
         before: Any = list(obj.items())
         pairs = [(exchange(key), exchange(value)) for key, value in before]
         if any(k is not key or v is not value for (k, v), (key, value) in zip(pairs, before, strict=True)):
-            obj.clear()  # all pairs are inserted a second time, so that the order of the keys is kept
+            obj.clear()  # all pairs are inserted again, so that the order of the keys is preserved
             obj.update(pairs)
         return obj
     before = list(obj)

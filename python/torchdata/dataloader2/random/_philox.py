@@ -1,4 +1,4 @@
-"""The generator of torchdata 0.9 under its old name, based on the present generator. It draws other numbers than in
+"""The generator of torchdata 0.9 under its old name. It uses the present generator, so its numbers differ from those of
 0.9.
 
 Role: for old code that uses `PhiloxEngine` to create seeds. This package itself does not use the class.

@@ -22,7 +22,7 @@ _logger = logging.getLogger("torchdata")
 
 @dataclass(frozen=True)
 class WorkerChoice:
-    """A number of workers, and a line of text that explains it."""
+    """A number of workers, and a text that explains this number."""
 
     number: int
     line: str

@@ -18,7 +18,7 @@ _ResetFn = Callable[[DataPipe], DataPipe]
 
 
 class DatasetEpochs:
-    """The epochs of the objects in a graph of which other processes run copies.
+    """The epochs of the objects in a graph, if other processes run copies of the graph.
 
     Args:
         graph: the graph; None for a graph without such objects.

@@ -91,10 +91,10 @@ class DistributedReadingService(ReadingServiceInterface):
         self._pg: RankGroup | None = None
         self._sync_group: RankGroup | None = None
         self._fullsync: Any = None
-        #: Whether the next epoch, and the running epoch, have the seeds of a run without ranks.
+        #: Whether the next epoch, or the running epoch, has the seeds of a run without ranks.
         self._keeps_next = self._keeps_seeds = False
         self._resumed: Callable[[], Sequence[Shard] | None] | None = None
-        #: Whether the epoch that begins has shards that other ranks began.
+        #: Whether the epoch that begins has shards that were begun on other ranks.
         self._has_moved = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedReadingService:
@@ -137,7 +137,7 @@ class DistributedReadingService(ReadingServiceInterface):
         self._sync_group = group if self._given_group is not None else self._open(datapipe.timeout)
         datapipe.set_process_group(self._sync_group)
         self._fullsync = self._datapipe = datapipe
-        resumed, self._resumed = self._resumed, None  # the function refers to the loader, so the reference is dropped
+        resumed, self._resumed = self._resumed, None  # the function refers to the loader, so this reference is dropped
         self._has_moved = any(shard.moved for shard in (resumed and resumed()) or ())
         return datapipe
 
@@ -183,21 +183,21 @@ class DistributedReadingService(ReadingServiceInterface):
         """
         if self._datapipe is None or self._pg is None:
             raise RuntimeError("DistributedReadingService.initialize must be called before initialize_iteration")
-        # Before any other message, this ends the read-ahead of the last epoch, so that none of its messages is in
+        # This ends the read-ahead of the last epoch before any other message is sent, so that no message of it is in
         # transit.
         self._fullsync.reset()
         self._keeps_seeds, self._keeps_next = self._keeps_next, False
         seed = (copy.copy(seed_generator) if self._keeps_seeds else seed_generator).generate_shared_seed()
         shared = self._pg.broadcast(seed - 2**64 if seed >= 2**63 else seed)
         if self._sync_group is not None and self._sync_group is not self._given_group:
-            self._sync_group.show_life()  # only now, because workers are forked before
+            self._sync_group.show_life()  # starts here, because workers are forked before
         if not self._keeps_seeds:
             seed_generator.seed(shared % 2**64)
         elif shared % 2**64 != seed:
             raise ValueError(
                 f"rank {self._rank} resumes from another state than rank 0: load the same one on all ranks"
             )
-        # Seeds are drawn from a copy, because seeds drawn for this epoch must not change the next epoch.
+        # Seeds are drawn from a copy, so that the seeds of this epoch do not change the next epoch.
         own = seed_generator.spawn(self._rank, inplace=not self._has_moved)
         self._has_moved = False
         set_graph_random_seed(self._datapipe, copy.copy(own))

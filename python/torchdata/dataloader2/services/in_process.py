@@ -90,7 +90,7 @@ class InProcessReadingService(ReadingServiceInterface):
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None = None
     ) -> IterResetFn | None:
         """Seeds the pipes. Returns the given reset function, followed by `reset_fn` if the user gave one."""
-        # Seeds are drawn from a copy, because seeds drawn for this epoch must not change the next epoch.
+        # Seeds are drawn from a copy, so that the seeds of this epoch do not change the next epoch.
         seed_generator = copy.copy(seed_generator)
         set_graph_random_seed(self._end("initialize_iteration"), seed_generator)
         if self._reset_fn is None:
@@ -104,7 +104,7 @@ class InProcessReadingService(ReadingServiceInterface):
         return MultiProcessingReadingService.without_workers(self._init_fn, self._reset_fn)
 
     def count_items(self, datapipe: DataPipe) -> int | None:
-        """Returns the length of the graph; None if the user's functions may still change the graph."""
+        """Returns the length of the graph, or None if a function of the user may still change the graph."""
         keeps_graph = self._init_fn is None and self._reset_fn is None
         return len(cast("Any", datapipe)) if keeps_graph or self._end_datapipe is not None else None
 

@@ -131,7 +131,7 @@ class ReadingServiceInterface(ABC):
         before `initialize`. Services that do not read ahead ignore the call.
         """
 
-    # -- what the loader asks ----------------------------------------------------------------------
+    # -- questions of the loader -------------------------------------------------------------------
 
     def before_initialize(  # noqa: B027 - optional
         self,

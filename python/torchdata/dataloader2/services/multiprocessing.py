@@ -310,7 +310,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             self._choice = choose_workers()
         return self._choice
 
-    # -- what the loader asks ----------------------------------------------------------------------
+    # -- questions of the loader -------------------------------------------------------------------
 
     def before_initialize(
         self,
@@ -370,14 +370,14 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     ) -> ResetFn | None:
         """Seeds the pipes in the main process, and starts the epoch in all processes."""
         end = self._initialised()
-        set_graph_random_seed(end, copy.copy(seed_generator))  # the next epoch must not depend on the seeds drawn here
+        set_graph_random_seed(end, copy.copy(seed_generator))  # the seeds drawn here must not change the next epoch
         if self._worker_output is not None:
             generator = copy.copy(seed_generator)
             # The functions are sent as bytes, because pickling an object calls each reducer that torch has registered.
             in_workers, dispatching = (epochs.and_then(iter_reset_fn) for epochs in self._epochs)
             self._divide_anew(self._worker_output)
-            # The last seed is for the dispatching process. The number of this seed does not matter, because the
-            # dispatching process draws only shared seeds.
+            # The last seed is for the dispatching process. It may have any number, because the dispatching process
+            # draws only shared seeds.
             seeds = [*(seeds_of(generator, shard) for shard in self._shards), generator.spawn(len(self._shards))]
             number = len(self._shards)
             self._worker_output.start_epoch(
@@ -431,7 +431,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             self._running().call(pause_fn)
 
     def _resume(self, resume_fn: ResetFn | None = None) -> None:
-        """Undoes `_pause`, in reverse order."""
+        """Reverts `_pause`, in reverse order."""
         end = self._main_graph()
         if resume_fn is not None:
             self._running().call(resume_fn)
@@ -484,7 +484,7 @@ def seeds_of(generator: SeedGenerator, shard: Shard) -> SeedGenerator:
         generator: the seeds of the loader on its rank; for a moved shard, the seeds of the whole job.
         shard: the shard. A shard that the main process began has the seeds of the loader itself.
     """
-    if shard.splits:  # these seeds are equal on all ranks
+    if shard.splits:  # the seeds of splits are equal on all ranks
         return SeedGenerator(copy.copy(generator).generate_shared_seed()).spawn(shard.worker)
     if shard.moved and shard.ranks > 1:
         generator = generator.spawn(shard.rank)

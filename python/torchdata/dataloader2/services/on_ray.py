@@ -1,8 +1,8 @@
 """`RayReadingService`: the workers of a `MultiProcessingReadingService` on a Ray cluster.
 
 Role: checks the user's settings of the cluster, and starts the workers on the cluster. The graph in the workers, the
-    order of
-the items and the contents of states are the same as with workers on this machine. Runs in the main process.
+    order of the items and the contents of states are the same as with workers on this machine. Runs in the main
+    process.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class RayReadingService(MultiProcessingReadingService):
             on_worker_exit=on_worker_exit,
             on_timeout=on_timeout,
             patience=patience,
-            snapshot_budget=None,  # a worker on another machine does not learn that a state was requested
+            snapshot_budget=None,  # a worker on another machine is not informed that a state was requested
         )
         self.ray_remote_args = _check_options({} if ray_remote_args is None else ray_remote_args)
         self.scheduling = scheduling

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 from torchdata.datapipes._pipe.witnessing import Note
 
-#: The number of items at different positions, and of positions with different items, that proves that two orders
-#: differ. For items that are random draws from a few values, this many coincidences occur once in a million epochs.
+#: Two orders are certainly different if this many items are at different positions, and this many positions have
+#: different items. If items are drawn at random from a few values, this happens by chance once in a million epochs.
 _PROOF = 20
 
 
@@ -27,12 +27,12 @@ class _Order:
         #: For each worker, the position of each checksum, and the checksum at each position.
         self._positions: dict[int, dict[int, int]] = {}
         self._at: dict[int, dict[int, int]] = {}
-        #: For each pair of neighboring workers, by the first: the number of positions with different items, and the
-        #: number of items at different positions. Each position and each item is counted once, with the first note that
-        #: arrives from any worker.
+        #: For each pair of neighboring workers, under the number of the first worker: the number of positions with
+        #: different items. `_moved` is the number of items at different positions. Each position and each item is
+        #: counted once.
         self._differs: Counter[int] = Counter()
         self._moved: Counter[int] = Counter()
-        #: For each worker, all its checksums, as long as these may cover a short source completely.
+        #: For each worker, all its checksums, while they may still cover a short source completely.
         self._begun: dict[int, list[int]] = {}
         self._whole: dict[int, list[int]] = {}
 

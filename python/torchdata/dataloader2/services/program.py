@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 _LOCKS = "torchdata.datapipes.iter.disk_cache.locks"
 #: The name of the standard library's limit for the number of entries in a printed stack.
 _LIMIT = "tracebacklimit"
-#: The module in which users find the functions of this module, and replace them.
+#: The public module that contains the functions of this module. Users may replace the functions there.
 _FACE = "torchdata.dataloader2.reading_service"
 
 
@@ -189,7 +189,7 @@ def process_reset_fn(
 def function_in_use(name: str) -> Callable[..., Any]:
     """Returns `process_init_fn` or `process_reset_fn`. If the user has replaced the public function, returns the
     replacement."""
-    face = loaded(_FACE)  # if the process has not imported the public module, nothing was replaced
+    face = loaded(_FACE)  # if the process has not imported the public module, the functions were not replaced
     function: Callable[..., Any] = globals()[name] if face is None else getattr(face, name)
     return function
 
@@ -250,12 +250,12 @@ class GraphProgram(EpochProgram):
         self._passes = 0
         #: The random numbers of this shard, which are stored here while another shard runs in the process.
         self._own = ShardGlobals()
-        #: The method of describing the shard to torch; None if torch receives no description.
+        #: The function that describes the shard to torch, or None if torch gets no description.
         self._telling: Telling | None = None
         #: While another shard runs, this stops the threads that read ahead for this shard, because they also draw
         #: random numbers.
         self._held = ExitStack()
-        #: The pipes whose threads read ahead; None until these pipes were searched for.
+        #: The pipes with threads that read ahead; None if the graph was not searched yet.
         self._reading_ahead: list[Any] | None = None
         #: The graph that replaces the current graph in the next epoch.
         self._successor: DataPipe | None = None
@@ -287,7 +287,7 @@ class GraphProgram(EpochProgram):
         skipping_items.worker = self._info.worker_id
         witnessing.current = self._witness
         if not self._own.enter() and self._telling is not None:
-            if "torch.utils.data" in sys.modules:  # imported while another shard ran
+            if "torch.utils.data" in sys.modules:  # imported while another shard was running
                 self._tell_torch()
             else:
                 tell_when_imported(self._telling)
@@ -300,10 +300,10 @@ class GraphProgram(EpochProgram):
         if self._reading_ahead is None:
             self._reading_ahead = pipes_with_threads(self.datapipe)
         for pipe in self._reading_ahead:
-            with suppress(TimeoutError):  # if a thread takes too long for an item, the thread is not stopped
+            with suppress(TimeoutError):  # a thread that takes too long for an item is not stopped
                 self._held.enter_context(pipe.standing_still())
         if _LOCKS in sys.modules and (locks := loaded(_LOCKS)) is not None:
-            locks.release_all_of(None)  # another shard may need the files; stopped threads do not write
+            locks.release_all_of(None)  # another shard may need the files, and stopped threads do not write
         self._own.leave()
 
     def prepare(self, child: ChildInfo) -> None:
@@ -414,7 +414,7 @@ class GraphProgram(EpochProgram):
             return None
         source = graph.first(_is_dispatched)
         if source is None or reached == 0:
-            return _Share(1, read)  # a pipe may first yield items that it holds, and open the share later
+            return _Share(1, read)  # a pipe may first yield items that it has buffered, and open the share later
         entry = entries[graph.index(source)]
         if entry.restores and not entry.finished:
             items, checksum = (entry.state or {})["share"]
@@ -424,7 +424,7 @@ class GraphProgram(EpochProgram):
             return None if entry.restores else _Share(1)
         if self._is_behind_share or token_of(source).finished:
             return _Share(1, read, is_read_out=True)
-        return _Share(2)  # reading stopped in the middle of the pass, so the next pass would be the second
+        return _Share(2)  # reading had stopped in the middle of the first pass, so the next pass is the second
 
     def go_on_from(self, snapshot: bytes | None, strict: bool = True) -> Iterator[Any]:
         """Returns an iterator over the graph after a snapshot; with None, the iterator starts with the first item."""
@@ -432,20 +432,20 @@ class GraphProgram(EpochProgram):
         self._passes += 1
         if snapshot is None:
             return iterate(self.datapipe)
-        witnessing.current = None  # filters of other workers may be in another pass
+        witnessing.current = None  # filters of other shards may be in another pass
         self._saved = True
         return self._go_on(opened(snapshot, "the snapshot of a worker"))
 
     def _go_on(self, saved: Content) -> Iterator[Any]:
         entries = saved.entries or ()
         if saved.read_out:
-            self._read_share_out()  # before the load: an epoch that interrupts this must not resume
+            self._read_share_out()  # precedes the load, because an epoch that interrupts this wait must not resume
         if len(entries) > len(Graph(self.datapipe).pipes) and self._shard.of_main:
             self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch("auto")  # as the main process read ahead
             self._reading_ahead = None
         load_entries(self.datapipe, entries)
         if saved.generators is not None:
-            load_generators(saved.generators)  # before the iterator, which starts threads
+            load_generators(saved.generators)  # precedes the iterator, which starts threads
         return iterate(self.datapipe)
 
     def _read_share_out(self) -> None:
@@ -469,7 +469,7 @@ class GraphProgram(EpochProgram):
         self._watched = self._reading_ahead = None  # the function may change the graph
         replaced = function(self.datapipe if self._successor is None else self._successor)
         if replaced is not None:
-            self._successor = replaced  # until the next epoch, snapshots are taken of the graph that runs
+            self._successor = replaced  # until the next epoch, snapshots are taken of the running graph
 
     def _in_use(self, name: str) -> Callable[..., Any]:
         return self.replaced.get(name) or function_in_use(name)
@@ -490,12 +490,12 @@ def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None
         _seed_torch(torch, torch_seed)
     else:
         awaited["torch"] = torch_seed
-    numpy_random = loaded("numpy.random")  # NumPy imports this module late
+    numpy_random = loaded("numpy.random")  # NumPy imports this module only when it is used
     if numpy_random is not None:
-        numpy_random.seed(numpy_seed >> 32)  # the legacy generator takes 32 bits
+        numpy_random.seed(numpy_seed >> 32)  # the legacy generator accepts 32 bits
     else:
         awaited["numpy.random"] = numpy_seed >> 32
-    # A library that the main process imports outside of a shard is the user's.
+    # If the main process imports a library outside of a shard, its generator belongs to the user.
     if parent_process() is not None or own_random.is_replica:
         seed_when_imported(awaited)
 

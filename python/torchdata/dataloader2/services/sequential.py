@@ -140,7 +140,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         """
         states = _states_in(serialized_state)
         if len(states) != len(self.reading_services) and not any(states):
-            return self.initialize(datapipe)  # the saved services were different, but none of them had a state
+            return self.initialize(datapipe)  # the state was saved with other services, but none of them had a state
         if len(states) != len(self.reading_services):
             raise ValueError(
                 f"the state holds {len(states)} reading services, but this SequentialReadingService has "
@@ -151,7 +151,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
             datapipe = restore(datapipe, state) if callable(restore) else service.initialize(datapipe)
         return datapipe
 
-    # -- what the loader asks ----------------------------------------------------------------------
+    # -- questions of the loader -------------------------------------------------------------------
 
     @property
     def _contracts(self) -> list[ReadingServiceInterface]:
@@ -163,7 +163,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         resumed: Callable[[], Sequence[Shard] | None],
         ranks: Callable[[], RankInEpoch | None],
     ) -> None:
-        """Forwards the call to all services."""
+        """Forwards the settings of the run to all services."""
         for service in self._contracts:
             service.before_initialize(full_stats, resumed, ranks)
 
@@ -176,7 +176,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         return Shares(workers, ranks)
 
     def with_shards(self) -> ReadingServiceInterface:
-        """Returns a service whose members run shards."""
+        """Returns a service that runs shards with each of its services."""
         return SequentialReadingService(*(service.with_shards() for service in self._contracts))
 
     def runs_shards(self) -> bool:
@@ -197,12 +197,12 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         return next(filter(None, (service.rank_in_epoch() for service in self._contracts)), None)
 
     def agree_on_seeds(self, seed_generator: SeedGenerator) -> None:
-        """Forwards the call to all services."""
+        """Forwards the agreement on seeds to all services."""
         for service in self._contracts:
             service.agree_on_seeds(seed_generator)
 
     def keep_seeds(self) -> None:
-        """Forwards the call to all services."""
+        """Makes all services keep the seeds of the next epoch."""
         for service in self._contracts:
             service.keep_seeds()
 

@@ -37,7 +37,8 @@ def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
         is_seeded: whether only functions of this package have prepared the graph, so that its shuffles have the shared
             seed.
     """
-    # The filter of torch is a virtual subclass, and does not take samples.
+    # The filter of torch is a virtual subclass of `ShardingFilter` and does not take samples, so the real classes are
+    # compared.
     filters = [pipe for pipe in graph if ShardingFilter in type(pipe).__mro__]
     # If items that raise are skipped, the functions of the user determine the number of items.
     is_known = is_seeded and not any(isinstance(pipe, OnError) for pipe in graph)
@@ -49,7 +50,7 @@ def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
 
 
 def _has_known_order(pipe: Any) -> bool:
-    """Whether the order of a pipe's items is the same in all workers if the order of its sources is.
+    """Whether all workers read a pipe's items in the same order, provided that they read its sources in the same order.
 
     Functions of users may change the items themselves, but neither their number nor their order.
     """

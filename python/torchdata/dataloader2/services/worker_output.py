@@ -146,7 +146,7 @@ class WorkerOutput(IterDataPipe[Any]):
         resume = partial(_resume, children.num_shards, children.dispatches, self.in_order, strict)
         left, announced = None, self.lasts and self._passes > 1
         if position is not None:
-            self.want_large_snapshots()  # the user saves states of the loader
+            self.want_large_snapshots()  # the user has already saved states of the loader
             starts = resumptions(position, children.num_shards, children.dispatches, strict)
             given, kept = [shard.given for shard in position.shards], [shard.snapshot for shard in position.shards]
             left, announced = StopPosition(given, position.turn, starts, (kept, position.dispatching)), False
@@ -154,9 +154,9 @@ class WorkerOutput(IterDataPipe[Any]):
         self.run = WorkersEpoch(children, iter(children.collector))
 
     def follow(self, delivery: Delivery | None) -> None:
-        """Connects the children's books to the counter of items that the user has received; None if nothing counts
-        these items."""
-        if delivery is not self._delivery:  # a thread that reads may hold the lock of the collector
+        """Makes the records of the children use the counter of items that the user has received, or no counter if None
+        is given."""
+        if delivery is not self._delivery:  # a thread that is reading may hold the lock of the collector
             self._delivery = delivery
             self._children.collector.follow(delivery)
 
@@ -244,7 +244,7 @@ class WorkerOutput(IterDataPipe[Any]):
                 "this pipeline does not repeat itself, so it cannot resume from the state: the workers yield more "
                 "items than were delivered before the state was saved"
             )
-        self._fresh = False  # a further iteration in this epoch begins another pass
+        self._fresh = False  # another iteration in this epoch begins another pass
 
     @property
     def is_unread(self) -> bool:
@@ -258,7 +258,7 @@ class WorkerOutput(IterDataPipe[Any]):
             raise RuntimeError(
                 "the workers have not been told to start an epoch: iterate the DataLoader2, not its pipe"
             )
-        if not self._fresh:  # a pipe in the main process reads the workers' output repeatedly in one epoch
+        if not self._fresh:  # a pipe in the main process reads the workers' output several times in one epoch
             self._start(self._commands)
         self._fresh = False
         return self.run.items

@@ -1,11 +1,11 @@
 """The layout of a loader's state: `dump` converts its values to plain data, and `parse` converts them back.
 
-Role: pure functions. No other module contains the keys of the layout. This module does not unpickle anything that may
-run code.
+Role: pure functions. No other module contains the keys of the layout. This module unpickles no values that may run
+code.
 
 States are stored in files and downloaded from hubs. The checksums of the fields detect damage, but do not prove who
 wrote the state. `parse` therefore checks the type and range of each value, also in snapshots, before the value is used.
-The pipe in a state is a pickle. Values of pipes that need pickle are pickles as well.
+The pipe in a state is a pickle. Values of pipes that need pickle are also stored as pickles.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ _REQUIRED = (SERIALIZED_DATAPIPE_KEY_NAME, READING_SERVICE_STATE_KEY_NAME)
 #: The keys that no state of torchdata 0.9 has.
 _NEW = (_VERSION, _POSITION, _CHECKSUMS, _PIPELINE, _RANKS)
 
-#: A limit for numbers of items. No real epoch reaches this limit.
+#: The maximum number of items in a valid state. No real epoch has as many items.
 _MOST = 1 << 46
-#: A limit for numbers of shards.
+#: The maximum number of shards in a valid state.
 _MOST_SHARDS = 1 << 20
 
 #: The types of the fields of a position; some fields may be None.
@@ -407,7 +407,7 @@ def _account(account: Any, whose: str) -> Account:
     return items, checksum
 
 
-# -- what is sealed ----------------------------------------------------------------------------------------------------
+# -- sealed parts ------------------------------------------------------------------------------------------------------
 
 
 def _snapshots(position: Position) -> Iterator[bytes]:

@@ -47,7 +47,7 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
             )
         shards = [each if each.moved else each.of_rank(number, old) for each in shards_of(position)]
         by_rank.append([*zip(shards, workers.shards, strict=True)])
-    # The turn passes through all ranks, and then to the next shard of each rank.
+    # The first shard of every rank comes first, then the second shard of every rank, and so on.
     longest = max(map(len, by_rank))
     each = [(turn, shards[turn]) for turn in range(longest) for shards in by_rank if turn < len(shards)]
     own = each[rank::ranks]
@@ -120,7 +120,7 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False) ->
         own, others = entries[:pipes], entries[pipes:] if pipes is not None else []
         if others and others[0].type == AHEAD:  # an in-process service has added the pipe that reads ahead
             own, others = entries[: len(own) + 1], others[1:]
-        holds = bool(others)  # the items that the other pipes hold may be pickled
+        holds = bool(others)  # items that the other pipes have buffered may be pickled
         read = own[-1].yielded if holds else position.given - position.drop
         content = sealed(Content(own, generators))
         snapshot = None if alone and (holds or position.drop) else ((read, 0), 1, (0, 0), content)

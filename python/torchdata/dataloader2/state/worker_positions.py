@@ -18,7 +18,7 @@ from torchdata.datapipes._pipe.state.hooks import hooks_of
 #: A number that is larger than the number of items in any epoch.
 _ALL = 1 << 62
 
-#: Seeds, which are drawn anew for each epoch.
+#: Attributes that contain seeds, which are drawn again for each epoch.
 _SEEDS = frozenset({"_seed", "_epoch_seed"})
 
 

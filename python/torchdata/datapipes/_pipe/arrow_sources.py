@@ -32,7 +32,7 @@ class ArrowSource:
         self.names, self.schema = names, schema
 
     def __deepcopy__(self, memo: Any) -> ArrowSource:
-        return self  # a source is immutable, and possibly large
+        return self  # a source never changes and may be large, so it is not copied
 
     def read(self, part: int, columns: list[str] | None, use_threads: bool) -> Any:
         """Returns the filtered table of one part.

@@ -58,7 +58,7 @@ class Division:
         if passes_over(source):
             offset = place % (shards * block)
             before, others = shard * block - offset, (shards - 1) * block
-            if -block < before <= 0:  # within this shard's block
+            if -block < before <= 0:  # the next item belongs to a block of this shard
                 return ShareIterator(source, 0, block + before, others, block)
             return ShareIterator(source, before % (shards * block), block, others, block)
         own = [block * shard <= each < block * (shard + 1) for each in range(shards * block)]
@@ -115,7 +115,7 @@ def _watched(
     sample = next_sample(taken)
     while not watch.is_full:
         yield _own_of(source, own, block, place, sample - taken)
-        if has_ended():  # the source is not called again, because some exhausted iterators would start over
+        if has_ended():  # the source is not called again, because some exhausted iterators would start again
             return
         place, taken = place + sample - taken, sample
         sampled = [*islice(source, 1)]
@@ -124,6 +124,6 @@ def _watched(
             return
         watch.add(taken, sampled[0])
         if own[place % len(own)]:
-            yield map(sampled.pop, (0,))  # no variable keeps the item alive
+            yield map(sampled.pop, (0,))  # no variable refers to the item, so it is freed when its user drops it
         place, taken, sample = place + 1, taken + 1, sample_behind(sample)
     yield _own_of(source, own, block, place)

@@ -48,7 +48,7 @@ def explain(
         fold(error)
         redact_error(error)
     if came_from(error) is not None:
-        return False  # the exception has a note that describes the position in the process that raised it
+        return False  # the exception already has a note that describes the position in the process that raised it
     own = attributes_of(error)
     is_first = _ORIGIN not in own
     if is_first:
@@ -92,7 +92,7 @@ def _note(error: BaseException, origin: dict[str, Any], last: Any) -> None:
     """
     numbers = list(map(id, walk(last)))
     if origin["pipe"] not in numbers:
-        return  # the exception was raised in another graph and stored
+        return  # the exception was raised in another graph and then stored as an item
     which = f" ({_ordinal(numbers.index(origin['pipe']) + 1)} of {len(numbers)} pipes{origin['behind']})"
     if len(numbers) == 1:
         which = ""

@@ -125,7 +125,7 @@ class FrameFormat:
     # -- dtypes ------------------------------------------------------------------------------------
 
     def _has_schema(self) -> bool:
-        arrow = sys.modules.get("pyarrow")  # if pyarrow is not loaded, the dtype cannot be a schema
+        arrow = sys.modules.get("pyarrow")  # a dtype can only be a schema if pyarrow is loaded
         return arrow is not None and isinstance(self.dtype, arrow.Schema)
 
     def _names(self) -> list[str] | None:
@@ -201,7 +201,7 @@ class FrameFormat:
 
     def _columns_of_mappings(self, rows: list[Any], names: list[str] | None) -> dict[Any, Sequence[Any]]:
         if names is None:
-            found = dict.fromkeys(chain.from_iterable(rows))  # the columns that occur in at least one row
+            found = dict.fromkeys(chain.from_iterable(rows))  # all columns that occur in at least one row
             if not found:
                 raise ValueError(f"{self.pipe}: no row of a frame has a column: all are {rows[0]!r}")
             return {name: [row.get(name) for row in rows] for name in found}
@@ -249,7 +249,7 @@ class FrameFormat:
             return frame.cast(types) if types else frame
         for name, dtype in types.items():
             dtype = self.module().api.types.pandas_dtype(dtype)
-            if hasattr(dtype, "__from_arrow__"):  # this conversion is exact, unlike a conversion through floats
+            if hasattr(dtype, "__from_arrow__"):  # this conversion is exact, whereas a conversion through floats is not
                 frame[name] = self.module().Series(dtype.__from_arrow__(table[name]), index=frame.index)
             else:
                 frame[name] = frame[name].astype(dtype)

@@ -89,7 +89,7 @@ class Parts:
             self._item, self._members = None, members[done:] if done else members
             self.left: Iterator[Any] = iter(self._members)
         else:
-            # The item is copied first, because a request for the first member may read from a stream in the item.
+            # The item is copied first, because computing the first member may read from a stream in the item.
             self._item, self._members = with_detached_streams(item), None
             source = iter(result)
             next(islice(source, done, done), None)  # skips `done` members
@@ -102,7 +102,7 @@ class Parts:
         return state_of_members(self._members, self.left) or {"members": ()}
 
     def detach(self) -> None:
-        """Reduces this object to its state after the iteration, and thereby closes files and suspended generators."""
+        """Reduces this object to its state after the iteration, which closes files and suspended generators."""
         if isinstance(self.left, _Counted):
             self.left = _Counted(iter(()), self.left.done)
         else:

@@ -29,7 +29,7 @@ class FunctionalForms:
     #: PyTorch's base class for the same kind of pipe.
     counterpart: ClassVar[Counterpart]
 
-    if not TYPE_CHECKING:  # a type checker that saw `__getattr__` would accept misspelled forms
+    if not TYPE_CHECKING:  # with `__getattr__`, a type checker would accept misspelled forms
 
         def __getattr__(self, name: str) -> Any:
             function = type(self).functions.get(name) or type(self).counterpart.form(name)
@@ -140,7 +140,7 @@ class LateForm:
     def form(self) -> Callable[..., Any]:
         """Imports the pipe's module and returns the actual form."""
         pipe = getattr(import_whole(self.module), self._class_name)
-        form = self._base.functions.get(self._name, self)  # registered by the import of the module
+        form = self._base.functions.get(self._name, self)  # the import of the module has registered the form
         return _constructor(self._base, self._name, pipe) if form is self else form
 
     def __call__(self, source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:

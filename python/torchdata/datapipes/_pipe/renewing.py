@@ -50,7 +50,8 @@ class Renewal(Iterator[Iterator[Any]]):
         self._datapipe, self._function, self._sources = datapipe, function, sources
         self._first: Iterator[Any] | None = None
         self._is_broken = False
-        #: The iterators of the sources, and those of them that the next iterator of this pipe has yet to take over.
+        #: The iterators of the sources. `_again` contains those that the next iterator of this pipe has not taken over
+        #: yet.
         self._guards: dict[int, Iterator[Any]] = {}
         self._again: dict[int, Iterator[Any]] = {}
         #: The number of items that the pipe and its sources had yielded when the last iterator raised.
@@ -78,7 +79,7 @@ class Renewal(Iterator[Iterator[Any]]):
         return self._function(datapipe)
 
     def renew(self) -> bool:
-        """Has the iterator that raised replaced; returns False if a new iterator would raise at the same item."""
+        """Replaces the iterator that has raised. Returns False if a new iterator would raise at the same item."""
         seen = [token_of(pipe).yielded for pipe in (self._datapipe, *self._sources)]
         if seen == self._seen:
             return False
@@ -107,7 +108,7 @@ def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renew
         return None
     sources = [source for source in sources_of(datapipe) if iter_base() in type(source).__mro__]
     begins = hooks_of(datapipe)._begins_sources
-    if not begins:  # the pipe that the children of a split share begins the sources
+    if not begins:  # the shared pipe of a split's children begins the sources instead
         sources = [below for source in sources for below in sources_of(source) if is_iter_pipe(below)]
     if not sources:
         return None

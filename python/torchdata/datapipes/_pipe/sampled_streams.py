@@ -136,7 +136,7 @@ class SampledStream:
                 if position == 0 and if_empty is not None:
                     if_empty()
                 return
-            except BaseException as error:  # raised below, so that the next call continues after it
+            except BaseException as error:  # raised below, so that the next call continues after this item
                 failed = error
             if before is not None:
                 self._note_draws(before, is_second=position == 1)
@@ -145,7 +145,7 @@ class SampledStream:
                 continue
             digest.add(item)
             sampled, item = [item], None
-            yield map(sampled.pop, (0,))  # no variable keeps the item alive
+            yield map(sampled.pop, (0,))  # no variable refers to the item, so it is freed when its user drops it
             position += 1
 
     def _note_draws(self, before: dict[str, Any], is_second: bool = False) -> None:

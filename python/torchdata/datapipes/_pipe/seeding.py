@@ -18,8 +18,8 @@ __all__ = ["Seeded"]
 class Seeded:
     """The seeds of a random pipe: a seed for the current iteration, and a seed for the next iteration."""
 
-    _epoch_seed: int | None = state(lasts=True, copied=True)  # of the current iteration
-    _seed: int | None = state(lasts=True, copied=True)  # of the next iteration
+    _epoch_seed: int | None = state(lasts=True, copied=True)  # the seed of the current iteration
+    _seed: int | None = state(lasts=True, copied=True)  # the seed of the next iteration
 
     def set_seed(self, seed: int) -> Self:
         """Sets the seed of the next iteration, but not of later iterations. Returns the pipe itself."""

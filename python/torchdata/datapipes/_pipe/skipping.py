@@ -99,12 +99,12 @@ def claim(owner: Any) -> None:
             continue
         seen.add(id(pipe))
         if iter_base() not in type(pipe).__mro__:
-            if not is_iter_pipe(pipe):  # a map-style pipe, which may read iterable-style pipes
+            if not is_iter_pipe(pipe):  # a map-style pipe may itself read iterable-style pipes
                 waiting += sources_of(pipe)
             continue
         record = record_of(pipe)
         record.claim = mine
-        if not owner_record.goes_on:  # a new pass counts from zero, also for pipes that begin later in the pass
+        if not owner_record.goes_on:  # a new pass counts from zero, even for pipes that begin later in the pass
             record.skipped = {}
             if record.loaded is not None:
                 record.loaded = record.loaded._replace(skipped=None)
@@ -193,7 +193,7 @@ def too_many(
     permitted = f"{100 * limit:g} % of {items}" if isinstance(limit, float) else f"{limit} {items.split()[-1]}"
     return TooManySkipped(
         f"on_error has skipped {sum(skipped.values())} items, more than {name}={limit!r} permits ({permitted}, in "
-        f"{where}):\n{table_of(skipped)}\n{last}Mend the data or the function, or raise the limit"
+        f"{where}):\n{table_of(skipped)}\n{last}Correct the data or the function, or raise the limit"
     )
 
 
@@ -277,7 +277,7 @@ def _goes_on(datapipe: Any, iterator: Any) -> bool:
     """Returns whether a pipe's iterator can continue after raising, and makes it drop the failed item."""
     base = iter_base()
     if any(is_iter_pipe(source) and base not in type(source).__mro__ for source in sources_of(datapipe)):
-        return False  # a source without a guard may have ended by raising
+        return False  # a source without a guard may have ended because of the exception
     if type(iterator) in (map, FilterIterator, IndexedIterator) or getattr(type(iterator), "outlives_errors", False):
         return True
     reference = record_of(datapipe).renewal
@@ -295,7 +295,7 @@ def line_of(error: BaseException) -> dict[str, Any]:
     try:
         message = str(error)
     except Exception as failure:
-        message = f"its message cannot be had: {type(failure).__name__}"
+        message = f"its message is not available: {type(failure).__name__}"
     return {"error": type(error).__name__, "message": message, "notes": notes_of(error)}
 
 

@@ -86,7 +86,7 @@ def begin_whole(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
     """Returns the iterator that a function creates. PyTorch reports a single worker to both of them."""
     module: Any = sys.modules.get(_WORKER)
     info = None if module is None else module._worker_info
-    if info is not None and not hasattr(type(info), "_truth"):  # in a worker of PyTorch
+    if info is not None and not hasattr(type(info), "_truth"):  # this process is a worker of PyTorch
         names = [name for name in ("id", "num_workers", "seed", "dataset") if hasattr(info, name)]
         module._worker_info = watched_info(module, **{name: getattr(info, name) for name in names})
     _depth.value += 1

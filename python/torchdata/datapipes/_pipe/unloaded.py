@@ -6,7 +6,8 @@ that keep or change the order, and pipes that apply a function to each item, whi
 index takes the position of its item, so positions, seeds and states are the same as for an iteration over items. Runs
 in the process that iterates the pipeline. Keeps no state.
 
-Each iteration decides anew whether to pass on indices, along one path through the graph. If a pipe has several readers,
+Whether to pass on indices is decided in each iteration, along one path through the graph. If a pipe has several
+readers,
 the other readers receive items. The graph itself is not changed.
 """
 

@@ -56,7 +56,7 @@ class FileLister(BaseNode[dict[str, Any]]):
         self.protocol = protocol if separator else "file"
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """See `BaseNode.reset`.
+        """Begins an epoch or resumes from a state; see `BaseNode.reset`.
 
         Raises:
             FileNotFoundError: the folder does not exist.
@@ -90,7 +90,7 @@ class FileLister(BaseNode[dict[str, Any]]):
         return hashlib.sha256("\n".join(self._files).encode()).hexdigest()
 
     def next(self) -> dict[str, Any]:
-        """See `BaseNode.next`."""
+        """Returns the next item; see `BaseNode.next`."""
         if self._index == len(self._files):
             raise StopIteration
         self._index += 1
@@ -100,7 +100,7 @@ class FileLister(BaseNode[dict[str, Any]]):
         }
 
     def get_state(self) -> dict[str, Any]:
-        """See `BaseNode.get_state`."""
+        """Returns the position; see `BaseNode.get_state`."""
         return {
             self.CURRENT_IDX_KEY: self._index,
             self.NUM_FILES_KEY: len(self._files),

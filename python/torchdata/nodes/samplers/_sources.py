@@ -55,7 +55,7 @@ class MultiNode(BaseNode[T]):
         self.tag_output = tag_output
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """See `BaseNode.reset`."""
+        """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         states: Mapping[str, Any] = {}
         #: Names of the sources that have ended without yielding an item.
         self._barren: set[str] = set()
@@ -132,7 +132,7 @@ class MultiNode(BaseNode[T]):
         return {**item, "dataset_key": name}
 
     def get_state(self) -> dict[str, Any]:
-        """See `BaseNode.get_state`."""
+        """Returns the position; see `BaseNode.get_state`."""
         state = {
             self.DATASETS_EXHAUSTED_KEY: dict(self._datasets_exhausted),
             self.DATASET_NODE_STATES_KEY: {name: self.source_nodes[name].state_dict() for name in self.dataset_names},

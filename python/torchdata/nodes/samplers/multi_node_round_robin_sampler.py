@@ -48,13 +48,13 @@ class MultiNodeRoundRobinSampler(MultiNode[T]):
         super().__init__(source_nodes, stop_criteria, tag_output)
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """See `BaseNode.reset`."""
+        """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         fields = StateFields("MultiNodeRoundRobinSampler", initial_state)
         self._current = fields.integer(self.CURRENT_DATASET_INDEX_KEY, least=0, most=len(self.dataset_names) - 1)
         super().reset(initial_state)
 
     def next(self) -> T:
-        """See `BaseNode.next`."""
+        """Returns the next item; see `BaseNode.next`."""
         names = self.dataset_names
         while not self._is_over:
             try:
@@ -67,7 +67,7 @@ class MultiNodeRoundRobinSampler(MultiNode[T]):
         raise StopIteration
 
     def get_state(self) -> dict[str, Any]:
-        """See `BaseNode.get_state`."""
+        """Returns the position; see `BaseNode.get_state`."""
         return {**super().get_state(), self.CURRENT_DATASET_INDEX_KEY: self._current}
 
     def _length_of_turns(self, lengths: list[int]) -> int:

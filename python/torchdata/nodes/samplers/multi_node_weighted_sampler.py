@@ -107,7 +107,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
         _check_weights(self.weights, self.dataset_names)
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """See `BaseNode.reset`."""
+        """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         self._chosen = None
         if initial_state is None:
             self._epoch += self._started
@@ -140,7 +140,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
         )
 
     def next(self) -> T:
-        """See `BaseNode.next`."""
+        """Returns the next item; see `BaseNode.next`."""
         self._started = True
         while not self._is_over:
             if self._chosen is None:
@@ -167,7 +167,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
             raise StopIteration
 
     def get_state(self) -> dict[str, Any]:
-        """See `BaseNode.get_state`."""
+        """Returns the position; see `BaseNode.get_state`."""
         state = {
             **super().get_state(),
             self.EPOCH_KEY: self._epoch,

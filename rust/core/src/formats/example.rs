@@ -1,9 +1,9 @@
 //! Reads `tf.train.Example` and `tf.train.SequenceExample` from protocol buffers without copying.
 //!
-//! These messages are maps from names to features. A SequenceExample also has a map from names to lists of features
-//! (see TensorFlow's `example.proto` and `feature.proto`). Common fields have the same number, so one reader suffices
-//! for both. As required for protocol buffers, unknown fields are skipped, repeated messages are merged, and lists of
-//! numbers may be packed or not.
+//! These messages map names to features. A SequenceExample also maps names to lists of features (see TensorFlow's
+//! `example.proto` and `feature.proto`). Fields that both messages have in common have the same number, so one reader
+//! is sufficient for both. As protocol buffers require, unknown fields are skipped, repeated messages are merged, and
+//! lists of numbers may be packed or not.
 
 use crate::formats::wire::{Fields, WireError, WireValue};
 
@@ -22,22 +22,22 @@ pub enum FeatureKind {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Feature<'a> {
     kind: Option<FeatureKind>,
-    /// For bytes, one value each. For numbers, one or more encoded values each.
+    /// For byte strings, each part is one value. For numbers, each part contains one or more encoded values.
     parts: Vec<&'a [u8]>,
 }
 
 impl<'a> Feature<'a> {
-    /// The type of the values, or None if the feature lacks a list of values, even an empty list.
+    /// The type of the values. None if the feature contains no list of values, not even an empty list.
     pub fn kind(&self) -> Option<FeatureKind> {
         self.kind
     }
 
-    /// The byte strings of a feature.
+    /// Returns the byte strings of a feature.
     pub fn bytes(&self) -> &[&'a [u8]] {
         &self.parts
     }
 
-    /// Replaces the contents of `out` by the values of a float feature.
+    /// Replaces the contents of `out` by the values of a feature of floats.
     pub fn floats(&self, out: &mut Vec<f32>) -> Result<(), WireError> {
         out.clear();
         for part in &self.parts {
@@ -50,7 +50,7 @@ impl<'a> Feature<'a> {
         Ok(())
     }
 
-    /// Replaces the contents of `out` by the values of an integer feature.
+    /// Replaces the contents of `out` by the values of a feature of integers.
     pub fn integers(&self, out: &mut Vec<i64>) -> Result<(), WireError> {
         out.clear();
         for part in &self.parts {
@@ -68,7 +68,7 @@ impl<'a> Feature<'a> {
                 _ => continue,
             };
             if self.kind != Some(kind) {
-                *self = Self { kind: Some(kind), parts: Vec::new() }; // the last alternative is valid
+                *self = Self { kind: Some(kind), parts: Vec::new() }; // the last type of values is valid
             }
             for value in Fields::new(list) {
                 match (kind, value?) {
@@ -83,7 +83,7 @@ impl<'a> Feature<'a> {
     }
 }
 
-/// A record of features. If a name occurs several times, the last one is valid.
+/// A record of features. If a name occurs several times, its last feature is valid.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Example<'a> {
     /// The features of an Example, or the features of a SequenceExample that do not depend on the step.
@@ -123,7 +123,7 @@ impl<'a> Example<'a> {
     }
 }
 
-/// Reads an entry of a map. Passes its value to `merge` and returns its name, if the name is wanted.
+/// Reads an entry of a map. If its name is wanted, passes the value to `merge` and returns the name.
 fn named<'a>(
     entry: &'a [u8],
     wanted: impl Fn(&str) -> bool,

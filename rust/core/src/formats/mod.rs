@@ -1,4 +1,4 @@
-//! Converts the bytes of files to records. Independent of links and processes.
+//! Converts the bytes of files to records. This code does not depend on links or processes.
 
 pub mod example;
 pub mod pickle;

@@ -1,14 +1,14 @@
-//! Checks that pickles contain only instructions that Python writes for plain data.
+//! Checks that a pickle contains only the instructions that Python writes for plain data.
 //!
-//! An unpickler executes instructions. Untrusted instructions could change objects, or allocate gigabytes by means of a
-//! number, such as a memo index or a length beyond the end. Plain data does not need instructions that change objects,
-//! protocol 5 writes no memo indices, and lengths are compared with the available bytes. The unpickler decides which
-//! functions may be called.
+//! An unpickler executes instructions. Untrusted instructions could change objects, or allocate gigabytes because of a
+//! large number, such as a memo index, or a length beyond the end. Plain data does not need instructions that change
+//! objects, protocol 5 writes no memo indices, and lengths are compared with the number of available bytes. The
+//! unpickler decides which functions may be called.
 
 use thiserror::Error;
 
-/// Instructions without argument: None, True, False, empty containers, MARK, APPEND(S), SETITEM(S), ADDITEMS,
-/// FROZENSET, tuples, MEMOIZE, STACK_GLOBAL, REDUCE, STOP.
+/// The allowed instructions without argument: None, True, False, empty containers, MARK, APPEND(S), SETITEM(S),
+/// ADDITEMS, FROZENSET, tuples, MEMOIZE, STACK_GLOBAL, REDUCE, STOP.
 const BARE: &[u8] = b"N\x88\x89]})\x8f(aesu\x90\x91t\x85\x86\x87\x94\x93R.";
 
 /// Why bytes are not accepted as a pickle of plain data.
@@ -22,19 +22,19 @@ pub enum PlainError {
         /// The instruction.
         opcode: u8,
     },
-    /// The bytes end within an instruction, or before the last instruction.
+    /// The bytes end within an instruction, or there is no final instruction.
     #[error("they end within the instruction at byte {0}")]
     Short(usize),
-    /// Bytes follow the last instruction.
+    /// There are bytes after the final instruction.
     #[error("{0} bytes follow the end")]
     Behind(usize),
 }
 
-/// Checks that bytes are a pickle of plain data, as far as single instructions show.
+/// Checks that bytes are a pickle of plain data, as far as this can be determined from single instructions.
 ///
 /// # Errors
 ///
-/// If an instruction is not allowed, or needs more bytes than available.
+/// If an instruction is not allowed, or needs more bytes than there are.
 pub fn check_plain(bytes: &[u8]) -> Result<(), PlainError> {
     let mut at = 0;
     while let Some(&opcode) = bytes.get(at) {
@@ -54,7 +54,7 @@ pub fn check_plain(bytes: &[u8]) -> Result<(), PlainError> {
     Err(PlainError::Short(at))
 }
 
-/// Returns the length of the argument of an instruction. The inner option is None if the length itself is truncated.
+/// Returns the length of an instruction's argument. The inner option is None if the length itself is truncated.
 fn argument(opcode: u8, rest: &[u8]) -> Option<Option<usize>> {
     let fixed = |length| Some(Some(length));
     if BARE.contains(&opcode) {

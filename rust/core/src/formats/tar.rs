@@ -1,10 +1,10 @@
 //! Reads the headers of regular files in tar archives, and checks the format of extended headers.
 //!
-//! Of the many kinds of tar headers (see tar(5)), only one is frequent in datasets: a regular file with a short name.
-//! This module reads such headers. A complete reader of the format reads all other blocks. The complete reader can rely
-//! on [`pax_records`] having checked the format of extended headers.
+//! Tar archives may have many kinds of headers (see tar(5)), but only one kind is frequent in datasets: a regular file
+//! with a short name. This module reads such headers. Python's `tarfile` reads all other blocks, after [`pax_records`]
+//! has checked the format of extended headers.
 
-/// Bytes of a header, and the unit for padding data.
+/// The number of bytes of a header. Data is padded to a multiple of this number.
 pub const BLOCK: usize = 512;
 
 const NAME: std::ops::Range<usize> = 0..100;
@@ -15,9 +15,9 @@ const PREFIX: usize = 345;
 
 /// Returns the name and the size in bytes of a regular file.
 ///
-/// Returns None if the block is not an intact header, if the file is not a regular file, or if the two fields do not
-/// suffice. The two fields do not suffice if the name is split over two fields or is not UTF-8, or if the size is not
-/// in octal digits.
+/// Returns None if the block is not an intact header of a regular file, or if the name and size fields are not
+/// sufficient. They are not sufficient if the name is split over two fields or is not UTF-8, or if the size is not in
+/// octal digits.
 pub fn file_header(block: &[u8]) -> Option<(&str, u64)> {
     if block.len() != BLOCK || !matches!(block[TYPE], b'0' | 0) || block[PREFIX] != 0 {
         return None;
@@ -26,7 +26,7 @@ pub fn file_header(block: &[u8]) -> Option<(&str, u64)> {
     let size = octal(&block[SIZE])?;
     let found: u64 = block.iter().map(|&byte| u64::from(byte)).sum();
     let own: u64 = block[CHECKSUM].iter().map(|&byte| u64::from(byte)).sum();
-    // The checksum is computed with blanks in its own field.
+    // When the checksum is computed, its own field is filled with blanks.
     let intact = octal(&block[CHECKSUM])? == found - own + CHECKSUM.len() as u64 * u64::from(b' ');
     (intact && !name.is_empty() && !name.ends_with('/')).then_some((name, size))
 }
@@ -45,10 +45,10 @@ fn octal(field: &[u8]) -> Option<u64> {
     })
 }
 
-/// The maximum number of consecutive digits in a pax header. A reader that searches for a number tries each digit as
-/// its start, so a long run of digits costs quadratic time.
+/// The maximum number of consecutive digits in a pax header. A reader that searches for a number may try each digit as
+/// its start, so a long sequence of digits would take quadratic time.
 const LONGEST_NUMBER: usize = 100;
-/// Bytes of the shortest record: `5 a=\n`.
+/// The number of bytes of the shortest record: `5 a=\n`.
 const SHORTEST_RECORD: usize = 5;
 
 /// Why an extended header is invalid.
@@ -62,7 +62,7 @@ pub enum PaxError {
     Number,
 }
 
-/// Returns the number of records in the body of an extended (pax) header. Zeros may follow them.
+/// Returns the number of records in the body of an extended (pax) header. There may be zeros after the records.
 ///
 /// A record is `LENGTH KEYWORD=VALUE\n`, where LENGTH is the length of the whole record.
 pub fn pax_records(body: &[u8]) -> Result<usize, PaxError> {
@@ -77,7 +77,7 @@ pub fn pax_records(body: &[u8]) -> Result<usize, PaxError> {
     Ok(count)
 }
 
-/// Returns the length of the record at the start of `bytes`, if it is valid.
+/// Returns the length of the record at the start of `bytes`, or None if the record is not valid.
 fn record_length(bytes: &[u8]) -> Option<usize> {
     let digits = bytes.iter().position(|&byte| byte == b' ')?;
     let length: usize = std::str::from_utf8(&bytes[..digits]).ok()?.parse().ok()?; // `parse` would also accept a sign

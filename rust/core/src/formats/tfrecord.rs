@@ -1,18 +1,19 @@
-//! The framing of TFRecord files: records with checksums.
+//! Reads the frames of TFRecord files, which consist of records with checksums.
 //!
 //! A record consists of its length (`u64`, little-endian), the masked CRC-32C of these 8 bytes, the data, and the
 //! masked CRC-32C of the data (see TensorFlow's `record_writer.h`). [`Records`] receives the file in pieces of any size
 //! and returns the records. The reader buffers one piece, or one record if the record is larger, and never more bytes
 //! than it has received.
 
-/// Bytes before the data: the length and its checksum.
+/// The number of bytes before the data, which contain its length and the checksum of the length.
 const HEAD: usize = 12;
-/// Bytes after the data: its checksum.
+/// The number of bytes after the data, which contain its checksum.
 const TAIL: usize = 4;
 /// The maximum length of a record, because protocol buffers cannot be larger.
 pub const LONGEST: u64 = i32::MAX as u64;
 
-/// The CRC-32C of `data` in the format of the file: rotated and shifted, so that a checksum of checksums works.
+/// Returns the CRC-32C of `data` in the format of the file. It is rotated and shifted, so that data may itself contain
+/// checksums.
 pub fn masked_crc(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -21,14 +22,14 @@ pub fn masked_crc(data: &[u8]) -> u32 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     /// The length does not match its checksum.
-    #[error("the checksum of its length is wrong: the file is damaged, or it is no (uncompressed) TFRecord file")]
+    #[error("the checksum of its length is wrong: the file is damaged, or is not an (uncompressed) TFRecord file")]
     Length,
     /// The data does not match its checksum.
     #[error("the checksum of its data is wrong: the file is damaged")]
     Data,
     /// The length exceeds the given maximum.
     #[error(
-        "its length of {length} bytes is more than max_length={longest}: the file is damaged, or needs a larger one"
+        "its length of {length} bytes is more than max_length={longest}: the file is damaged, or needs a larger max_length"
     )]
     TooLong {
         /// The length in the file.
@@ -41,15 +42,16 @@ pub enum RecordError {
     Truncated {
         /// The number of available bytes, including checksums.
         found: u64,
-        /// The expected number of bytes, including checksums. If the file ends within the head, the size of the head.
+        /// The expected number of bytes, including checksums. If the file ends within the head of a record, this is the
+        /// size of the head.
         wanted: u64,
     },
 }
 
-/// The records of one file.
+/// Reads the records of one file.
 #[derive(Debug)]
 pub struct Records {
-    /// Received bytes. Received bytes. The bytes from `begin` have not been returned yet.
+    /// The bytes that were received. Those from `begin` on were not returned yet.
     buffer: Vec<u8>,
     begin: usize,
     offset: u64,
@@ -65,29 +67,29 @@ impl Records {
         Self { buffer: Vec::new(), begin: 0, offset, record, verify, longest: longest.min(LONGEST) }
     }
 
-    /// The offset of the next record in its file.
+    /// Returns the offset of the next record in its file.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The number of the next record, from 0.
+    /// Returns the number of the next record, counted from 0.
     pub fn record(&self) -> u64 {
         self.record
     }
 
-    /// The received bytes that are not returned yet.
+    /// Returns the received bytes that were not returned as records yet.
     pub fn unread(&self) -> &[u8] {
         &self.buffer[self.begin..]
     }
 
-    /// Receives the next bytes of the file.
+    /// Adds the next bytes of the file.
     pub fn feed(&mut self, bytes: &[u8]) {
         self.buffer.drain(..self.begin);
         self.begin = 0;
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The data of the next record, or None if more of the file is needed.
+    /// Returns the data of the next record, or None if more bytes of the file are needed.
     pub fn peek(&self) -> Result<Option<&[u8]>, RecordError> {
         let unread = self.unread();
         let Some(length) = self.length()? else { return Ok(None) };
@@ -99,7 +101,7 @@ impl Records {
         Ok(Some(data))
     }
 
-    /// Skips the record that `peek` returns, if any.
+    /// Skips the record that `peek` returns, if there is one.
     pub fn advance(&mut self) {
         let whole = self.length().ok().flatten().map(|length| HEAD + length + TAIL);
         if let Some(whole) = whole.filter(|&whole| whole <= self.unread().len()) {
@@ -109,14 +111,14 @@ impl Records {
         }
     }
 
-    /// Call at the end of the file. Returns an error if the file ends within a record.
+    /// Must be called at the end of the file. Returns an error if the file ends within a record.
     pub fn finish(&self) -> Result<(), RecordError> {
         let found = self.unread().len() as u64;
         let wanted = self.length()?.map_or(HEAD, |length| HEAD + length + TAIL) as u64;
         if found == 0 || found >= wanted { Ok(()) } else { Err(RecordError::Truncated { found, wanted }) }
     }
 
-    /// The length of the next record, or None if it is not received yet.
+    /// Returns the length of the next record, or None if the length was not received yet.
     fn length(&self) -> Result<Option<usize>, RecordError> {
         let Some((head, rest)) = self.unread().split_first_chunk::<8>() else { return Ok(None) };
         let Some(checksum) = rest.first_chunk::<4>() else { return Ok(None) };

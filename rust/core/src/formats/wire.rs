@@ -1,23 +1,23 @@
-//! The wire format of protocol buffers, as far as examples need it.
+//! Reads the wire format of protocol buffers, as far as examples use it.
 //!
-//! See <https://protobuf.dev/programming-guides/encoding>. The input is not trusted: any input results in a value or an
-//! error.
+//! The format is described at <https://protobuf.dev/programming-guides/encoding>. The input is not trusted: every input
+//! gives a value or an error.
 
 /// Why bytes are not a protocol buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
     /// A field extends beyond the end of its message.
-    #[error("its data is no valid protocol buffer: a field ends too early")]
+    #[error("its data is not a valid protocol buffer: a field ends too early")]
     Truncated,
     /// An integer has more than ten bytes.
-    #[error("its data is no valid protocol buffer: an integer is too long")]
+    #[error("its data is not a valid protocol buffer: an integer is too long")]
     Varint,
     /// A field has an unknown type or the number 0. This reader does not support groups, because examples do not
     /// contain them.
-    #[error("its data is no valid protocol buffer: a field has a type that does not exist")]
+    #[error("its data is not a valid protocol buffer: a field has a type that does not exist")]
     Tag,
     /// The name of a feature is not UTF-8.
-    #[error("its data is no valid protocol buffer: the name of a feature is not UTF-8")]
+    #[error("its data is not a valid protocol buffer: the name of a feature is not UTF-8")]
     Name,
 }
 

@@ -1,9 +1,9 @@
 //! The allocator for a producer's arena.
 //!
-//! The bookkeeping is private to the producer. The consumer only learns offsets, and returns blocks over the return
-//! ring. Free memory is kept as extents ordered by address; adjacent extents are merged, and the lowest extent that
-//! fits is used. This keeps the pages in use few and warm, and limits memory use to the data in flight. Free pages that
-//! have not been used for a while are returned to the system (`tidy`).
+//! The bookkeeping is private to the producer. The consumer only receives offsets, and returns blocks through the
+//! return ring. Free memory is stored as extents ordered by address; adjacent extents are merged. An allocation takes
+//! the lowest extent that is long enough. This keeps the number of used pages small, and limits memory use to the data
+//! in flight. Free pages that were unused for some seconds are returned to the system (`tidy`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -18,14 +18,14 @@ use crate::error::Corrupted;
 use crate::process::fork;
 use crate::stats::FlowRef;
 
-/// The references that keep a block allocated.
+/// Counts the references that keep a block allocated.
 #[derive(Debug, Clone, Copy)]
 struct Holders {
     len: u64,
     /// Whether the producer still has a [`Block`] for this memory.
     local: bool,
-    /// The number of times that the block was sent and has not been returned. One unit can refer to a block twice, and
-    /// so can two units.
+    /// How many times the block was sent and not yet returned. One unit can refer to a block twice, and several units
+    /// can refer to the same block.
     remote: u64,
 }
 
@@ -40,7 +40,8 @@ struct Allocator {
     peak: u64,
     flow: Option<FlowRef>,
     idle_chunks: IdleChunks,
-    /// Whether pages can be returned. Cleared after the first failure, because some file systems do not support holes.
+    /// Whether the system accepts returned pages. Cleared after the first failure, because some file systems do not
+    /// support holes.
     punches: bool,
     returns: ConsumerCursor,
 }
@@ -139,7 +140,7 @@ impl Allocator {
     }
 }
 
-/// The memory use of an arena.
+/// How much memory of an arena is in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ArenaUse {
     /// Bytes in allocated blocks.
@@ -150,14 +151,14 @@ pub struct ArenaUse {
     pub blocks: usize,
 }
 
-/// The producer's side of an arena. Blocks hold references to it.
+/// The producer's side of an arena. Each block holds a reference to its arena.
 #[derive(Debug)]
 pub struct Arena {
     layout: Arc<Layout>,
     allocator: Mutex<Allocator>,
-    /// Whether blocks are allocated or free pages could be returned. If false, `tidy` has nothing to do.
+    /// Whether blocks are allocated, or free pages may still be returned. If false, `tidy` has nothing to do.
     untidy: AtomicBool,
-    /// The process that owns the bookkeeping. A forked child must not touch it.
+    /// The process that owns the bookkeeping. A forked child must not change the bookkeeping.
     generation: u64,
 }
 
@@ -172,7 +173,7 @@ impl Arena {
         self.allocator.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Mirrors the memory use in `flow` from now on.
+    /// Also writes the memory use to `flow` from now on.
     pub(crate) fn count_into(&self, flow: FlowRef) {
         let mut allocator = self.lock();
         allocator.peak = allocator.peak.max(flow.arena_peak.load(Ordering::Relaxed));
@@ -216,15 +217,15 @@ impl Arena {
         }
     }
 
-    /// Returns whether the consumer has returned blocks that are not reclaimed yet.
+    /// Returns whether the consumer has returned blocks that were not reclaimed yet.
     pub fn reclaimable(&self) -> Result<bool, Corrupted> {
         Ok(self.lock().returns.available(&self.layout.header().return_tail)? > 0)
     }
 
-    /// Reclaims blocks, and returns free pages to the system that have been unused for some seconds.
+    /// Reclaims blocks, and returns free pages that were unused for some seconds to the system.
     ///
     /// A producer calls this regularly while it waits or works. The call is cheap if there is nothing to do. Returns
-    /// whether there may be something to do later.
+    /// whether later calls may have something to do.
     pub fn tidy(&self) -> Result<bool, Corrupted> {
         self.tidy_at(Instant::now())
     }
@@ -234,7 +235,7 @@ impl Arena {
             return Ok(false);
         }
         self.reclaim()?;
-        // The lock is held, so that nothing is allocated from these pages meanwhile.
+        // The lock is held, so that no other thread allocates these pages during the loop.
         let mut allocator = self.lock();
         if allocator.punches {
             for part in allocator.take_idle(now) {
@@ -246,13 +247,13 @@ impl Arena {
         Ok(untidy)
     }
 
-    /// Returns the last result of `tidy`, or true if a block was allocated since.
+    /// Returns the last result of `tidy`, or true if a block was allocated since then.
     #[inline]
     pub fn is_untidy(&self) -> bool {
         self.untidy.load(Ordering::Relaxed)
     }
 
-    /// Records that a block is sent. A block can be sent several times.
+    /// Records that a block was sent. A block can be sent several times.
     pub(crate) fn send(&self, offset: u64) {
         if let Some(holders) = self.lock().taken.get_mut(&offset) {
             holders.remote += 1;
@@ -288,7 +289,7 @@ impl Arena {
     }
 }
 
-/// A block that the producer owns. Dropping it frees the memory, unless the block was sent.
+/// A block that the producer owns. Dropping the `Block` frees the memory, unless the block was sent.
 #[derive(Debug)]
 pub struct Block {
     arena: Arc<Arena>,

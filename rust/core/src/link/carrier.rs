@@ -1,22 +1,23 @@
-//! Carries units and control words between two machines: out of a link on one machine, into its copy on the other.
+//! Transfers units and control words from a link on one machine to the copy of this link on another machine.
 //!
-//! A worker on another machine has a control link and a data link there, and the main process has a copy of each. On
-//! both machines a carrier connects the pair: it is the consumer of one link and the producer of the second link.
+//! A worker on another machine has a control link and a data link on its machine. The main process has a copy of each
+//! link. On each machine, a carrier connects the two links: it is the consumer of one link and the producer of the
+//! other link.
 //!
 //! ```text
 //! main  ── control ──►  carrier  ┄┄ frames ┄┄►  carrier  ── control ──►  child
 //!       ◄─── data ────           ◄┄ frames ┄┄            ◄─── data ────
 //! ```
 //!
-//! Units are carried without being decoded, with the stream and kind that their producer set. Fragments are joined
-//! first. The control words in the header of a link are carried separately (see [`Words`]). A word may arrive late,
+//! A carrier does not decode units, and keeps the stream and kind that their producer has set. It joins fragments. The
+//! control words in the header of a link are transferred separately from units (see [`Words`]). A word may arrive late,
 //! because only the latest value matters and no process waits for an older value. A word may also arrive before units
-//! that were published earlier, because even on one machine it can be read before them. Words never wait for units,
-//! because the units may need room that only appears after a word is read. The caller must put each frame once, in the
-//! order of taking. The caller must also put the words in the order of taking.
+//! that were published earlier, because even on one machine a process can read the word first. Words never wait for
+//! units, because there may be room for the units only after a word was read. The caller must put each frame once, in
+//! the order in which the frames were taken. The same holds for words.
 //!
-//! A frame consists of a head and separate large buffers. Frames are not trusted: inconsistent data is reported as
-//! [`Corrupted`].
+//! A frame consists of a head and separate large buffers. The contents of a frame are not trusted: inconsistent data is
+//! reported as [`Corrupted`].
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -31,22 +32,22 @@ use crate::error::{Corrupted, OpenError, TakeError};
 use crate::process::board::BellRef;
 use crate::protocol::Stream;
 
-/// Shorter buffers are copied into the head of a frame.
+/// Buffers that are shorter than this are copied into the head of a frame.
 pub const OUT_OF_BAND: usize = 32 << 10;
 
-/// Set in the length of a buffer that is separate from the head.
+/// A flag in the length of a buffer, which is set if the buffer is separate from the head.
 const BESIDE: u64 = 1 << 63;
 /// The minimum time between two searches for idle memory.
 const TIDY_EVERY: Duration = Duration::from_secs(1);
-/// The fields of a unit in the head: stream, length of the payload, kind, number of buffers.
+/// The size of a unit's fields in the head: stream, length of the payload, kind, number of buffers.
 const UNIT_HEAD: usize = 16;
 
-/// The control words of a carrier's two links that the carrier on the second machine needs, in sealed form. From the
-/// inbound link: the order, and the epoch in which the producer starves. From the outbound link: the grant, and the
-/// number of acknowledged messages.
+/// The control words of a carrier's two links, in sealed form, for the carrier on the other machine. From the inbound
+/// link: the order, and the epoch in which the producer starves. From the outbound link: the grant, and the number of
+/// acknowledged messages.
 pub type Words = [u64; 4];
 
-/// Units in transit.
+/// Several units that are transferred together.
 #[derive(Debug, Default)]
 pub struct Frame {
     /// Everything except the large buffers.
@@ -99,14 +100,14 @@ struct Carried<'a> {
     kind: u16,
     buffers: Vec<&'a [u8]>,
     payload: &'a [u8],
-    /// The remaining bytes of the head, and the number of separate buffers that this unit uses.
+    /// The bytes of the head after this unit. `besides` is the number of separate buffers that this unit uses.
     rest: &'a [u8],
     besides: usize,
 }
 
-const CONTRADICTS: Corrupted = Corrupted("a frame of units contradicts itself");
+const CONTRADICTS: Corrupted = Corrupted("a frame of units is inconsistent");
 
-/// Splits `len` bytes off the front.
+/// Removes and returns the first `len` bytes.
 fn cut<'a>(bytes: &mut &'a [u8], len: usize) -> Result<&'a [u8], Corrupted> {
     let (front, rest) = bytes.split_at_checked(len).ok_or(CONTRADICTS)?;
     *bytes = rest;
@@ -141,18 +142,19 @@ impl<'a> Carried<'a> {
     }
 }
 
-/// The part of a frame that is already put.
+/// Which parts of a frame were already put into the outbound link.
 #[derive(Debug, Default)]
 struct FrameProgress {
-    /// Bytes of the head, and separate buffers, that are done.
+    /// The number of finished bytes of the head. `beside` is the number of finished separate buffers.
     head: usize,
     beside: usize,
-    /// The number of finished buffers of the current unit, and of bytes of the next buffer that were sent as fragments.
+    /// The finished buffers of the current unit. `streamed` is the number of bytes of the next buffer that were already
+    /// sent as fragments.
     parts: Vec<Part>,
     streamed: usize,
 }
 
-/// What is missing to put the current unit.
+/// What the current unit needs before it can be put into the outbound link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lack {
     Nothing,
@@ -160,7 +162,8 @@ enum Lack {
     Room { blocks: usize, payload: usize },
 }
 
-/// Carries data between an inbound and an outbound link on this machine and their copies on another machine.
+/// Transfers data between an inbound and an outbound link on this machine, and the copies of these links on another
+/// machine.
 #[derive(Debug)]
 pub struct Carrier {
     inbound: Consumer,
@@ -177,7 +180,7 @@ pub struct Carrier {
 }
 
 impl Carrier {
-    /// Takes the consumer end of `inbound` and the producer end of `outbound`. The process with bell `peer` has the
+    /// Takes the consumer end of `inbound` and the producer end of `outbound`. The process with bell `peer` uses the
     /// opposite ends.
     pub fn new(inbound: &Link, outbound: &Link, peer: BellRef) -> Result<Self, OpenError> {
         Ok(Self {
@@ -206,15 +209,15 @@ impl Carrier {
         ]
     }
 
-    /// Returns whether a word has changed since the last call of `take`, or, if `units` is true, whether a unit is
+    /// Returns whether a word has changed since the last call of `take`. With `units`, also returns true if a unit is
     /// pending.
     pub fn has_news(&mut self, units: bool) -> bool {
-        // Returns true after an error, too, so that `take` is called and reports the error.
+        // Returns true after an error, so that the caller calls `take`, which reports the error.
         self.words() != self.given || units && self.inbound.readable().unwrap_or(true)
     }
 
-    /// Takes units until the link is empty or the frame has reached `most` bytes. With `most` = 0, takes no units.
-    /// Returns the words if any of them has changed.
+    /// Takes units until the link is empty or the frame has `most` bytes. If `most` is 0, takes no units. Returns the
+    /// words if any word has changed.
     pub fn take(&mut self, frame: &mut Frame, most: usize) -> Result<Option<Words>, TakeError> {
         let words = self.words();
         while frame.len < most {
@@ -226,7 +229,7 @@ impl Carrier {
         Ok(have_changed.then_some(words))
     }
 
-    /// Stores words from the remote machine for the processes on this machine.
+    /// Stores the words of the other machine in the links, where processes on this machine read them.
     pub fn put_words(&self, [order, starving, granted, acknowledged]: Words) {
         let (incoming, outgoing) = (self.incoming.header(), self.outgoing.header());
         // SYNC(order): pairs with Probe::is_superseded.
@@ -240,8 +243,8 @@ impl Carrier {
         self.peer.ring();
     }
 
-    /// Puts a frame into the outbound link. Returns false if the frame did not fit completely. The caller then
-    /// retries with the same frame after [`Carrier::has_room`] returns true.
+    /// Puts a frame into the outbound link. Returns false if only a part of the frame fitted. The caller then retries
+    /// with the same frame after [`Carrier::has_room`] returns true.
     pub fn put(&mut self, head: &[u8], beside: &[&[u8]]) -> Result<bool, Corrupted> {
         loop {
             let (left, besides) = (&head[self.progress.head..], &beside[self.progress.beside..]);
@@ -282,7 +285,7 @@ impl Carrier {
         })
     }
 
-    /// Copies a buffer into the arena. If the buffer does not fit, sends it as fragments.
+    /// Copies a buffer into the arena. A buffer that does not fit is sent as fragments.
     fn put_buffer(&mut self, bytes: &[u8]) -> Result<Lack, Corrupted> {
         let Self { outbound, progress: FrameProgress { parts, streamed, .. }, .. } = self;
         if *streamed == 0 {
@@ -309,12 +312,13 @@ impl Carrier {
             *streamed += piece;
         }
         *streamed = 0;
-        // SAFETY: a slice is readable.
+        // SAFETY: all bytes of a slice are readable.
         parts.push(Part::Streamed(unsafe { sampled_len(bytes.as_ptr(), bytes.len()) }));
         Ok(Lack::Nothing)
     }
 
-    /// Returns the memory of blocks that were not used for a while to the system. Call at least every few seconds.
+    /// Returns the memory of blocks that were unused for a while to the system. Must be called at least every few
+    /// seconds.
     pub fn tidy(&mut self, now: Instant) -> Result<(), Corrupted> {
         let arena = self.outbound.arena();
         if arena.is_untidy() && now.saturating_duration_since(self.tidied) >= TIDY_EVERY {
@@ -324,9 +328,9 @@ impl Carrier {
         Ok(())
     }
 
-    /// Returns whether the reason why a frame could not be put is gone.
+    /// Returns whether there is now room for the unit that did not fit.
     pub fn has_room(&mut self) -> bool {
-        // Returns true after an error, too, so that `put` is called and reports the error.
+        // Returns true after an error, so that the caller calls `put`, which reports the error.
         match self.lack {
             Lack::Nothing => true,
             Lack::Block => self.outbound.worth_allocating().unwrap_or(true),

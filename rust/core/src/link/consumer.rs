@@ -1,7 +1,7 @@
 //! The consumer end of a link.
 //!
-//! The consumer runs in the process that receives the items, and does not trust the producer. A unit is copied out of
-//! shared memory, and all lengths, offsets and the checksum are verified before the data is used. Violations are
+//! The consumer runs in the process that receives the items. It does not trust the producer: a unit is copied out of
+//! shared memory, and all lengths, offsets and the checksum are verified before the data is used. Inconsistent data is
 //! reported as [`Corrupted`].
 
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::stats::{FlowRef, add};
 pub enum Buffer {
     /// A block in shared memory.
     Leased(Arc<Lease>),
-    /// Memory of this process, copied or joined from fragments.
+    /// Memory of this process. The bytes were copied, or joined from fragments.
     Owned(Arc<Vec<u8>>),
 }
 
@@ -35,8 +35,8 @@ impl Buffer {
         }
     }
 
-    /// Copies the bytes into memory of this process. If the allocation fails, returns the lease unchanged. A lease is
-    /// returned when its last clone is dropped.
+    /// Copies the bytes of a lease into memory of this process. If the allocation fails, returns the lease unchanged. A
+    /// block is returned to the producer when the last clone of its lease is dropped.
     pub fn into_owned(self) -> Self {
         match &self {
             Self::Owned(_) => self,
@@ -45,7 +45,7 @@ impl Buffer {
     }
 }
 
-/// A unit taken from the ring. A `Unit` is reused for many calls, so that its vectors keep their capacity.
+/// A unit that was taken out of the ring. A `Unit` is reused for many calls, so that its vectors keep their capacity.
 #[derive(Debug, Default)]
 pub struct Unit {
     /// The kind set by the producer.
@@ -54,40 +54,41 @@ pub struct Unit {
     pub shard: u16,
     /// The inline payload.
     pub payload: Vec<u8>,
-    /// The large buffers, in the order of sending.
+    /// The large buffers, in the order in which they were sent.
     pub buffers: Vec<Buffer>,
-    /// A hash of the contents, independent of the position in the ring. The hash is 0 for units with unstable bytes.
+    /// A hash of the contents, which does not depend on the position in the ring. The hash is 0 if equal items may have
+    /// different bytes.
     pub digest: u64,
 }
 
-/// The consumer end.
+/// The end of a link that receives units.
 #[derive(Debug)]
 pub struct Consumer {
     layout: Arc<Layout>,
     cursor: ConsumerCursor,
     returns: Arc<Returns>,
     peer: BellRef,
-    /// Block table of the current unit: offsets and lengths.
+    /// The block table of the current unit: the offset and the length of each block.
     table: Vec<[u64; 2]>,
     /// Bytes joined from fragments, for the next unit that refers to them.
     streamed: Vec<u8>,
     receiving: Receiving,
     /// The last grant that was stored for the producer.
     told: Grant,
-    /// Whether the next unit belongs to a later stream. If so, the link cannot be read until that stream begins.
+    /// Whether the next unit belongs to a later stream. In this case, no unit can be read until that stream begins.
     early: bool,
-    /// Whether items of this link wake this process.
+    /// Whether items of this link wake up this process.
     wanted: bool,
     taken: u64,
-    /// Items taken since the last check whether to wake the producer.
+    /// The number of items taken since the last check whether the producer must be woken up.
     unrung: u64,
-    /// Bytes of the ring freed since that check.
+    /// The bytes of the ring that were freed since that check.
     unrung_bytes: u64,
-    /// Bytes of blocks taken since that check.
+    /// The bytes of blocks that were taken since that check.
     unrung_blocks: u64,
-    /// The limit for read-ahead in bytes.
+    /// How many bytes the producer may be ahead.
     ahead: Ahead,
-    /// Items taken in earlier streams, and the counters that mirror all statistics.
+    /// The number of items taken in earlier streams. `flow` contains the counters for statistics.
     before: u64,
     flow: FlowRef,
 }
@@ -119,7 +120,7 @@ impl Consumer {
         &self.peer
     }
 
-    /// Continues the stream and the counters of `earlier`. Leases of `earlier` keep their own memory.
+    /// Continues the stream and the counters of `earlier`, the end of a previous link. Leases of `earlier` stay valid.
     pub(super) fn follow(&mut self, earlier: &Self) {
         self.count_into(earlier.flow.clone());
         self.begin(earlier.receiving.stream(), earlier.receiving.window());
@@ -131,12 +132,12 @@ impl Consumer {
         self.flow = flow;
     }
 
-    /// The counters of this end.
+    /// Returns the counters of this end.
     pub fn flow(&self) -> &FlowRef {
         &self.flow
     }
 
-    /// Begins a stream. The producer may be `window` items ahead.
+    /// Begins a stream. The producer may send `window` items that were not taken yet.
     pub fn begin(&mut self, stream: Stream, window: u64) {
         self.before = self.before.wrapping_add(self.taken);
         self.taken = 0;
@@ -161,8 +162,9 @@ impl Consumer {
         self.layout.header().granted.store(grant.word(), Ordering::Release);
     }
 
-    /// Sets whether items of this link wake this process while it sleeps. Call it before checking for items, because
-    /// items published before this call do not wake the process. Units other than items always wake the process.
+    /// Sets whether items of this link wake up this process while it sleeps. Call this before checking for items,
+    /// because items that were published before this call do not wake up the process. Units other than items always
+    /// wake up the process.
     #[inline]
     pub fn want_items(&mut self, wanted: bool) {
         if wanted == self.wanted {
@@ -173,12 +175,12 @@ impl Consumer {
         if wanted { word.raise() } else { word.lower() }
     }
 
-    /// Ends this pass: the producer need not send further items of the pass.
+    /// Ends this pass early. The producer then sends no further items of the pass.
     pub fn leave(&mut self) {
         self.tell(self.receiving.leave());
     }
 
-    /// Ends this epoch, even if it was not read: the producer need not send further items of the epoch.
+    /// Ends this epoch, even if some items were not read. The producer then sends no further items of the epoch.
     pub fn finish(&mut self, epoch: u32) {
         let grant = self.receiving.finish(epoch);
         self.tell(grant);
@@ -191,19 +193,20 @@ impl Consumer {
         self.peer.ring();
     }
 
-    /// Returns whether the producer process waits for another process (see [`crate::link::Announcer`]).
+    /// Returns whether the producer's process starves, that is, waits for another process (see
+    /// [`crate::link::Announcer`]).
     pub fn starves(&self) -> bool {
         // SYNC(starve): pairs with Announcer::starve. The producer overwrites a damaged word when it checks next.
         let epoch = open(self.layout.header().starving.load(Ordering::Acquire));
         epoch == Some(u64::from(self.receiving.stream().epoch()))
     }
 
-    /// The number of items taken in this stream.
+    /// Returns the number of items taken in this stream.
     pub fn taken(&self) -> u64 {
         self.taken
     }
 
-    /// Sets the window: 0 pauses the producer. Items that it has already sent stay valid.
+    /// Sets the window. A window of 0 pauses the producer. Items that were already sent stay valid.
     pub fn set_window(&mut self, window: u64) {
         let grant = self.receiving.set_window(window);
         self.tell(grant);
@@ -215,9 +218,9 @@ impl Consumer {
         self.flow.items.store(self.before.wrapping_add(self.taken), Ordering::Relaxed);
     }
 
-    /// Counts a delivered item, and grants the producer another one.
+    /// Counts a delivered item, and allows the producer to send one more item.
     ///
-    /// A sleeping producer is woken when half of its window is free, or at once if the ring is empty.
+    /// A sleeping producer is woken up when half of its window is free, or immediately if the ring is empty.
     #[inline]
     pub fn item_taken(&mut self) {
         self.count();
@@ -230,15 +233,15 @@ impl Consumer {
         }
     }
 
-    /// Counts an item that was received before its turn. Grants one more item even if the window is 0, because another
-    /// process waits for this producer.
+    /// Counts an item that was received before its turn. The producer may then send one more item, even if the window
+    /// is 0, because another process waits for this producer.
     pub fn item_taken_in(&mut self) {
         self.count();
         self.receiving.take();
         self.tell(self.receiving.one_more());
     }
 
-    /// Grants a paused producer one item, because another process waits for its progress.
+    /// Allows a paused producer to send one item, because another process waits for this producer.
     pub fn grant_one_more(&mut self) {
         let one_more = self.receiving.one_more();
         if self.told != one_more {
@@ -246,7 +249,7 @@ impl Consumer {
         }
     }
 
-    /// Withdraws the extra item of `grant_one_more`.
+    /// Withdraws the additional item that `grant_one_more` has allowed.
     pub fn restore_grant(&mut self) {
         let grant = self.receiving.grant();
         if self.told != grant {
@@ -268,7 +271,7 @@ impl Consumer {
         self.ring();
     }
 
-    /// Frees the bytes of a unit, and wakes the producer once half of the ring is free.
+    /// Frees the bytes of a unit, and wakes up the producer once half of the ring is free.
     fn release(&mut self, total: u64) {
         self.cursor.release(&self.layout.header().head, total);
         self.unrung_bytes += total;
@@ -277,8 +280,8 @@ impl Consumer {
         }
     }
 
-    /// Counts bytes of blocks. A producer that has reached its read-ahead limit in bytes is woken after half of them
-    /// are taken.
+    /// Counts bytes of blocks. A producer that has reached its limit for bytes in flight is woken up once half of these
+    /// bytes were taken.
     #[inline]
     fn count_blocks(&mut self, buffers: &[Buffer]) {
         if buffers.is_empty() {
@@ -292,36 +295,38 @@ impl Consumer {
         }
     }
 
-    /// Returns whether a unit of this stream, or a leftover unit of an earlier stream, is available.
+    /// Returns whether a unit can be taken. It may be a leftover unit of an earlier stream.
     #[inline]
     pub fn readable(&mut self) -> Result<bool, Corrupted> {
         Ok(!self.early && self.cursor.available(&self.layout.header().tail)? > 0)
     }
 
-    /// Bytes in leases of this process.
+    /// Returns the number of bytes in blocks that this process leases.
     pub fn leased(&self) -> u64 {
         self.returns.bytes()
     }
 
-    /// Returns whether leasing another `len` bytes would starve the producer. The buffer should then be copied.
+    /// Returns whether leasing another `len` bytes would leave the producer too little memory. The buffer should then
+    /// be copied.
     ///
-    /// Leases use at most half of the arena and half of the possible blocks. The other half is for data in flight.
+    /// Leases use at most half of the arena, and half of the maximum number of blocks. The other half is for data in
+    /// flight.
     pub fn should_copy(&self, len: usize) -> bool {
         let config = self.layout.config;
         let leases = self.returns.count();
         (self.leased() + len as u64) * 2 > config.arena_capacity || (leases + 1) * 2 > config.return_capacity
     }
 
-    /// Replaces `unit` by the next unit of the current stream. Returns false if none is available.
+    /// Replaces `unit` by the next unit of the current stream. Returns false if there is no such unit.
     ///
-    /// Units of earlier streams are dropped without decoding, and their blocks are returned. Units of later streams
-    /// stay in the ring.
+    /// Units of earlier streams are dropped without decoding them, and their blocks are returned. Units of later
+    /// streams stay in the ring.
     pub fn take(&mut self, unit: &mut Unit) -> Result<bool, TakeError> {
         Ok(self.next::<false>(unit)?.is_some())
     }
 
-    /// Replaces `unit` by the next unit of any stream, and returns that stream. Returns None if no unit is available. A
-    /// carrier uses this to forward units.
+    /// Replaces `unit` by the next unit of any stream, and returns this stream. Returns None if no unit is available.
+    /// Carriers use this to forward units.
     pub(super) fn take_any(&mut self, unit: &mut Unit) -> Result<Option<Stream>, TakeError> {
         self.next::<true>(unit)
     }
@@ -331,7 +336,7 @@ impl Consumer {
         loop {
             let available = self.cursor.available(&self.layout.header().tail)?;
             if available == 0 || self.early {
-                // The caller will sleep now. The producer must be able to use the space that was freed so far.
+                // The caller will sleep now, so the producer must be able to use all space that was freed.
                 if self.unrung_bytes > 0 {
                     self.ring_producer();
                 }
@@ -375,7 +380,7 @@ impl Consumer {
         }
     }
 
-    /// Copies a unit out of the ring and verifies it: the block table into `self.table`, and the payload into
+    /// Copies a unit out of the ring and verifies it. The block table is stored in `self.table`, and the payload in
     /// `payload`. Returns None for padding.
     #[inline]
     fn copy_unit(
@@ -390,11 +395,11 @@ impl Consumer {
             return Err(Corrupted("a producer's cursor points into a unit"));
         }
         let place = self.layout.ring_ptr(head);
-        // SAFETY: `available` bytes were published, and at least 8 of them are contiguous here because both are
-        // multiples of 8. Reads are volatile because another process writes this memory.
+        // SAFETY: `available` bytes were published. At least 8 of them are contiguous, because the capacity and the
+        // position are multiples of 8. Reads are volatile, because another process writes this memory.
         let first = unsafe { place.cast::<u64>().read_volatile() };
         let First::Unit { total, check } = First::read(first, head, available, until_wrap)? else { return Ok(None) };
-        // SAFETY: `First::read` has checked that a whole header is contiguous here.
+        // SAFETY: `First::read` has checked that the whole header is contiguous.
         let words = unsafe { place.cast::<u64>().add(1).cast::<[u64; 2]>().read_volatile() };
         let header = UnitHeader::from_words(total, words)?;
         let mut sum = header.checksum(head);
@@ -424,14 +429,14 @@ impl Consumer {
         Ok(Some((header, digest.finish(sum.since(before), len))))
     }
 
-    /// Returns a verified entry of the block table, as offset and length.
+    /// Returns an entry of the block table as offset and length, after verifying it.
     fn block_entry(&self, index: usize) -> Result<(u64, u64), Corrupted> {
         let [offset, len] = self.table[index];
         let len = bare_len(len);
         let capacity = self.layout.config.arena_capacity;
         if offset != u64::MAX {
             if offset >= capacity || len > capacity - offset {
-                return Err(Corrupted("a block lies outside the arena"));
+                return Err(Corrupted("a block is outside the arena"));
             }
             if !offset.is_multiple_of(BLOCK_ALIGN) {
                 return Err(Corrupted("a block is not aligned to a page"));
@@ -471,7 +476,8 @@ impl Consumer {
                 Buffer::Leased(Arc::new(self.returns.lease(offset, len)))
             });
         }
-        // Fragments belong to the next unit. If that unit does not refer to them, the producer abandoned their unit.
+        // Fragments belong to the next unit. If the next unit does not refer to them, the producer has abandoned their
+        // unit.
         if !std::mem::take(&mut self.streamed).is_empty() && streamed {
             return Err(Corrupted("a unit refers to fragments that differ from those received"));
         }
@@ -489,7 +495,7 @@ impl Consumer {
         Ok(std::mem::replace(&mut self.streamed, rest))
     }
 
-    /// Wakes the producer if it sleeps.
+    /// Wakes up the producer if it sleeps.
     pub fn ring(&self) {
         if self.peer.ring() {
             add(&self.flow.wakes, 1);

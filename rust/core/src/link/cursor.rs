@@ -1,12 +1,12 @@
 //! The two cursors of a single-producer, single-consumer ring.
 //!
-//! Positions count from the creation of the ring and never wrap, because a `u64` lasts for centuries. The index in the
-//! ring is the position modulo the capacity. Each side keeps its own cursor privately and publishes it in shared
-//! memory. Each side reads the peer's cursor only if the cached copy is not sufficient. Therefore only an empty or a
-//! full ring causes a cache miss.
+//! Positions count from the creation of the ring. They never overflow, because a `u64` is sufficient for centuries. The
+//! index in the ring is the position modulo the capacity. Each side keeps its own cursor privately and publishes it in
+//! shared memory. It reads the cursor of the other side only if its cached copy is too old to continue. Therefore only
+//! an empty or a full ring causes a cache miss.
 //!
-//! In shared memory, a cursor is a sealed word (see `seal`), so a stray write is detected by the reader instead of
-//! being taken for a valid position.
+//! In shared memory, a cursor is a sealed word (see `seal`). The seal allows the reader to detect a stray write, which
+//! could otherwise look like a valid position.
 
 use crate::error::Corrupted;
 use crate::integrity::{open_after, seal};
@@ -18,9 +18,9 @@ pub const BIRTH: u64 = seal(0);
 /// The producer's view of a ring.
 #[derive(Debug)]
 pub struct ProducerCursor {
-    /// Next position to write. The shared copy is never ahead of this position.
+    /// The next position to write. The shared copy is never ahead of this position.
     tail: u64,
-    /// Cached head of the consumer. A value that is too small is safe, and the value is never too large.
+    /// A cached copy of the consumer's head. The copy may be too small, which is safe, but it is never too large.
     head: u64,
     capacity: u64,
 }
@@ -51,8 +51,9 @@ impl ProducerCursor {
     pub fn refresh(&mut self, shared_head: &AtomicU64) -> Result<u64, Corrupted> {
         // SYNC(release): pairs with ConsumerCursor::release; all slots before `head` have been read.
         let head = open_after(self.head, shared_head.load(Ordering::Acquire));
-        // A cursor that moved backward looks like a cursor that is far ahead.
-        let head = head.filter(|&head| head <= self.tail).ok_or(Corrupted("a consumer's cursor left the ring"))?;
+        // A cursor that has moved backward looks like a cursor that is far ahead.
+        let head =
+            head.filter(|&head| head <= self.tail).ok_or(Corrupted("a consumer's cursor is outside the ring"))?;
         self.head = head;
         Ok(head)
     }
@@ -69,9 +70,9 @@ impl ProducerCursor {
 /// The consumer's view of a ring.
 #[derive(Debug)]
 pub struct ConsumerCursor {
-    /// Next position to read.
+    /// The next position to read.
     head: u64,
-    /// Cached tail of the producer. A value that is too small is safe, and the value is never too large.
+    /// A cached copy of the producer's tail. The copy may be too small, which is safe, but it is never too large.
     tail: u64,
     capacity: u64,
 }
@@ -94,7 +95,7 @@ impl ConsumerCursor {
             // SYNC(publish): pairs with ProducerCursor::publish.
             let tail = open_after(self.tail, shared_tail.load(Ordering::Acquire));
             let tail = tail.filter(|&tail| tail - self.head <= self.capacity);
-            self.tail = tail.ok_or(Corrupted("a producer's cursor left the ring"))?;
+            self.tail = tail.ok_or(Corrupted("a producer's cursor is outside the ring"))?;
         }
         Ok(self.tail - self.head)
     }
@@ -109,8 +110,8 @@ impl ConsumerCursor {
 
     /// Checks that this side's cursor in shared memory is intact.
     ///
-    /// Call this function before sleeping. The producer reads this cursor only when it runs out of room, and a probe
-    /// that compares the two cursors would never notice the damage.
+    /// Must be called before sleeping. The producer reads this cursor only when it has no more room, and
+    /// `Probe::pending`, which compares the two cursors, does not notice the damage.
     #[inline]
     pub fn check(&self, shared_head: &AtomicU64) -> Result<(), Corrupted> {
         if shared_head.load(Ordering::Relaxed) == seal(self.head) {

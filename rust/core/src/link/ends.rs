@@ -1,4 +1,4 @@
-//! The shared memory of a link, its two ends, and the views of other processes.
+//! The shared memory of a link, its two ends, and the views that other processes have of a link.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -31,17 +31,17 @@ impl Link {
         Ok(Self { layout: Arc::new(Layout::attach(Region::attach(fd)?)?) })
     }
 
-    /// The descriptor, for passing to another process.
+    /// Returns the descriptor, which can be passed to another process.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.layout.region().fd()
     }
 
-    /// The memory of the link.
+    /// Returns the memory of the link.
     pub fn region(&self) -> &Region {
         self.layout.region()
     }
 
-    /// Takes the producer end, which rings `peer`, the bell of the consumer process.
+    /// Takes the producer end. `peer` is the doorbell of the consumer process, which the producer rings.
     pub fn producer(&self, peer: BellRef) -> Result<Producer, OpenError> {
         if self.layout.header().producer_taken.swap(1, Ordering::Relaxed) != 0 {
             return Err(OpenError::Taken("producer"));
@@ -49,7 +49,7 @@ impl Link {
         Ok(Producer::new(Arc::clone(&self.layout), peer))
     }
 
-    /// Takes the consumer end, which rings `peer`, the bell of the producer process.
+    /// Takes the consumer end. `peer` is the doorbell of the producer process, which the consumer rings.
     pub fn consumer(&self, peer: BellRef) -> Result<Consumer, OpenError> {
         if self.layout.header().consumer_taken.swap(1, Ordering::Relaxed) != 0 {
             return Err(OpenError::Taken("consumer"));
@@ -57,8 +57,8 @@ impl Link {
         Ok(Consumer::new(Arc::clone(&self.layout), peer))
     }
 
-    /// Takes the consumer end after a restart of the producer process. The new end replaces `earlier`, the end of the
-    /// previous link.
+    /// Takes the consumer end of a new link after the producer process was replaced. The new end continues the work of
+    /// `earlier`, the consumer end of the previous link.
     pub fn consumer_after(&self, earlier: &Consumer) -> Result<Consumer, OpenError> {
         let mut next = self.consumer(earlier.peer().clone())?;
         next.follow(earlier);
@@ -72,23 +72,24 @@ impl Link {
         self.layout.header().consumer_taken.load(Ordering::Relaxed) != 0
     }
 
-    /// The memory of the link, for carriers.
+    /// Returns the memory of the link, which carriers access directly.
     pub(super) fn layout(&self) -> &Arc<Layout> {
         &self.layout
     }
 
-    /// Returns a view for checking whether units are pending without an end of the link.
+    /// Returns a view that checks whether units are pending. The view needs neither end of the link.
     pub fn probe(&self) -> Probe {
         Probe { layout: Arc::clone(&self.layout) }
     }
 
-    /// Returns a handle for reporting starvation of the producer process to the consumer. `peer` is the bell of the
+    /// Returns a handle that informs the consumer when the producer's process starves. `peer` is the doorbell of the
     /// consumer.
     pub fn announcer(&self, peer: BellRef) -> Announcer {
         Announcer { layout: Arc::clone(&self.layout), peer }
     }
 
-    /// Returns how many items and bytes the producer has sent, unless it counts elsewhere.
+    /// Returns how many items and bytes the producer has sent. These counters are only updated if no other counters
+    /// were set.
     pub fn sent(&self) -> (u64, u64) {
         let sent = &self.layout.header().sent;
         (sent.items.load(Ordering::Relaxed), sent.bytes.load(Ordering::Relaxed))
@@ -102,12 +103,12 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// Returns whether units are published that the consumer has not taken yet.
+    /// Returns whether there are published units that the consumer has not taken yet.
     #[inline]
     pub fn pending(&self) -> bool {
         let header = self.layout.header();
-        // Each word holds a position and its checksum, so equal positions have equal words. The reader reports damaged
-        // words.
+        // Each word contains a position and its checksum, so equal positions have equal words. The consumer detects and
+        // reports damaged words.
         header.tail.load(Ordering::Relaxed) != header.head.load(Ordering::Relaxed)
     }
 
@@ -121,7 +122,7 @@ impl Probe {
     }
 }
 
-/// Reports to the consumer of a link that its producer starves: it waits for another process.
+/// Informs the consumer of a link that the producer's process starves, that is, waits for another process.
 #[derive(Debug, Clone)]
 pub struct Announcer {
     layout: Arc<Layout>,

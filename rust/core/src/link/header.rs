@@ -7,8 +7,8 @@
 //! …          arena          arena_capacity bytes, blocks of the producer
 //! ```
 //!
-//! Everything has a fixed width and is position-independent. The creator writes the sizes and stores the version last.
-//! A process that attaches waits for the version, up to a timeout.
+//! All fields have a fixed width and contain no addresses. The creator writes the sizes first and the version last. A
+//! process that attaches waits for the version, up to a timeout.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -25,7 +25,7 @@ use crate::stats::{Flow, FlowRef};
 
 /// "tdrslink" in ASCII.
 const MAGIC: u64 = u64::from_le_bytes(*b"tdrslink");
-/// Must change with the layout of the header, the units or the rings.
+/// Must be increased whenever the layout of the header, the units or the rings changes.
 const VERSION: u32 = 9;
 /// Space for the header: one page, so that the rings are page-aligned.
 const HEADER_LEN: usize = 4096;
@@ -37,7 +37,7 @@ pub(crate) const BLOCK_ALIGN: u64 = 4096;
 pub struct LinkConfig {
     /// Bytes of the data ring. A power of two, at least 4096.
     pub ring_capacity: u64,
-    /// Entries of the return ring, and so the maximum number of allocated blocks. A power of two.
+    /// The number of entries of the return ring, which is also the maximum number of allocated blocks. A power of two.
     pub return_capacity: u64,
     /// Bytes of the arena. Only used pages cost memory.
     pub arena_capacity: u64,
@@ -72,22 +72,22 @@ impl LinkConfig {
     }
 }
 
-/// A word in its own cache lines, so that the two sides do not slow each other down. Processors fetch cache lines in
-/// pairs.
+/// A word in separate cache lines, so that producer and consumer do not slow each other down. Processors fetch cache
+/// lines in pairs.
 type Word = CachePadded<AtomicU64>;
 
 /// The first page of a link.
 ///
-/// Stray writes are either detected or harmless. The sizes are read once and checked against each other. The four
-/// cursors and the entries of the return ring are sealed, and units carry checksums, so the reader detects damage to
-/// published data. `sent` and `received` are only statistics. `producer_taken` and `consumer_taken` only reject a
-/// second user of an end. A damaged `blocks_wanted` or `items_wanted` causes one wake-up too many, or a sleep until the
-/// end of its time slice.
+/// Stray writes to this page are either detected or harmless. The sizes are read once and checked against each other.
+/// The four cursors and the entries of the return ring are sealed, and units carry checksums, so the reader detects
+/// damage to published data. `sent` and `received` are only statistics. `producer_taken` and `consumer_taken` only
+/// prevent a second process from taking an end. A damaged `blocks_wanted` or `items_wanted` causes an unnecessary
+/// wake-up, or a sleep until the end of its time slice.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Header {
     magic: AtomicU64,
-    /// Stored last, with Release. 0 until then.
+    /// The version, stored last with Release. 0 until then.
     version: AtomicU32,
     /// 1 once a process has taken the producer's end.
     pub producer_taken: AtomicU32,
@@ -107,21 +107,22 @@ pub(crate) struct Header {
     pub return_head: Word,
     /// The grant of the consumer (see `protocol::Grant`). Written only by the consumer.
     pub granted: Word,
-    /// Raised while the producer waits for returned blocks. Written only by the producer.
+    /// Set while the producer waits for returned blocks. Written only by the producer.
     pub blocks_wanted: CachePadded<Wanted>,
-    /// The number of the epoch while the producer waits for another process, otherwise 0. Written by the producer
-    /// process.
+    /// While the producer's process waits for another process: the number of the epoch. Otherwise 0. Written by the
+    /// producer's process.
     pub starving: Word,
     /// Control links: the latest epoch that the main process has ordered. Written only by the producer.
     pub order: Word,
     /// The number of messages that the consumer has acknowledged. Written only by the consumer.
     pub acknowledged: Word,
-    /// Whether items should ring the bell. Lowered while the consumer only waits for other links. Written only by the
-    /// consumer.
+    /// Whether published items ring the consumer's bell. Cleared while the consumer only waits for other links. Written
+    /// only by the consumer.
     pub items_wanted: CachePadded<Wanted>,
-    /// Bytes of blocks that the producer may be ahead (see `protocol::Ahead`), sealed. Written only by the consumer.
+    /// How many bytes of blocks the producer may be ahead (see `protocol::Ahead`), sealed. Written only by the
+    /// consumer.
     pub ahead: Word,
-    /// Statistics of the producer, unless they are kept elsewhere (see [`crate::stats::Board`]).
+    /// Statistics of the producer, unless another place was set for them (see [`crate::stats::Board`]).
     pub sent: CachePadded<Flow>,
     /// Statistics of the consumer.
     pub received: CachePadded<Flow>,
@@ -148,20 +149,21 @@ const _: () = {
     assert!(size_of::<Header>() <= HEADER_LEN);
 };
 
-/// The entry at `position` of a return ring for the block at `offset`: its page, and a check value of page and
-/// position.
+/// Returns the entry at `position` of a return ring for the block at `offset`. The entry consists of the page of the
+/// block, and a check value of page and position.
 pub(crate) fn return_entry(position: u64, offset: u64) -> u64 {
     let page = offset / BLOCK_ALIGN;
     page << 30 | placed(page, position)
 }
 
-/// The offset of the block in an entry, or None if the entry is damaged or older than this lap.
+/// Returns the offset of the block in an entry. Returns None if the entry is damaged, or was written in an earlier lap
+/// of the ring.
 pub(crate) fn returned_offset(position: u64, entry: u64) -> Option<u64> {
     let offset = (entry >> 30) * BLOCK_ALIGN;
     (return_entry(position, offset) == entry).then_some(offset)
 }
 
-/// A region with a checked layout.
+/// A memory region whose layout was checked.
 #[derive(Debug)]
 pub(crate) struct Layout {
     region: Region,
@@ -212,7 +214,7 @@ impl Layout {
             arena_capacity: header.arena_capacity.load(Ordering::Relaxed),
         };
         if config != config.rounded() || config.total() != layout.region.len() as u64 {
-            return Err(OpenError::Invalid("its sizes contradict each other"));
+            return Err(OpenError::Invalid("its sizes are inconsistent"));
         }
         layout.config = config;
         Ok(layout)
@@ -228,7 +230,7 @@ impl Layout {
         unsafe { &*self.region.as_mut_ptr().cast::<Header>() }
     }
 
-    /// The default counters of the producer, or of the consumer if `sent` is false.
+    /// Returns the default counters of the producer, or of the consumer if `sent` is false.
     pub fn flow(self: &Arc<Self>, sent: bool) -> FlowRef {
         let header = self.header();
         let flow: &Flow = if sent { &header.sent } else { &header.received };
@@ -236,17 +238,18 @@ impl Layout {
         unsafe { FlowRef::new(flow, Arc::clone(self) as _) }
     }
 
-    /// Pointer to the byte at `position` of the data ring, modulo its capacity.
+    /// Returns a pointer to the byte at `position` of the data ring, modulo the capacity of the ring.
     pub fn ring_ptr(&self, position: u64) -> *mut u8 {
         let place = HEADER_LEN as u64 + (position & (self.config.ring_capacity - 1));
         // SAFETY: `place` is less than HEADER_LEN + ring_capacity, and the layout was checked to be inside the region.
         unsafe { self.region.as_mut_ptr().add(place as usize) }
     }
 
-    /// The entry at `position` of the return ring, modulo its capacity. See [`return_entry`].
+    /// Returns the entry at `position` of the return ring, modulo the capacity of the ring. See [`return_entry`].
     pub fn return_slot(&self, position: u64) -> &AtomicU64 {
         let place = self.config.return_offset() + 8 * (position & (self.config.return_capacity - 1));
-        // SAFETY: inside the region, because the layout was checked; a multiple of 8; and only accessed as an atomic.
+        // SAFETY: the layout was checked, so the entry is inside the region. Its offset is a multiple of 8, and it is
+        // only accessed as an atomic.
         unsafe { &*self.region.as_mut_ptr().add(place as usize).cast::<AtomicU64>() }
     }
 
@@ -260,10 +263,10 @@ impl Layout {
         self.region.punch((self.config.arena_offset() + offset) as usize, len as usize).is_ok()
     }
 
-    /// Pointer to the byte at `offset` of the arena.
+    /// Returns a pointer to the byte at `offset` of the arena.
     ///
     /// # Panics
-    /// If the offset is outside the arena. Callers check it first.
+    /// If the offset is outside the arena. Callers check the offset first.
     pub fn arena_ptr(&self, offset: u64) -> *mut u8 {
         assert!(offset < self.config.arena_capacity, "offset outside the arena");
         // SAFETY: the offset was just checked, and the arena is inside the region.

@@ -1,23 +1,24 @@
-//! Finds chunks of an arena that have been unused for a while, so that their free pages can be returned to the system.
+//! Finds chunks of an arena that were unused for a while, so that their free pages can be returned to the system.
 //!
-//! This runs in the producer, under the lock of the arena. A block that is allocated or freed *touches* its chunks. A
-//! chunk is *idle* after a whole period without a touch. In a steady state, chunks are touched all the time, so their
-//! pages stay. The pages of one large item are returned a few seconds later. The cost of a wrong decision is bounded,
-//! because pages that are returned and needed again were idle for at least one period.
+//! This code runs in the producer, under the lock of the arena. A block that is allocated or freed *touches* its
+//! chunks. A chunk is *idle* if it was not touched for a whole period. While items of similar size are sent, all their
+//! chunks are touched again and again, so no pages are returned. The pages of a single large item are returned a few
+//! seconds later. If returned pages are needed again, the cost is limited, because they were idle for at least one
+//! period.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// Bytes of a chunk, the size of a huge page.
+/// The size of a chunk in bytes, which is the size of a huge page.
 const CHUNK: u64 = 2 << 20;
 /// The minimum idle time of a chunk. Pages are returned after one to two periods.
 pub const PERIOD: Duration = Duration::from_secs(2);
 
-/// The last touch of each chunk.
+/// Records when each chunk was last touched.
 #[derive(Debug)]
 pub struct IdleChunks {
-    /// By chunk: the period of its last touch, or None if it does not have free pages to return. Chunks beyond the end
-    /// were never touched.
+    /// For each chunk, the period in which it was last touched, or None if it has no free pages to return. Chunks after
+    /// the end of the list were never touched.
     touched: Vec<Option<u64>>,
     /// The number of entries that are Some.
     known: usize,
@@ -43,17 +44,18 @@ impl IdleChunks {
         }
     }
 
-    /// Returns whether no chunk can become idle.
+    /// Returns whether there are no chunks that may become idle.
     pub fn is_empty(&self) -> bool {
         self.known == 0
     }
 
-    /// Returns the ranges that have become idle, ordered and merged, each once. The caller returns their free pages.
+    /// Returns the ranges of chunks that have become idle, ordered and merged. Each range is returned once. The caller
+    /// returns the free pages in these ranges to the system.
     pub fn take_idle(&mut self, now: Instant) -> Vec<Range<u64>> {
         if self.is_empty() || now.saturating_duration_since(self.began) < PERIOD {
             return Vec::new();
         }
-        // If several periods have passed since the last call, no chunk was touched in between.
+        // If several periods have passed since the last call, no chunk was touched during these periods.
         self.began = now;
         self.period += 1;
         let mut parts: Vec<Range<u64>> = Vec::new();

@@ -1,6 +1,6 @@
-//! Leases: blocks of a producer's arena that the consumer uses, and how they are returned.
+//! Leases of blocks: the consumer uses blocks of the producer's arena, and returns them.
 //!
-//! Leases exist in the process that receives the items. A lease can be dropped on any thread.
+//! Leases exist in the process that receives the items. Any thread can drop a lease.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,16 +11,16 @@ use crate::error::NoMemory;
 use crate::process::board::BellRef;
 use crate::process::fork;
 
-/// The state that leases share to return their blocks.
+/// The state that all leases of a link share in order to return their blocks.
 #[derive(Debug)]
 pub(super) struct Returns {
     layout: Arc<Layout>,
     queue: Mutex<Queue>,
     peer: BellRef,
-    /// Total bytes and number of the leases.
+    /// The total bytes of all leases. `leases` is the number of leases.
     leased: AtomicU64,
     leases: AtomicU64,
-    /// The process that holds the leases. A forked child must not return them.
+    /// The process that owns the leases. A forked child must not return their blocks.
     generation: u64,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Returns {
 struct Queue {
     cursor: ProducerCursor,
     /// Blocks that did not fit into the return ring. This only happens if a producer sends one block many times,
-    /// because the ring has an entry for every allocated block.
+    /// because the ring has as many entries as there can be allocated blocks.
     overflow: Vec<u64>,
 }
 
@@ -67,7 +67,7 @@ impl Returns {
         let header = self.layout.header();
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.overflow.push(offset);
-        // If the ring is corrupted, the blocks stay here. The next read reports the corruption.
+        // If the ring is corrupted, the blocks stay in this list. The next read reports the corruption.
         while queue.cursor.has_room(&header.return_head, 1) == Ok(true)
             && let Some(offset) = queue.overflow.pop()
         {
@@ -76,7 +76,7 @@ impl Returns {
             queue.cursor.publish(&header.return_tail, 1);
         }
         drop(queue);
-        // A producer that computes an item, or waits for a grant, need not be woken for each array that is deleted.
+        // A producer that computes an item or waits for a grant should not be woken up for each array that is deleted.
         if header.blocks_wanted.is_raised() {
             self.peer.ring();
         }
@@ -92,24 +92,26 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Start of the block: page-aligned, readable and writable for `len` bytes until the lease is dropped.
+    /// Returns the start of the block. The block is page-aligned, and readable and writable for `len` bytes until the
+    /// lease is dropped.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.returns.layout.arena_ptr(self.offset)
     }
 
-    /// Length of the buffer in bytes.
+    /// Returns the length of the buffer in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Copies the bytes into memory that the producer cannot change, because decoding reads some bytes more than once.
+    /// Copies the bytes into memory that the producer cannot change. This is needed because decoding reads some bytes
+    /// more than once.
     pub fn private_copy(&self) -> Result<Vec<u8>, NoMemory> {
         let mut copy = Vec::new();
         self.copy_into(&mut copy)?;
         Ok(copy)
     }
 
-    /// Like `private_copy`, but reuses the vector.
+    /// Copies like `private_copy`, but reuses the memory of a vector.
     pub fn copy_into(&self, copy: &mut Vec<u8>) -> Result<(), NoMemory> {
         copy.clear();
         copy.try_reserve_exact(self.len).map_err(|_| NoMemory(self.len))?;

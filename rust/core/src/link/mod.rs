@@ -1,5 +1,5 @@
-//! A link from one producer to one consumer: a ring of units, an arena for large buffers, and a ring of returned
-//! blocks.
+//! A link transports data from one producer to one consumer. It consists of a ring of units, an arena for large
+//! buffers, and a ring for returning blocks.
 
 pub mod cursor;
 

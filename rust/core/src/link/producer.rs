@@ -1,7 +1,8 @@
 //! The producer end of a link.
 //!
-//! The producer runs in the process that computes the items. One store makes a unit visible. If a producer is killed
-//! before that store, the consumer does not see the unit, and the allocated blocks are lost with the arena.
+//! The producer runs in the process that computes the items. A single store makes a unit visible. If the producer's
+//! process is killed before that store, the consumer does not see the unit, and the allocated blocks are lost together
+//! with the arena.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,20 +21,20 @@ use crate::protocol::{Account, Ahead, Permit, Reader, Sending, Stream};
 use crate::sampled_clock::SampledClock;
 use crate::stats::{FlowRef, add};
 
-/// A sleeping consumer is woken after this number of items.
+/// The number of items after which a sleeping consumer is woken up.
 const WAKE_BATCH: u32 = 64;
 
-/// The minimum and maximum number of items between two calls of `tidy`. If two calls are less than `TIDY_NEAR` apart,
-/// the number increases.
+/// The minimum and maximum number of items between two calls of `tidy`. The number grows while calls are less than
+/// `TIDY_NEAR` apart.
 const TIDY_EACH: (u32, u32) = (8, 256);
 const TIDY_NEAR: Duration = Duration::from_millis(1);
 
-/// The location of a buffer.
+/// The location of a buffer that belongs to a unit.
 #[derive(Debug)]
 pub enum Part {
     /// In a block of this link's arena.
     Block(Arc<Block>),
-    /// Sent before the unit, in fragments. The value is the length as returned by [`sampled_len`].
+    /// The buffer was sent in fragments before the unit. The value is the length as returned by [`sampled_len`].
     Streamed(u64),
 }
 
@@ -55,14 +56,14 @@ pub enum Push {
     Full,
 }
 
-/// The items of one shard, which have a separate account.
+/// The count of the items of one shard.
 #[derive(Debug, Clone, Copy, Default)]
 struct Strand {
     account: Account,
     owed: u64,
 }
 
-/// The producer end.
+/// The end of a link that sends units.
 #[derive(Debug)]
 pub struct Producer {
     layout: Arc<Layout>,
@@ -70,23 +71,23 @@ pub struct Producer {
     peer: BellRef,
     cursor: ProducerCursor,
     wake: WakePolicy,
-    /// Ring position after the last unit with blocks.
+    /// The ring position after the last unit that refers to blocks.
     last_blocks: u64,
-    /// Groups of items with blocks that the consumer had not taken at the last check, in this stream: the ring position
-    /// after each group, and the bytes of its blocks.
+    /// Groups of items of this stream whose blocks the consumer had not taken at the last check. Each entry contains
+    /// the ring position after the group, and the bytes of its blocks.
     ahead: VecDeque<(u64, u64)>,
     ahead_bytes: u64,
     sending: Sending,
-    /// Items of the current shard that were sent in this epoch, or pass, including earlier runs.
+    /// Counts the items of the current shard that were sent in this stream, including those of earlier runs.
     account: Account,
     /// The shard that the pushed units belong to.
     current: u16,
-    /// The account of each shard, and its number of items to recompute. `account` and `sending` contain the values of
-    /// the current shard.
+    /// For each shard, its account and the number of items that it must still recompute. The values of the current
+    /// shard are in `account` and `sending` instead.
     shards: Vec<Strand>,
     /// Whether fragments of the next unit were pushed.
     streaming: bool,
-    /// Decides when the arena is checked for idle pages.
+    /// Determines how often the arena is checked for idle pages.
     clock: SampledClock,
     items: u64,
     bytes: u64,
@@ -117,7 +118,7 @@ impl Producer {
         }
     }
 
-    /// Continues the counters in `flow` from now on.
+    /// Counts in `flow` from now on, and continues its counts.
     pub fn count_into(&mut self, flow: FlowRef) {
         self.items = flow.items.load(Ordering::Relaxed);
         self.bytes = flow.bytes.load(Ordering::Relaxed);
@@ -126,7 +127,7 @@ impl Producer {
         self.flow = flow;
     }
 
-    /// The counters of this end.
+    /// Returns the counters of this end.
     pub fn flow(&self) -> &FlowRef {
         &self.flow
     }
@@ -136,7 +137,7 @@ impl Producer {
         &self.arena
     }
 
-    /// Maximum length of an inline payload. A longer payload is sent in a block or in fragments.
+    /// Returns the maximum length of an inline payload. A longer payload is sent in a block or in fragments.
     pub fn max_inline(&self) -> usize {
         (self.layout.config.ring_capacity / 4) as usize
     }
@@ -166,26 +167,24 @@ impl Producer {
         self.sending.begin(stream);
         self.account = Account::default();
         self.shards.fill(Strand::default());
-        (self.ahead_bytes, self.ahead) = (0, VecDeque::new()); // blocks of an earlier stream do not limit this one
+        (self.ahead_bytes, self.ahead) = (0, VecDeque::new()); // blocks of earlier streams do not count
         self.give_up();
-        // A command may have interrupted the wait for blocks.
+        // A command may have interrupted a wait for blocks.
         self.layout.header().blocks_wanted.lower();
     }
 
-    /// Continues inside a shard after the items that `account` counts. The next `again` items are recomputed and
-    /// dropped.
+    /// Resumes a shard after the items that `account` counts. The next `again` items are recomputed and dropped.
     pub fn go_on_from(&mut self, account: Account, again: u64) {
         self.account = account;
         self.sending.repeat(again);
     }
 
-    /// Returns the account of the items that the current shard has sent, including items sent in earlier runs of the
-    /// stream.
+    /// Counts the items that the current shard has sent, including items sent in earlier runs of the stream.
     pub fn account(&self) -> Account {
         self.account
     }
 
-    /// The accounts of all shards.
+    /// Returns the accounts of all shards.
     pub fn accounts(&self) -> impl ExactSizeIterator<Item = Account> + '_ {
         self.all_shards().map(|shard| shard.account)
     }
@@ -204,7 +203,7 @@ impl Producer {
         self.shards.iter().enumerate().map(move |(shard, &kept)| if shard == current { self.in_hand() } else { kept })
     }
 
-    /// Items of the current shard that are still to be recomputed.
+    /// Returns how many items the current shard must still recompute.
     #[inline]
     pub fn owed(&self) -> u64 {
         self.sending.owed()
@@ -225,7 +224,7 @@ impl Producer {
         self.sending.made_again();
     }
 
-    /// Counts an item that was not sent because the consumer does not want it.
+    /// Counts an item that is not sent, because the consumer does not want it.
     pub fn skip(&mut self) {
         self.account.count(0);
     }
@@ -241,7 +240,7 @@ impl Producer {
             .expect("callers check `fits` first")
     }
 
-    /// Abandons the unit that fragments were pushed for, if any.
+    /// Abandons a unit whose fragments were already pushed, if there is one.
     pub fn give_up(&mut self) {
         self.streaming = false;
     }
@@ -260,8 +259,7 @@ impl Producer {
         self.permit_by_word()
     }
 
-    /// Returns whether the consumer wants another item of this stream, like `permit`, but reads the consumer's shared
-    /// word.
+    /// Does the same as `permit`, but reads the consumer's shared word.
     fn permit_by_word(&mut self) -> Result<Permit, Corrupted> {
         let far_ahead = self.ahead_bytes >= Ahead::LEAST && self.is_far_ahead()?;
         if !far_ahead && self.sending.has_credit() {
@@ -273,8 +271,8 @@ impl Producer {
         permit.ok_or(Corrupted("the grant of a consumer cannot be read"))
     }
 
-    /// Records that `bytes` bytes of blocks are in flight. Small items are grouped, so that the list does not grow with
-    /// their number. A group counts as taken when its last item is taken.
+    /// Records that `bytes` bytes of blocks are in flight. Small items form groups, so that the list does not grow with
+    /// the number of items. A group counts as taken when its last item was taken.
     #[inline]
     fn note_ahead(&mut self, bytes: u64) {
         self.ahead_bytes += bytes;
@@ -285,7 +283,7 @@ impl Producer {
         }
     }
 
-    /// Returns whether the limit for bytes of blocks in flight is reached.
+    /// Returns whether the limit for the bytes of blocks in flight is reached.
     #[cold]
     fn is_far_ahead(&mut self) -> Result<bool, Corrupted> {
         let header = self.layout.header();
@@ -301,15 +299,15 @@ impl Producer {
         Ok(self.ahead_bytes >= allowed)
     }
 
-    /// Returns the position of the consumer.
+    /// Returns which stream the consumer reads.
     pub fn reader(&self) -> Result<Reader, Corrupted> {
         // SYNC(grant): pairs with Consumer::grant.
         let word = self.layout.header().granted.load(Ordering::Acquire);
         self.sending.reader(word).ok_or(Corrupted("the grant of a consumer cannot be read"))
     }
 
-    /// Publishes that an epoch or a stop is ordered, before the command itself is sent (see
-    /// `protocol::Command::order`). Only for control links.
+    /// Informs the consumer that an epoch or a stop is ordered, before the command itself is sent (see
+    /// `protocol::Command::order`). Only used for control links.
     pub fn order(&self, order: u64) {
         // SYNC(order): pairs with Probe::is_superseded.
         self.layout.header().order.store(seal(order), Ordering::Release);
@@ -328,7 +326,7 @@ impl Producer {
         Ok(self.arena.allocate(len))
     }
 
-    /// Returns whether blocks are in flight that the consumer has not taken yet, so that waiting can free memory.
+    /// Returns whether blocks are in flight that the consumer has not taken yet. If so, waiting may make memory free.
     pub fn blocks_in_flight(&mut self) -> Result<bool, Corrupted> {
         let head = self.cursor.refresh(&self.layout.header().head)?;
         Ok(self.last_blocks > head)
@@ -340,9 +338,9 @@ impl Producer {
             .is_some_and(|unit| u64::from(unit.total) <= self.layout.config.ring_capacity / 2)
     }
 
-    /// Returns true if a failed allocation may succeed now, or if waiting for memory is useless.
+    /// Returns true if a failed allocation may succeed now, or if waiting for memory would be useless.
     ///
-    /// While the result is false, the consumer rings for every block that it returns.
+    /// While the result is false, the consumer wakes up the producer for each block that it returns.
     pub fn worth_allocating(&mut self) -> Result<bool, Corrupted> {
         self.layout.header().blocks_wanted.raise();
         let worth = self.arena.reclaimable()? || !self.blocks_in_flight()?;
@@ -365,13 +363,13 @@ impl Producer {
         if total <= until_wrap { total } else { until_wrap + total }
     }
 
-    /// Pushes an item. The item counts toward the grant, and the wake-up of the consumer may be delayed.
+    /// Pushes an item. The item is counted against the grant. The wake-up of the consumer may be delayed.
     ///
     /// # Panics
-    /// Like all push methods: if the unit is longer than [`Producer::fits`] allows, or if a block is from another
+    /// Every push method panics if the unit is longer than [`Producer::fits`] allows, or if a block belongs to another
     /// arena.
     pub fn push_item(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
-        // A producer that never waits calls `tidy` here.
+        // This call is for a producer that never waits.
         if self.arena.is_untidy()
             && let Some(now) = self.clock.sample()
         {
@@ -397,7 +395,7 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Pushes a unit that is not an item, and wakes the consumer at once.
+    /// Pushes a unit that is not an item, and wakes up the consumer immediately.
     pub fn push(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
         let (pushed, _) = self.write(kind, parts, payload)?;
         self.streaming &= pushed == Push::Full;
@@ -405,8 +403,7 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Pushes a unit that is not an item and that is followed by more units. The wake-up of the consumer may be
-    /// delayed.
+    /// Pushes a unit that is not an item, if more units follow soon. The wake-up of the consumer may be delayed.
     pub fn push_soon(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
         let (pushed, _) = self.write(kind, parts, payload)?;
         self.streaming &= pushed == Push::Full;
@@ -418,7 +415,7 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Pushes an optional unit if there is room at once, and returns whether it was pushed.
+    /// Pushes an optional unit if there is room for it now, and returns whether it was pushed.
     ///
     /// A snapshot is never placed between the fragments of a unit.
     pub fn push_aside(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<bool, Corrupted> {
@@ -428,7 +425,8 @@ impl Producer {
         Ok(self.write(kind, parts, payload)?.0 == Push::Done)
     }
 
-    /// Pushes one fragment of a buffer that does not fit into the arena. The unit that refers to it follows.
+    /// Pushes one fragment of a buffer that does not fit into the arena. The unit that refers to the fragments is
+    /// pushed later.
     pub fn push_fragment(&mut self, bytes: &[u8]) -> Result<Push, Corrupted> {
         let kind = if self.streaming { KIND_FRAGMENT } else { KIND_FIRST_FRAGMENT };
         let (pushed, _) = self.write(kind, &[], bytes)?;
@@ -438,21 +436,21 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Wakes the consumer if it waits for items of this link, because no more items follow for now.
+    /// Wakes up the consumer if it waits for items of this link. Called when no more items follow for now.
     pub fn flush(&mut self) {
         if self.wake.flush(&self.peer, &self.layout.header().items_wanted) {
             add(&self.flow.wakes, 1);
         }
     }
 
-    /// Wakes the consumer if it sleeps for any reason.
+    /// Wakes up the consumer if it sleeps for any reason.
     fn ring(&mut self) {
         if self.wake.ring(&self.peer) {
             add(&self.flow.wakes, 1);
         }
     }
 
-    /// Writes and publishes a unit. The result contains the digest of the unit.
+    /// Writes and publishes a unit. The result also contains the digest of the unit.
     #[inline]
     fn write(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<(Push, u64), Corrupted> {
         let unit = self.header(kind, parts.len(), payload.len());
@@ -474,8 +472,8 @@ impl Producer {
         let mut digest = Digest::default();
         let before;
         let place = self.layout.ring_ptr(start);
-        // SAFETY: the cursor's check ensures that `needed` bytes after the tail are free; `total` of them are
-        // contiguous at the offset `place`; and only this side writes to free bytes. Units start at multiples of 8.
+        // SAFETY: the cursor has checked that `needed` bytes after the tail are free. `total` of these bytes are
+        // contiguous at `place`, and only this side writes to free bytes. Units start at multiples of 8.
         unsafe {
             let mut entry = place.cast::<[u64; 3]>().add(1).cast::<[u64; 2]>();
             for part in parts {
@@ -504,7 +502,7 @@ impl Producer {
         Ok((Push::Done, digest.finish(check.since(before), payload.len())))
     }
 
-    /// Writes padding of `total` bytes, from the tail to the end of the ring.
+    /// Writes padding from the tail to the end of the ring. The padding has `total` bytes.
     fn write_pad(&self, total: u64) {
         let pad = First::pad(self.cursor.tail(), total);
         // SAFETY: at least 8 free, contiguous bytes are between the tail and the end of the ring, because both are
@@ -512,7 +510,7 @@ impl Producer {
         unsafe { self.layout.ring_ptr(self.cursor.tail()).cast::<u64>().write(pad) };
     }
 
-    /// Maximum length of a fragment in bytes.
+    /// Returns the maximum length of a fragment in bytes.
     pub fn fragment_len(&self) -> usize {
         self.max_inline()
     }

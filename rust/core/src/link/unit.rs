@@ -1,22 +1,23 @@
 //! The format of a unit in the ring of a link.
 //!
 //! A *unit* is an item, an end, an error, a message, or a fragment of a buffer that is too large for the arena. In the
-//! ring it consists of a [`UnitHeader`], a table of its blocks and an inline payload. A unit is contiguous and padded
-//! to 8 bytes. If a unit does not fit before the end of the ring, padding of one word skips the remaining bytes. The
-//! checksum covers all parts and the position of the unit.
+//! ring, a unit consists of a [`UnitHeader`], a table of its blocks and an inline payload. A unit is contiguous, and
+//! its length is padded to a multiple of 8 bytes. If a unit does not fit before the end of the ring, one word of
+//! padding marks the remaining bytes as skipped. The checksum covers all parts and the position of the unit.
 
 use crate::error::Corrupted;
 use crate::integrity::{Checksum, sample};
 
-/// Kind of a unit that contains a fragment of a buffer.
+/// The kind of a unit that contains a fragment of a buffer.
 pub(crate) const KIND_FRAGMENT: u16 = u16::MAX;
-/// Kind of the first fragment for a unit. Preceding fragments belong to an abandoned unit.
+/// The kind of the first fragment of a unit. Earlier fragments belong to an abandoned unit.
 pub(crate) const KIND_FIRST_FRAGMENT: u16 = u16::MAX - 1;
 
-/// Set in the kind of an item if its bytes may differ between runs although the item is the same, for example a pickle.
+/// A flag in the kind of an item. It is set if equal items may have different bytes in different runs, for example in a
+/// pickle.
 pub const OPAQUE: u16 = 0x200;
 
-/// Bits of a buffer's length in the block table. The upper bits contain the sample.
+/// The number of bits for a buffer's length in the block table. The upper bits contain a sample of the buffer's bytes.
 const LEN_BITS: u32 = 48;
 
 /// Returns the length of a buffer in the format of the block table, which includes a sample of its bytes.
@@ -33,7 +34,8 @@ pub(crate) fn bare_len(sampled: u64) -> u64 {
     sampled & ((1 << LEN_BITS) - 1)
 }
 
-/// Start of every unit in the ring. The byte order is that of the machine, because both sides run on one machine.
+/// The start of every unit in the ring. The byte order is that of the machine, because producer and consumer run on the
+/// same machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct UnitHeader {
     /// Bytes from this header to the next header.
@@ -43,16 +45,17 @@ pub(crate) struct UnitHeader {
     /// The number of the shard that sent the unit, counted in the process that sends it.
     pub shard: u16,
     pub kind: u16,
-    /// Entries of the block table. Each has 16 bytes: offset and length.
+    /// The number of entries in the block table. Each entry has 16 bytes: offset and length.
     pub blocks: u16,
     pub epoch: u64,
 }
 
-/// Three words: total and checksum; padding, shard, kind and blocks; epoch. The length of the payload is the total without
-/// the header, the block table and the padding.
+/// The header has three words. The first contains the total length and the checksum, the second the padding, shard,
+/// kind and number of blocks, and the third the epoch. The length of the payload is the total length minus header,
+/// block table and padding.
 pub(crate) const UNIT_HEADER: u64 = 24;
 pub(crate) const BLOCK_ENTRY: u64 = 16;
-/// A bit that is set in the total length of padding. Lengths are multiples of 8.
+/// A flag in the total length of padding. Lengths are multiples of 8, so this bit is otherwise 0.
 const PAD: u32 = 1;
 
 /// The meaning of the first word of a unit.
@@ -65,14 +68,14 @@ pub(crate) enum First {
 }
 
 impl First {
-    /// The word that marks `total` bytes of padding, from `position` to the end of the ring.
+    /// Returns the word that marks `total` bytes of padding, from `position` to the end of the ring.
     pub fn pad(position: u64, total: u64) -> u64 {
         let total = total as u32 | PAD;
         word(total, pad_check(position, total))
     }
 
-    /// Reads the first word at `position`. `available` bytes are published from `position` on, and `until_wrap` bytes
-    /// remain before the end of the ring.
+    /// Interprets the first word at `position`. `available` bytes after `position` are published, and `until_wrap`
+    /// bytes remain before the end of the ring.
     #[inline]
     pub fn read(first: u64, position: u64, available: u64, until_wrap: u64) -> Result<Self, Corrupted> {
         let (total, check) = (first as u32, (first >> 32) as u32);
@@ -109,7 +112,7 @@ impl UnitHeader {
         })
     }
 
-    /// Bytes of the header, the block table and the payload.
+    /// Returns the bytes of the header, the block table and the payload.
     #[inline]
     fn content(self) -> u64 {
         UNIT_HEADER + BLOCK_ENTRY * u64::from(self.blocks) + u64::from(self.payload)
@@ -123,7 +126,7 @@ impl UnitHeader {
         [word(self.total, check), word(padding | u32::from(self.shard) << 16, what), self.epoch]
     }
 
-    /// Reads a header of a unit of `total` bytes from the second and third word.
+    /// Creates a header from the second and third word of a unit with `total` bytes.
     #[inline]
     pub fn from_words(total: u32, [sizes, epoch]: [u64; 2]) -> Result<Self, Corrupted> {
         let [padding, shard, kind, blocks] = [0, 16, 32, 48].map(|bits| (sizes >> bits) as u16);
@@ -133,7 +136,7 @@ impl UnitHeader {
         Ok(Self { total, payload: payload as u32, shard, kind, blocks, epoch })
     }
 
-    /// The checksum of a unit at `position`, to be continued with its block table and its payload.
+    /// Starts the checksum of a unit at `position`. The caller adds the block table and the payload.
     #[inline]
     pub fn checksum(self, position: u64) -> Checksum {
         let [_, sizes, epoch] = self.words(0);

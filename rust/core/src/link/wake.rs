@@ -1,29 +1,30 @@
-//! Decides when a producer wakes a sleeping consumer.
+//! Decides when a producer wakes up a sleeping consumer.
 //!
-//! If a consumer is woken for each small item, it goes to sleep again at once, and the throughput drops to the speed of
-//! the scheduler. Therefore a sleeping consumer is woken when a batch of items is pending, when the oldest item has
-//! been pending for some tens of microseconds, or at once if the producer is slow. Items are visible as soon as they
-//! are published; only the wake-up is delayed. The first sleeps of a consumer are short, so it finds items if a fast
-//! producer becomes slow and the wake-up is late.
+//! A consumer that is woken up for each small item would soon sleep again, so the scheduler would limit the throughput.
+//! Therefore a sleeping consumer is woken up when a batch of items is pending, or when the oldest item was pending for
+//! some tens of microseconds, or immediately if the producer is slow. The consumer can take items as soon as they are
+//! published; only the wake-up is delayed. The first sleeps of a consumer are short, so the consumer also finds items
+//! whose wake-up is late because a fast producer has become slow.
 //!
-//! A consumer that reads several links in turn sleeps for one of them. Items of further links do not wake it.
+//! A consumer that reads several links in turn sleeps until one particular link has an item. Items of other links do
+//! not wake it up.
 
 use std::time::{Duration, Instant};
 
 use crate::process::bell::Wanted;
 use crate::process::board::BellRef;
 
-/// The maximum delay of an item. A producer counts as slow from this interval between items on.
+/// The maximum delay of an item. A producer with a longer interval between items counts as slow.
 const PATIENCE: Duration = Duration::from_micros(50);
 
 /// The wake-up decisions of one producer.
 #[derive(Debug)]
 pub struct WakePolicy {
-    /// Items published since the consumer was last seen awake.
+    /// How many items were published since the consumer was last awake.
     waiting: u32,
-    /// The consumer is woken after this number of items.
+    /// The number of items after which the consumer is woken up.
     batch: u32,
-    /// When the previous item was published to a sleeping consumer.
+    /// When the last item was published while the consumer slept.
     last: Option<Instant>,
     /// When the oldest pending item was published.
     oldest: Option<Instant>,
@@ -35,8 +36,8 @@ impl WakePolicy {
         Self { waiting: 0, batch: batch.max(1), last: None, oldest: None }
     }
 
-    /// Call after each published item. Returns whether the consumer was woken. `wanted` is raised if the consumer
-    /// sleeps for items of this producer.
+    /// Must be called after each published item. Returns whether the consumer was woken up. `wanted` is raised if the
+    /// consumer sleeps until this producer sends an item.
     #[inline]
     pub fn published(&mut self, bell: &BellRef, wanted: &Wanted) -> bool {
         if bell.has_sleeper() && wanted.is_raised() {
@@ -58,13 +59,13 @@ impl WakePolicy {
         (slow || self.waiting >= self.batch || late(self.oldest)) && self.ring(bell)
     }
 
-    /// Wakes the consumer if it sleeps for items of this producer, because no more items follow for now. Returns
-    /// whether it was woken.
+    /// Wakes up the consumer if it waits for items of this producer. Called when no more items follow for now. Returns
+    /// whether the consumer was woken up.
     pub fn flush(&mut self, bell: &BellRef, wanted: &Wanted) -> bool {
         wanted.is_raised() && self.ring(bell)
     }
 
-    /// Wakes the consumer if it sleeps. Returns whether it was woken.
+    /// Wakes up the consumer if it sleeps. Returns whether it was woken up.
     pub fn ring(&mut self, bell: &BellRef) -> bool {
         self.waiting = 0;
         bell.ring()

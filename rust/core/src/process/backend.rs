@@ -1,4 +1,4 @@
-//! Chooses the implementation of [`System`], once per process.
+//! Selects the implementation of [`System`] once per process.
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
@@ -7,22 +7,23 @@ use super::linux::{self, Linux};
 use super::portable::Portable;
 use super::system::System;
 
-/// The available implementations.
+/// The implementation that this process uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Choice {
-    /// Memory files, futexes and process descriptors, which only Linux has.
+    /// The implementation for Linux: memory files, futexes and process descriptors.
     Linux = 1,
-    /// The fallback, because the environment sets `TORCHDATA_PORTABLE=1`, or because this is not Linux.
+    /// The portable fallback, because the environment sets `TORCHDATA_PORTABLE=1` or the system is not Linux.
     Portable = 2,
-    /// The fallback, because this Linux lacks a feature: the kernel is old, or a system call filter forbids a call.
+    /// The portable fallback, because this Linux lacks a feature: the kernel is too old, or a system call filter
+    /// forbids a call.
     Lacking = 3,
 }
 
-/// Returns the implementation for this process. Children choose again, with the same result.
+/// Returns the implementation that this process uses. Children select it again, with the same result.
 pub fn choice() -> Choice {
-    /// 0 until the first call. An atomic instead of a lock, because a fork may copy a held lock. Concurrent callers
-    /// find the same result.
+    /// 0 until the first call. This is an atomic and not a lock, because a forked child may inherit a locked lock.
+    /// Concurrent callers determine the same result.
     static CHOICE: AtomicU8 = AtomicU8::new(0);
     match CHOICE.load(Relaxed) {
         1 => Choice::Linux,

@@ -1,17 +1,18 @@
-//! Doorbells: a process sleeps on its bell until another process rings it.
+//! Doorbells: a process that waits sleeps on its bell until another process rings the bell to wake it up.
 //!
 //! Wake-ups are never lost. A sleeper (1) reads the word, (2) increments the count of sleepers, (3) executes a fence,
-//! (4) checks a second time whether there is work, and then sleeps while the word is unchanged. A thread that rings the
-//! bell (1) publishes its change, (2) executes a fence, (3) reads the count. The two fences are totally ordered. If the
+//! (4) checks again whether there is work, and then sleeps while the word is unchanged. A thread that rings the bell
+//! (1) publishes its change, (2) executes a fence, (3) reads the count. The two fences are totally ordered. If the
 //! sleeper's fence is first, the ringing thread sees the count and changes the word. If the ringing thread's fence is
 //! first, the sleeper's check sees the change. A ring between the check and the sleep changes the word, so the sleep
-//! returns at once.
+//! returns immediately.
 //!
-//! Several threads of a process may sleep on its bell for different reasons. A ringing thread claims and wakes all
-//! sleepers, so that ringing again before they run is cheap. A sleeper that wakes up by itself decrements the count,
-//! unless a ringing thread has claimed it. The number of claims is stored next to the count, and a claim changes it.
+//! Several threads of a process may sleep on its bell for different reasons. A ringing thread claims and wakes up all
+//! sleepers, so that another ring is cheap until they run. A sleeper that wakes up because of its timeout decrements
+//! the count, unless a ringing thread has claimed it. The number of claims is stored next to the count, so each claim
+//! also changes the stored value.
 //!
-//! If a stray write damages a bell, a sleeper may sleep until its timeout and a thread may ring without need. The next
+//! If a stray write damages a bell, a sleeper may sleep until its timeout, and a thread may ring without need. The next
 //! claim repairs the count.
 
 use std::time::Duration;
@@ -30,10 +31,10 @@ pub trait Parker {
 #[derive(Debug)]
 #[repr(C)]
 pub struct Bell {
-    /// A word that changes whenever the bell is rung while a thread sleeps. Wraps around.
+    /// A word that changes whenever the bell is rung while a thread sleeps. The word may overflow.
     word: AtomicU32,
-    /// Lower half: the number of threads that sleep, or are about to, and that no ringing thread has claimed. Upper
-    /// half: the number of claims.
+    /// The lower half contains the number of threads that sleep or are about to sleep, and that no ringing thread has
+    /// claimed. The upper half contains the number of claims.
     sleepers: AtomicU64,
 }
 
@@ -51,8 +52,8 @@ impl Default for Bell {
 }
 
 impl Bell {
-    /// Sleeps until `ready` returns true, the bell rings, or the timeout expires. Returns the last result of `ready`,
-    /// which is not called again after it has returned true.
+    /// Sleeps until `ready` returns true, the bell rings, or the timeout expires. Returns the last result of `ready`.
+    /// `ready` is not called again after it has returned true.
     pub fn wait(&self, parker: &impl Parker, timeout: Duration, mut ready: impl FnMut() -> bool) -> bool {
         // SYNC(claim): pairs with `ring`; a thread that sees the word of a claim is counted after that claim.
         let seen = self.word.load(Ordering::Acquire);
@@ -67,7 +68,7 @@ impl Bell {
         is_ready || ready()
     }
 
-    /// Removes a sleeper that was counted after `claims` claims, unless it was claimed since.
+    /// Removes a sleeper that was counted after `claims` claims, unless a ringing thread has claimed this sleeper.
     fn leave(&self, claims: u64) {
         let mut sleepers = self.sleepers.load(Ordering::Relaxed);
         while sleepers / CLAIM == claims && count(sleepers) > 0 {
@@ -79,7 +80,7 @@ impl Bell {
         }
     }
 
-    /// Returns whether a thread sleeps, or is about to sleep, without having seen the caller's last publication.
+    /// Returns whether a thread sleeps, or is about to sleep, that has not seen the caller's last published change.
     #[inline]
     pub fn has_sleeper(&self) -> bool {
         // SYNC(doorbell): pairs with the fence in `wait`.
@@ -87,7 +88,7 @@ impl Bell {
         count(self.sleepers.load(Ordering::Relaxed)) != 0
     }
 
-    /// Wakes the sleepers. Returns whether there were any.
+    /// Wakes up all sleepers. Returns whether there were sleepers.
     pub fn ring(&self, parker: &impl Parker) -> bool {
         let wakes = self.has_sleeper() && self.claim();
         if wakes {
@@ -98,7 +99,8 @@ impl Bell {
         wakes
     }
 
-    /// Claims all sleepers, so that only the caller wakes them. Returns false if another ringer was first.
+    /// Claims all sleepers, so that only the caller wakes them up. Returns false if another thread has claimed them
+    /// first.
     fn claim(&self) -> bool {
         let mut sleepers = self.sleepers.load(Ordering::Relaxed);
         while count(sleepers) > 0 {
@@ -112,12 +114,12 @@ impl Bell {
     }
 }
 
-/// A word that a thread raises while it waits for one particular event. Events that are frequent but rarely waited for
-/// need not ring the bell each time.
+/// A word that a thread sets (raises) while it waits for a particular event. If an event is frequent and rarely waited
+/// for, the word saves ringing the bell for each event.
 ///
-/// No event is lost, for the same reason as with the bell. The waiting thread raises the word, executes a fence and
-/// checks. The other thread publishes, executes a fence and reads the word. Either the waiting thread's check sees the
-/// event, or the publishing thread sees the word and rings the bell.
+/// No event is lost. The waiting thread raises the word, executes a fence and checks for the event. The other thread
+/// publishes the event, executes a fence and reads the word. Either the check sees the event, or the other thread sees
+/// the raised word and rings the bell.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Wanted(AtomicU32);
@@ -134,19 +136,19 @@ impl Wanted {
         Self(AtomicU32::new(0))
     }
 
-    /// Call before checking for the event.
+    /// Raises the word. Must be called before checking for the event.
     pub fn raise(&self) {
         self.0.store(1, Ordering::Relaxed);
         // SYNC(wanted): pairs with the fence in `is_raised`.
         fence(Ordering::SeqCst);
     }
 
-    /// Must be called after the event was found.
+    /// Clears the word. Must be called after the event was found.
     pub fn lower(&self) {
         self.0.store(0, Ordering::Relaxed);
     }
 
-    /// Returns whether to ring. Call after publishing.
+    /// Returns whether the bell must be rung. Must be called after publishing the event.
     #[inline]
     pub fn is_raised(&self) -> bool {
         // SYNC(wanted): pairs with the fence in `raise`.

@@ -12,7 +12,7 @@ use super::bell::{Bell, Parker};
 use super::region::Region;
 use crate::error::OpenError;
 
-/// Sleeps and wakes by the means of the system.
+/// Puts threads to sleep and wakes them up with calls of the operating system.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemParker;
 
@@ -26,7 +26,7 @@ impl Parker for SystemParker {
     }
 }
 
-/// The doorbells of all processes of a loader, in one small region.
+/// The doorbells of all processes of a loader, in one small region of shared memory.
 #[derive(Debug)]
 pub struct BellBoard {
     region: Region,
@@ -39,33 +39,33 @@ impl BellBoard {
         Ok(Arc::new(Self { region: Region::create(len, len)? }))
     }
 
-    /// Maps bells from a descriptor received from their creator.
+    /// Maps the bells of a descriptor that was received from their creator.
     pub fn attach(fd: OwnedFd) -> Result<Arc<Self>, OpenError> {
         Ok(Arc::new(Self { region: Region::attach(fd)? }))
     }
 
-    /// The descriptor, for passing to another process.
+    /// Returns the descriptor, which can be passed to another process.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.region.fd()
     }
 
-    /// The memory of the bells.
+    /// Returns the memory of the bells.
     pub fn region(&self) -> &Region {
         &self.region
     }
 
-    /// The number of bells.
+    /// Returns the number of bells.
     pub fn len(&self) -> usize {
         self.region.len() / size_of::<CachePadded<Bell>>()
     }
 
-    /// The bell of process `index`, or None if it does not exist.
+    /// Returns the bell of process `index`, or None if it does not exist.
     pub fn bell(self: &Arc<Self>, index: usize) -> Option<BellRef> {
         (index < self.len()).then(|| BellRef { board: Arc::clone(self), index })
     }
 }
 
-/// A bell on a board, which keeps the board mapped.
+/// A reference to a bell on a board, which keeps the board mapped.
 #[derive(Debug, Clone)]
 pub struct BellRef {
     board: Arc<BellBoard>,
@@ -79,23 +79,23 @@ impl BellRef {
         unsafe { &*self.board.region.as_mut_ptr().cast::<CachePadded<Bell>>().add(self.index) }
     }
 
-    /// See [`Bell::wait`].
+    /// Waits like [`Bell::wait`].
     pub fn wait(&self, timeout: Duration, ready: impl FnMut() -> bool) -> bool {
         self.bell().wait(&SystemParker, timeout, ready)
     }
 
-    /// The number of processes that have a bell on the board.
+    /// Returns the number of processes that have a bell on the board.
     pub fn processes(&self) -> usize {
         self.board.len()
     }
 
-    /// See [`Bell::has_sleeper`].
+    /// Checks for sleepers like [`Bell::has_sleeper`].
     #[inline]
     pub fn has_sleeper(&self) -> bool {
         self.bell().has_sleeper()
     }
 
-    /// See [`Bell::ring`].
+    /// Wakes up the sleepers like [`Bell::ring`].
     #[inline]
     pub fn ring(&self) -> bool {
         self.bell().ring(&SystemParker)

@@ -1,12 +1,12 @@
-//! Mappings and descriptors that a forked child inherits but does not need.
+//! Drops mappings and descriptors that a forked child has inherited but does not need.
 //!
-//! A worker started by `fork` inherits everything of the main process: the links of its siblings and of all other
-//! loaders. While it keeps them mapped, their memory is not freed, even if all other processes have unmapped them.
-//! Therefore all links are registered here, and a child drops the links that it does not need, before it starts
-//! threads.
+//! A worker that is started by `fork` inherits all mappings of the main process, such as the links of other workers and
+//! of other loaders. While the worker keeps them mapped, their memory is not freed, even if all other processes have
+//! unmapped them. Therefore all links are registered in this module. A child drops the links that it does not need
+//! before it starts threads.
 //!
-//! The list is not locked. A fork can happen while another thread registers an entry, and the child would find the lock
-//! held forever. The child ignores an incomplete entry and keeps that mapping.
+//! The list of mappings is not locked, because a fork can happen while another thread registers an entry, and the child
+//! would find the lock locked forever. The child ignores an incomplete entry and keeps that mapping.
 
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::ptr;
@@ -15,16 +15,16 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 /// The smallest page size of all supported machines, in bytes.
 const SMALLEST_PAGE: usize = 4096;
 
-/// The entry is free.
+/// The state of an entry that is not used.
 const FREE: u32 = 0;
-/// The entry is incomplete, or belongs to a parent process.
+/// The state of an entry that is incomplete, or belongs to a parent process.
 const OPAQUE: u32 = 1;
-/// `start` and `len` describe a mapping.
+/// The state of an entry whose `start` and `len` describe a mapping.
 const MAPPING: u32 = 2;
-/// `start` is a descriptor.
+/// The state of an entry whose `start` is a descriptor.
 const DESCRIPTOR: u32 = 3;
-/// `start` and `len` describe a mapping that no forked child may write to, including children that this package has not
-/// started.
+/// The state of an entry whose `start` and `len` describe a mapping that no forked child may write to, not even
+/// children that this package has not started.
 const OWN_MAPPING: u32 = 4;
 
 /// A registered mapping or descriptor. Entries are reused and never freed.
@@ -34,14 +34,14 @@ struct InheritedEntry {
     state: AtomicU32,
     start: AtomicUsize,
     len: AtomicUsize,
-    /// The number of pointers into the mapping in this process.
+    /// The number of pointers that this process has into the mapping.
     pins: AtomicUsize,
 }
 
 // SAFETY: `next` is written before the entry is published, and points to an entry that is never freed. All other fields
 // are atomic.
 unsafe impl Sync for InheritedEntry {}
-// SAFETY: as above.
+// SAFETY: for the same reason as `Sync`.
 unsafe impl Send for InheritedEntry {}
 
 static FIRST: AtomicPtr<InheritedEntry> = AtomicPtr::new(ptr::null_mut());
@@ -50,7 +50,7 @@ fn entries() -> impl Iterator<Item = &'static InheritedEntry> {
     // SYNC(entries): pairs with `note`; a thread that sees an entry also sees its `next`.
     let mut next: *const InheritedEntry = FIRST.load(Ordering::Acquire);
     std::iter::from_fn(move || {
-        // SAFETY: null, or an entry, which is never freed.
+        // SAFETY: the pointer is null, or points to an entry, which is never freed.
         let entry = unsafe { next.as_ref() }?;
         next = entry.next;
         Some(entry)
@@ -76,7 +76,7 @@ fn note(state: u32, start: usize, len: usize) -> &'static InheritedEntry {
             match FIRST.compare_exchange(next, entry, Ordering::AcqRel, Ordering::Acquire) {
                 // SAFETY: the entry is never freed, and only shared from now on.
                 Ok(_) => return unsafe { &*entry },
-                // SAFETY: as before.
+                // SAFETY: the entry is still not published.
                 Err(now) => unsafe { (*entry).next = now },
             }
         }
@@ -89,7 +89,7 @@ fn note(state: u32, start: usize, len: usize) -> &'static InheritedEntry {
     entry
 }
 
-/// The registration of a mapping. The registration must be dropped before the mapping is unmapped.
+/// Registers a mapping. The registration must be dropped before the mapping is unmapped.
 #[derive(Debug)]
 pub struct Mapping(&'static InheritedEntry);
 
@@ -99,20 +99,21 @@ impl Mapping {
         Self(note(MAPPING, start as usize, len))
     }
 
-    /// Keeps the mapping in children that are forked before `unpin`, because a pointer refers to it.
+    /// Keeps the mapping in children that are forked before the call of `unpin`, because a pointer refers to the
+    /// mapping.
     #[inline]
     pub fn pin(&self) {
         self.0.pins.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Replaces the mapping by private zeros in every child that is forked from now on, before any code runs in the
-    /// child.
+    /// Replaces the mapping by private zeros in every child that is forked from now on. This happens before any other
+    /// code runs in the child.
     pub fn wipe_on_fork(&self) {
         // SYNC(noted): pairs with `wipe_what_is_the_parents`.
         self.0.state.store(OWN_MAPPING, Ordering::Release);
     }
 
-    /// Undoes one `pin`.
+    /// Reverts one call of `pin`.
     #[inline]
     pub fn unpin(&self) {
         self.0.pins.fetch_sub(1, Ordering::Relaxed);
@@ -126,7 +127,7 @@ impl Drop for Mapping {
     }
 }
 
-/// A registered descriptor, which forked workers close.
+/// Registers a descriptor, which forked workers close.
 #[derive(Debug)]
 pub struct Descriptor(&'static InheritedEntry);
 
@@ -136,19 +137,20 @@ impl Descriptor {
         Self(note(DESCRIPTOR, fd.into_raw_fd() as usize, 0))
     }
 
-    /// The descriptor, or None in a child that has closed it.
+    /// Returns the descriptor, or None if this process has closed it.
     pub fn get(&self) -> Option<BorrowedFd<'_>> {
         let open = self.0.state.load(Ordering::Relaxed) == DESCRIPTOR;
-        // SAFETY: the descriptor is open as long as this exists and the state is DESCRIPTOR. A child changes the state
-        // before it has threads.
+        // SAFETY: the descriptor is open while this object exists and the state is DESCRIPTOR. A child changes the
+        // state before it has threads.
         open.then(|| unsafe { BorrowedFd::borrow_raw(self.0.start.load(Ordering::Relaxed) as i32) })
     }
 }
 
 impl Descriptor {
-    /// Closes the descriptor. `get` returns None from now on. Must not be called while a result of `get` is in use.
+    /// Closes the descriptor. After that, `get` returns None. Must not be called while a result of `get` is in use.
     pub fn close(&self) {
-        // The state changes first, because a child that is forked in between must not close a reused descriptor number.
+        // The state changes first. Otherwise a child that is forked after the close could close a reused descriptor
+        // number.
         if self.0.state.compare_exchange(DESCRIPTOR, OPAQUE, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             let fd = self.0.start.load(Ordering::Relaxed) as i32;
             // SAFETY: this object owned the descriptor, and the state shows that no code in this process has closed it.
@@ -165,10 +167,10 @@ impl Drop for Descriptor {
     }
 }
 
-/// Call in a forked child with a single thread. Drops everything that was registered before, except the mappings
-/// in `keep` and pinned mappings.
+/// Drops everything that was registered before, except the mappings in `keep` and pinned mappings. Must be called in a
+/// forked child with a single thread.
 ///
-/// Dropped mappings are replaced by private zeros, so that objects that refer to them stay harmless.
+/// Dropped mappings are replaced by private zeros, so that objects that still refer to them remain harmless.
 pub fn drop_all_but(keep: &[&Mapping]) {
     let mut dropped = Vec::new();
     for entry in entries() {
@@ -182,7 +184,7 @@ pub fn drop_all_but(keep: &[&Mapping]) {
             }
             DESCRIPTOR => {
                 entry.state.store(OPAQUE, Ordering::Relaxed);
-                // SAFETY: `Descriptor` owns it, and sees in the state that it is closed.
+                // SAFETY: `Descriptor` owns the descriptor, and detects by the state that it was closed.
                 drop(unsafe { OwnedFd::from_raw_fd(start as i32) });
             }
             _ => {}
@@ -195,14 +197,14 @@ pub fn drop_all_but(keep: &[&Mapping]) {
     }
 }
 
-/// The addresses of a mapping, up to the end of its last page for the smallest page size.
+/// Returns the start address of a mapping, and the end of its last page. The smallest possible page size is used.
 fn span(entry: &InheritedEntry) -> (usize, usize) {
     let (start, len) = (entry.start.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed));
     (start, start + len.next_multiple_of(SMALLEST_PAGE))
 }
 
-/// Merges adjacent spans. The system maps the links of many workers next to each other, so one call replaces all of
-/// them.
+/// Merges adjacent ranges of addresses. The system maps the links of many workers next to each other, so that one call
+/// can replace all of them.
 fn joined(mut spans: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
     spans.sort_unstable();
     spans.dedup_by(|next, last| {
@@ -225,7 +227,7 @@ unsafe fn wipe(entry: &InheritedEntry) {
     unsafe { put_zeros(entry.start.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed)) };
 }
 
-/// # Safety The range consists of unused mappings.
+/// Safety The range consists of mappings that are no longer used.
 unsafe fn put_zeros(start: usize, len: usize) {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
@@ -233,13 +235,13 @@ unsafe fn put_zeros(start: usize, len: usize) {
     unsafe { libc::mmap(start as *mut libc::c_void, len, access, flags, -1, 0) };
 }
 
-/// Runs in a forked child before any other code: makes memory private that only the parent may write.
+/// Makes memory private that only the parent may write. Runs in a forked child before any other code.
 ///
-/// Takes no locks and allocates nothing.
+/// Uses no locks and allocates no memory.
 pub fn wipe_what_is_the_parents() {
     // SYNC(noted): pairs with `Mapping::wipe_on_fork`.
     for entry in entries().filter(|entry| entry.state.load(Ordering::Acquire) == OWN_MAPPING) {
-        // SAFETY: such mappings contain only counters, which are atomic and valid as zeros.
+        // SAFETY: these mappings contain only counters, which are atomic and for which zero is a valid value.
         unsafe { wipe(entry) };
     }
 }

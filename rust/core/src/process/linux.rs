@@ -1,4 +1,4 @@
-//! The system with calls that only Linux has: memory files, futexes, process descriptors.
+//! Implements `System` with calls that only Linux has: memory files, futexes, process descriptors.
 
 use std::fs::File;
 use std::io;
@@ -13,8 +13,8 @@ use rustix::thread::futex;
 
 use super::system::System;
 
-/// Returns whether this kernel supports all of these calls and permits them to this process. Exhausted resources do not
-/// count as missing support.
+/// Returns whether this kernel supports all these calls and allows this process to make them. A lack of resources does
+/// not count as missing support.
 pub(super) fn is_whole() -> bool {
     let is_there = |result: rustix::io::Result<OwnedFd>| match result {
         Ok(_) => true,
@@ -27,11 +27,11 @@ pub(super) fn is_whole() -> bool {
 pub(super) struct Linux;
 
 impl System for Linux {
-    /// A memfd. In contrast to a file in `/dev/shm`, a memfd is not limited by the size of a mount.
+    /// Creates a memfd. Unlike a file in `/dev/shm`, a memfd is not limited by the size of a mount.
     fn memory_file(&self, name: &str, len: usize) -> io::Result<File> {
         let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, len as u64)?;
-        // A region that cannot shrink cannot cause SIGBUS in a process that has checked its size.
+        // If the region could shrink, a process that has checked its size could still get SIGBUS.
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok(File::from(fd))
     }
@@ -40,7 +40,8 @@ impl System for Linux {
         fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
     }
 
-    /// A memfd counts toward the memory of the machine and of the cgroup. Memory cannot be reserved for it in either.
+    /// Does nothing. A memfd counts toward the memory of the machine and of the cgroup, and memory cannot be reserved
+    /// in either.
     fn reserve(&self, _file: BorrowedFd<'_>, _offset: u64, _len: u64) -> io::Result<()> {
         Ok(())
     }
@@ -57,8 +58,8 @@ impl System for Linux {
 
     fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration) {
         let timeout = futex::Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
-        // Not process-private, because another process rings the bell. After any error, the caller checks its condition
-        // again.
+        // The futex is not private to the process, because another process rings the bell. After an error, the caller
+        // checks its condition again.
         let _ = futex::wait(word, futex::Flags::empty(), seen, Some(&timeout));
     }
 

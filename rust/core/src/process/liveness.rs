@@ -1,4 +1,4 @@
-//! Detects the exit of a process, and lets a child exit together with its parent.
+//! Detects the exit of a process, and makes a child exit together with its parent.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -10,21 +10,22 @@ use super::inherited::Descriptor;
 use super::signals::without_signals;
 use crate::error::{self, OpenError};
 
-/// A watch on another process, which does not confuse this process with a later process that has the same id.
+/// Watches another process. A later process with the same id is not mistaken for the watched process.
 #[derive(Debug)]
 pub struct Watch {
     pid: i32,
-    /// A pidfd, or None on the portable fallback, which checks the process id.
+    /// A process descriptor, or None on the portable fallback, which checks the process id.
     fd: Option<Descriptor>,
-    /// Whether the watched process is the parent of this process. The fallback uses this to detect its exit.
+    /// Whether the watched process is the parent of this process. The fallback detects the exit of a parent in another
+    /// way.
     parent: bool,
 }
 
 impl Watch {
-    /// Watches the process `pid`, which must not have been reaped yet.
+    /// Watches the process `pid`, which must not have been reaped.
     pub fn open(pid: i32) -> Result<Self, OpenError> {
         if pid <= 0 {
-            // For the system, these values mean process groups.
+            // The system interprets these values as process groups.
             return Err(OpenError::watch(std::io::ErrorKind::InvalidInput.into()));
         }
         let fd = system().watch(pid).map_err(OpenError::watch)?.map(Descriptor::note);
@@ -36,7 +37,7 @@ impl Watch {
         Ok(Self { pid: 0, fd: Some(Descriptor::note(fd)), parent: false })
     }
 
-    /// Returns whether the process has exited, even if it was not reaped.
+    /// Returns whether the process has exited, even if it was not reaped yet.
     pub fn exited(&self) -> bool {
         match &self.fd {
             Some(fd) => poll_exit(fd, Duration::ZERO),
@@ -44,13 +45,13 @@ impl Watch {
         }
     }
 
-    /// Returns whether the process has exited, according to its id.
+    /// Checks by its id whether the process has exited.
     fn number_exited(&self) -> bool {
-        // A parent that has exited but was not reaped keeps its id, but not its children.
+        // A parent that has exited but was not reaped still has its id. But its children have another parent.
         if self.parent { parent_id() != self.pid } else { has_exited(self.pid) }
     }
 
-    /// Returns whether any of the processes has exited. With descriptors, this is one system call.
+    /// Returns whether any of the processes has exited. If all watches have descriptors, this is one system call.
     pub fn any_exited<'a>(watches: impl Iterator<Item = &'a Self>) -> bool {
         let mut fds = Vec::new();
         for watch in watches {
@@ -63,7 +64,7 @@ impl Watch {
         !fds.is_empty() && poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
-    /// Waits until the process has exited or the timeout has expired. Returns whether it has exited.
+    /// Waits until the process has exited or the timeout expires. Returns whether the process has exited.
     pub fn wait(&self, timeout: Duration) -> bool {
         match &self.fd {
             Some(fd) => poll_exit(fd, timeout),
@@ -88,14 +89,14 @@ fn parent_id() -> i32 {
 }
 
 fn poll_exit(fd: &Descriptor, timeout: Duration) -> bool {
-    // A forked child has closed the watches of its parent.
+    // A forked child has closed the descriptors of its parent's watches.
     let Some(fd) = fd.get() else { return false };
     let timeout = Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
     let mut fds = [PollFd::new(&fd, PollFlags::IN)];
     poll(&mut fds, Some(&timeout)).is_ok_and(|ready| ready > 0)
 }
 
-/// Returns whether the process has exited or is a zombie, without reaping it.
+/// Returns whether the process has exited, even if it is a zombie. Does not reap the process.
 fn has_exited(pid: i32) -> bool {
     // SAFETY: `info` is a plain struct that waitid fills in. WNOWAIT leaves the reaping to the owner of the child.
     unsafe {
@@ -104,8 +105,8 @@ fn has_exited(pid: i32) -> bool {
         if libc::waitid(libc::P_PID, pid as libc::id_t, &mut info, flags) == 0 {
             return info.si_signo != 0;
         }
-        // Not a child of this process: check the id. This can mistake a process with a reused id for the watched
-        // process, which only the fallback accepts.
+        // If the process is not a child of this process, only its id can be checked. A later process with the same id
+        // may be mistaken for the watched process, which only the fallback accepts.
         if libc::kill(pid, 0) != 0 {
             return std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
         }
@@ -113,17 +114,17 @@ fn has_exited(pid: i32) -> bool {
     is_zombie(pid)
 }
 
-/// Returns whether a process has exited but was not reaped, if /proc shows it.
+/// Returns whether a process has exited but was not reaped, according to /proc.
 fn is_zombie(pid: i32) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
     // The state follows the name, which is in parentheses and may contain any character.
     stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
 }
 
-/// Exits this process immediately and silently when the watched process exits.
+/// Makes this process exit immediately and without a message when the watched process exits.
 ///
-/// A dedicated thread waits, so this works in any state of the process. The kernel's parent-death signal depends on the
-/// thread that forked, which may exit long before its process.
+/// A separate thread waits, so this works whatever the other threads do. The parent-death signal of the kernel is not
+/// used, because it depends on the thread that forked, which may exit long before its process.
 pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
     let builder = std::thread::Builder::new().name("torchdata-parent".to_owned()).stack_size(64 << 10);
     let wait = move || {

@@ -1,4 +1,4 @@
-//! System calls: shared memory, doorbells, process watching, forks.
+//! The system calls that the engine needs: shared memory, doorbells, watching processes, and forks.
 //!
 //! The interface is `System`. `linux` implements it with calls that only Linux has, and `portable` with calls of every
 //! Unix. `backend` chooses between them.

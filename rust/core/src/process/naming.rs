@@ -1,4 +1,4 @@
-//! The name of a process, as shown by `ps`, `htop` and `nvidia-smi`.
+//! Sets the name of a process that `ps`, `htop` and `nvidia-smi` show.
 
 /// The maximum length of a name in the kernel, in bytes.
 pub const LONGEST: usize = 15;

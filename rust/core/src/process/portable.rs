@@ -1,4 +1,4 @@
-//! The system with calls of every Unix: unlinked temporary files, short sleeps, process ids.
+//! Implements `System` with calls that every Unix has: unlinked temporary files, short sleeps, process ids.
 
 use std::fs::File;
 use std::io;
@@ -19,12 +19,12 @@ impl System for Portable {
         temporary_file(len)
     }
 
-    /// A process that may write to a temporary file can also shrink it.
+    /// Returns false: a process that may write to a temporary file can also shrink it.
     fn is_sealed(&self, _file: BorrowedFd<'_>) -> bool {
         false
     }
 
-    /// Without a reservation, touching a page without available space causes SIGBUS.
+    /// Reserves space. Without a reservation, a process that touches a page without available space gets SIGBUS.
     fn reserve(&self, file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
         if len > 0 { reserve_file(file, offset, len) } else { Ok(()) }
     }
@@ -39,7 +39,7 @@ impl System for Portable {
         nap(word, seen, timeout);
     }
 
-    /// A sleeping thread checks the word by itself.
+    /// Does nothing, because a sleeping thread checks the word regularly.
     fn unpark(&self, _word: &AtomicU32) {}
 
     fn watch(&self, _pid: i32) -> io::Result<Option<OwnedFd>> {
@@ -47,7 +47,7 @@ impl System for Portable {
     }
 }
 
-/// Portable sleep: naps that grow from 20 µs to 1 ms, with a check after each.
+/// Sleeps for intervals that grow from 20 µs to 1 ms, and checks the word after each interval.
 fn nap(word: &AtomicU32, seen: u32, timeout: Duration) {
     let deadline = Instant::now() + timeout;
     let mut nap = Duration::from_micros(20);
@@ -80,7 +80,7 @@ fn reserve_file(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// A file that no other process could ever open: without a name, if the file system supports that.
+/// Creates a file that no other process can open. The file has no name if the file system supports that.
 fn temporary_file(len: usize) -> io::Result<File> {
     let folder = std::env::temp_dir();
     let file = match nameless_file(&folder) {

@@ -1,13 +1,13 @@
 //! Anonymous memory that several processes map.
 //!
-//! On Linux it is a memfd, which is not limited by the size of a mount, unlike `/dev/shm`. The portable fallback is an
-//! unlinked temporary file. Pages are allocated when they are touched, so a large region with little use is cheap, and
-//! `punch` frees pages. Each process owns its mapping. The memory is freed with the last mapping and descriptor, no
-//! matter how the processes exit.
+//! On Linux, a region is a memfd, which is not limited by the size of a mount, unlike `/dev/shm`. The portable fallback
+//! is an unlinked temporary file. Pages are allocated when they are touched, so a large region costs little if it is
+//! hardly used. `punch` frees pages. Each process owns its mapping. The memory is freed together with the last mapping
+//! and descriptor, no matter how the processes exit.
 //!
-//! If a file system is full when a new page is touched, the process receives SIGBUS. Therefore the fallback
-//! reserves space before it is used, and reports an ordinary error if there is none. A memfd counts toward the memory
-//! of the machine and of the cgroup. If these are exhausted, the kernel kills a process.
+//! If the file system is full when a new page is touched, the process gets SIGBUS. Therefore the fallback reserves
+//! space before it is used, and reports an ordinary error if there is no space. A memfd counts toward the memory of the
+//! machine and of the cgroup. If this memory is exhausted, the kernel kills a process.
 
 use std::fs::File;
 use std::io;
@@ -23,11 +23,11 @@ use crate::error::{self, OpenError};
 /// A mapped region of shared memory.
 #[derive(Debug)]
 pub struct Region {
-    /// Declared before `map`, so that it is dropped first.
+    /// The registration for forked children. This field is declared before `map`, so that it is dropped first.
     mapping: Mapping,
     map: MmapRaw,
-    /// The descriptor, or -1 after it was closed. A memfd only needs it for other processes; a temporary file also
-    /// needs it to reserve space.
+    /// The descriptor, or -1 after it was closed. The descriptor is needed to pass the region to other processes. A
+    /// temporary file also needs it to reserve space.
     fd: AtomicI32,
 }
 
@@ -37,7 +37,7 @@ impl Region {
         Self::create_named("torchdata", len, reserved)
     }
 
-    /// Like `create`, with a name that is visible in the list of descriptors of this process.
+    /// Creates a region like `create`, with a name that is shown in the list of this process's descriptors.
     pub fn create_named(name: &str, len: usize, reserved: usize) -> Result<Self, OpenError> {
         let file = system().memory_file(name, len).map_err(error::system("cannot create shared memory"))?;
         let region = Self::map(file)?;
@@ -49,15 +49,15 @@ impl Region {
         Ok(region)
     }
 
-    /// Ensures that `offset..offset + len`, which must not contain data yet, can be used. Fails if the system is out of
-    /// memory.
+    /// Ensures that `offset..offset + len` can be used. This range must not contain data yet. Fails if the system is
+    /// out of memory.
     pub fn reserve(&self, offset: usize, len: usize) -> io::Result<()> {
         let system = system();
         if system.keeps_files() { system.reserve(self.fd(), offset as u64, len as u64) } else { Ok(()) }
     }
 
     /// Frees the pages of `offset..offset + len`. These pages are zero afterwards, and use no memory until they are
-    /// touched (or reserved, on the fallback). Fails if the file system of the fallback does not support holes.
+    /// touched, or reserved on the fallback. Fails if the file system of the fallback does not support holes.
     pub fn punch(&self, offset: usize, len: usize) -> io::Result<()> {
         assert!(offset + len <= self.len(), "the range exceeds the region");
         // SAFETY: the range is inside the mapping, which is shared memory. Callers ensure that its contents are not
@@ -65,12 +65,12 @@ impl Region {
         unsafe { system().punch(self.as_mut_ptr().add(offset), len) }
     }
 
-    /// Maps a region from a descriptor received from its creator.
+    /// Maps the region of a descriptor that was received from its creator.
     pub fn attach(fd: OwnedFd) -> Result<Self, OpenError> {
         Self::map(File::from(fd))
     }
 
-    /// Maps a region of another process for reading. The result does not have a descriptor.
+    /// Maps a region of another process for reading. The mapped region has no descriptor.
     ///
     /// The file must be sealed against shrinking, because reading a removed page causes SIGBUS.
     pub(crate) fn observe(file: &File) -> Result<Self, OpenError> {
@@ -89,14 +89,14 @@ impl Region {
         Ok(Self { mapping, map, fd: AtomicI32::new(file.into_raw_fd()) })
     }
 
-    /// The descriptor, for passing to another process.
+    /// Returns the descriptor, which can be passed to another process.
     ///
     /// # Panics
     /// If the descriptor was closed.
     pub fn fd(&self) -> BorrowedFd<'_> {
         let fd = self.fd.load(Ordering::Relaxed);
         assert!(fd >= 0, "the descriptor of this region was closed after all processes had received it");
-        // SAFETY: open until `close`; the callers of `close` ensure that it is not in use.
+        // SAFETY: the descriptor is open until `close`. The callers of `close` ensure that it is not in use.
         unsafe { BorrowedFd::borrow_raw(fd) }
     }
 
@@ -105,8 +105,8 @@ impl Region {
         self.fd.load(Ordering::Relaxed) >= 0
     }
 
-    /// Closes the descriptor after all processes have received it. Must not be called while a result of `fd` is in use.
-    /// The portable fallback keeps it, because it needs it to reserve space.
+    /// Closes the descriptor, after all processes have received it. Must not be called while a result of `fd` is in
+    /// use. The portable fallback keeps the descriptor, because it is needed to reserve space.
     pub fn close(&self) {
         if !system().keeps_files() {
             self.take_fd();
@@ -117,25 +117,25 @@ impl Region {
         drop(self.take_descriptor());
     }
 
-    /// Transfers the descriptor to the caller. Must not be called while a result of `fd` is in use, or before a later
-    /// call of `reserve`.
+    /// Transfers the descriptor to the caller. Must not be called while a result of `fd` is in use, or if `reserve`
+    /// will be called later.
     pub(crate) fn take_descriptor(&self) -> Option<OwnedFd> {
         let fd = self.fd.swap(-1, Ordering::Relaxed);
-        // SAFETY: the region owned it, and after the swap no other caller can take it.
+        // SAFETY: the region owned the descriptor. After the swap, no other caller can take it.
         (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// The registration of the mapping for forked children.
+    /// Returns the registration of the mapping for forked children.
     pub(crate) fn mapping(&self) -> &Mapping {
         &self.mapping
     }
 
-    /// The size in bytes.
+    /// Returns the size in bytes.
     pub fn len(&self) -> usize {
         self.map.len()
     }
 
-    /// Start of the mapping, which is page-aligned.
+    /// Returns the start of the mapping, which is page-aligned.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.map.as_mut_ptr()
     }
@@ -152,8 +152,8 @@ impl Drop for Region {
     }
 }
 
-/// Must be called in a forked child with a single thread. Drops the regions and watches of the parent, except the
-/// regions in `own` and pinned ones (see `inherited`).
+/// Drops the regions and watches that this process has inherited from its parent, except the regions in `own` and
+/// pinned regions (see `inherited`). Must be called in a forked child with a single thread.
 pub fn drop_inherited(own: &[&Region]) {
     let own: Vec<&Mapping> = own.iter().map(|region| region.mapping()).collect();
     super::inherited::drop_all_but(&own);

@@ -1,16 +1,16 @@
-//! Signals that a process, or a thread of this library, should not handle.
+//! Prevents a process, or a thread of this library, from handling certain signals.
 
 use std::io;
 
-/// Makes this process disregard a signal from other processes, without ignoring it. A program that this process
-/// executes therefore handles the signal as usual.
+/// Makes this process disregard a signal from other processes. The signal is not set to be ignored, so that a program
+/// which this process executes still handles the signal as usual.
 ///
-/// A signal that this process sends to itself has its default action. Code that raises SIGTERM in its own process wants
-/// to exit, and would otherwise continue with data that was never computed.
+/// If this process sends the signal to itself, the default action is executed. For example, code that raises SIGTERM in
+/// its own process wants to exit, and would otherwise continue with data that was never computed.
 ///
-/// The handler runs on the stack of the thread, and blocks all other signals. Python's handlers run on the alternate
-/// stack if `faulthandler` has created one. The alternate stack has space for a few signals, and many simultaneous
-/// signals would overflow it.
+/// The handler runs on the normal stack of the thread, and blocks all other signals. Python's handlers run on the
+/// alternate stack if `faulthandler` has created one. That stack only has space for a few signals, and many
+/// simultaneous signals would overflow it.
 pub fn take_no_notice(number: i32) -> io::Result<()> {
     act(number, obey_own as extern "C" fn(_, _, _) as libc::sighandler_t, libc::SA_RESTART | libc::SA_SIGINFO)
 }
@@ -43,21 +43,21 @@ extern "C" fn obey_own(number: libc::c_int, info: *mut libc::siginfo_t, _context
     }
 }
 
-/// Returns whether this process has sent the signal. Other senders are timers, the kernel and other processes.
+/// Returns whether this process itself has sent the signal. Other senders are timers, the kernel and other processes.
 fn is_from_this_process(info: &libc::siginfo_t) -> bool {
     #[cfg(target_os = "linux")]
     if !matches!(info.si_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL) {
-        return false; // the description of such a signal has no sender
+        return false; // a signal of this kind has no sender in its description
     }
     // SAFETY: a signal from a process has a sender, and reading the field is also defined for other signals.
     unsafe { info.si_pid() == libc::getpid() }
 }
 
-/// Starts a thread that never receives signals of the process.
+/// Starts a thread that never receives signals that were sent to the process.
 ///
-/// Python reacts to a signal at once only if it interrupts the main thread. In addition, Python's handlers run on the
-/// alternate stack of a thread. Rust makes this stack as small as possible, so several simultaneous signals would
-/// overflow it.
+/// Python reacts to a signal immediately only if the signal interrupts the main thread. In addition, Python's handlers
+/// run on the alternate stack of a thread. Rust makes this stack as small as possible, so several simultaneous signals
+/// would overflow it.
 pub(crate) fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     // SAFETY: both sets are initialized before they are read, and the mask of this thread is restored.
     unsafe {

@@ -1,4 +1,4 @@
-//! The interface between the engine and the operating system. `backend` chooses the implementation.
+//! The interface between the engine and the operating system. `backend` selects the implementation.
 
 use std::fs::File;
 use std::io;
@@ -8,25 +8,26 @@ use std::time::Duration;
 
 use memmap2::MmapRaw;
 
-/// The operating system, as the engine needs it.
+/// The operations that the engine needs from the operating system.
 pub(super) trait System: Sync {
     /// Creates a file of `len` zero bytes that several processes can map. `name` is shown in `/proc` on systems that
     /// show names of such files.
     fn memory_file(&self, name: &str, len: usize) -> io::Result<File>;
 
-    /// Returns whether such a file can never shrink.
+    /// Returns whether a memory file can never shrink.
     fn is_sealed(&self, file: BorrowedFd<'_>) -> bool;
 
-    /// Ensures that a part of such a file can be used. May fill it with zeros.
+    /// Ensures that a part of a memory file can be used. May fill this part with zeros.
     fn reserve(&self, file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()>;
 
-    /// Returns whether `reserve` needs the file as long as it is mapped.
+    /// Returns whether the file must stay open while it is mapped, because `reserve` needs it.
     fn keeps_files(&self) -> bool;
 
     /// Requests huge pages for a part of a mapping. Never fails.
     fn advise_huge(&self, map: &MmapRaw, offset: usize, len: usize);
 
-    /// Frees pages of a shared mapping, which are zero afterwards. Returns `Unsupported` on systems other than Linux.
+    /// Frees pages of a shared mapping. The pages are zero afterwards. Returns `Unsupported` on systems other than
+    /// Linux.
     ///
     /// # Safety
     /// The range is a shared mapping of a memory file, and its contents are not needed.
@@ -44,10 +45,10 @@ pub(super) trait System: Sync {
         }
     }
 
-    /// Sleeps while the word, which other processes change, equals `seen`, for at most `timeout`. May return early.
+    /// Sleeps while `word` equals `seen`, for at most `timeout`. Other processes change the word. May return early.
     fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration);
 
-    /// Wakes all threads that sleep on the word.
+    /// Wakes up all threads that sleep on the word.
     fn unpark(&self, word: &AtomicU32);
 
     /// Returns a descriptor that becomes readable when the process exits, or None if the system does not support this.

@@ -1,10 +1,10 @@
-//! Detects calls that do not return: a thread regularly reads counters that callers maintain anyway.
+//! Detects calls that do not return. A thread regularly reads counters that each caller updates.
 //!
-//! A watched caller has a [`Pulse`], which it updates in each call by plain stores. One thread per process reads all
-//! pulses. The thread holds no Python lock and sleeps on a [`Parker`]. The thread runs while at least one caller is
-//! watched, except during forks. The thread stops before a fork, so that the child does not inherit half-written state,
-//! and the parent has one thread less. The next call of a watched caller restarts the thread. A child creates its own
-//! [`Watch`], in case the fork did not stop the thread.
+//! A watched caller has a [`Pulse`] (heartbeat), which it updates in each call by plain stores. One thread per process
+//! reads the heartbeats of all callers. The thread holds no Python lock and sleeps on a [`Parker`]. It runs while at
+//! least one caller is watched, except during forks. The thread stops before a fork, so that the child does not inherit
+//! incomplete state. The next call of a watched caller starts the thread again. A child creates its own [`Watch`], in
+//! case the fork did not stop the thread.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -16,36 +16,38 @@ use crossbeam_utils::sync::{Parker, Unparker};
 use super::fork;
 use super::signals::without_signals;
 
-/// Amounts that a call adds to the word of a pulse. The upper bits count calls, and the lower bits count calls that
-/// have not returned.
+/// The numbers that a call adds to the word of a heartbeat. The upper bits count all calls, and the lower bits count
+/// the calls that have not returned.
 const CALL: u64 = 1 << 16;
 const INSIDE: u64 = 1;
 const ALL_INSIDE: u64 = CALL - 1;
 
-/// The number of checks per patience interval, and the limits of the pause between them.
+/// How often the thread checks a call per patience interval. `SHORTEST` and `LONGEST` limit the pause between two
+/// checks.
 const LOOKS: u32 = 8;
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(10);
-/// The maximum time that a fork waits for the thread, which may be reporting a stall, and for the kernel to remove the
-/// thread.
+/// The maximum time that a fork waits for the thread, which may be reporting a stall. `FORGOTTEN` limits the wait until
+/// the kernel has removed the thread.
 const GIVE_UP: Duration = Duration::from_secs(1);
 const FORGOTTEN: Duration = Duration::from_millis(50);
 
-/// The id of the calling thread, as returned by `pthread_self`.
+/// Returns the id of the calling thread according to `pthread_self`.
 #[inline]
 pub fn this_thread() -> u64 {
-    // SAFETY: can always be called, and cannot fail.
+    // SAFETY: the call has no preconditions and cannot fail.
     unsafe { libc::pthread_self() as u64 }
 }
 
-/// Sign of a pulse: the caller must check its own conditions.
+/// A flag of a heartbeat: the caller must check its own conditions before the next call.
 pub const HELD: u8 = 1;
-/// Sign of a pulse: the process was forked, and the thread is not running.
+/// A flag of a heartbeat: the process was forked, and the watching thread does not run.
 pub const UNWATCHED: u8 = 2;
-/// Sign of a pulse: the last call was interrupted by an exception that its callee did not raise.
+/// A flag of a heartbeat: the last call was interrupted by an exception that did not come from the called function.
 pub const CUT: u8 = 4;
 
-/// The activity of a caller. Callers exclude each other. The watching thread may read old values.
+/// The heartbeat of a caller: it counts the caller's calls. Only one call updates it at a time. The watching thread may
+/// read old values.
 #[derive(Default)]
 pub struct Pulse {
     word: AtomicU64,
@@ -54,31 +56,31 @@ pub struct Pulse {
 }
 
 impl Pulse {
-    /// A call begins.
+    /// Records that a call begins.
     #[inline]
     pub fn enter(&self) {
         self.thread.store(this_thread(), Relaxed);
         self.word.store(self.word.load(Relaxed).wrapping_add(CALL + INSIDE), Relaxed);
     }
 
-    /// A call returns.
+    /// Records that a call returns.
     #[inline]
     pub fn leave(&self) {
         self.word.store(self.word.load(Relaxed).wrapping_sub(INSIDE), Relaxed);
     }
 
-    /// Returns whether a call has not returned.
+    /// Returns whether a call has not returned yet.
     pub fn is_inside(&self) -> bool {
         self.word.load(Relaxed) & ALL_INSIDE != 0
     }
 
-    /// Returns the signs that a call must check, almost always 0.
+    /// Returns the flags that a call must check. Usually 0.
     #[inline]
     pub fn signs(&self) -> u8 {
         self.signs.load(Relaxed)
     }
 
-    /// Sets or clears a sign.
+    /// Sets or clears a flag.
     pub fn set_sign(&self, sign: u8, set: bool) {
         if set {
             self.signs.fetch_or(sign, Relaxed);
@@ -88,11 +90,11 @@ impl Pulse {
     }
 }
 
-/// A call that does not return.
+/// Describes a call that does not return.
 pub struct Stall {
     /// The number of the watched loader.
     pub key: u64,
-    /// How long the call has been observed.
+    /// How long the watching thread has observed the call.
     pub waited: Duration,
     /// The calling thread, as returned by `pthread_self`.
     pub thread: u64,
@@ -111,8 +113,8 @@ struct Watched {
     pulse: Weak<Pulse>,
     key: u64,
     patience: Duration,
-    /// The word at the last check, the time since which it is unchanged, and the duration after which it is reported
-    /// next.
+    /// The word at the last check. `since` is the time since which the word is unchanged, and `next` is the duration
+    /// after which the call is reported next.
     word: u64,
     since: Instant,
     next: Duration,
@@ -140,7 +142,7 @@ impl Watched {
 struct WatchState {
     watched: Vec<Watched>,
     thread: Option<Watcher>,
-    /// Whether the thread should exit, and whether it is running.
+    /// Whether the thread should exit. `running` is true while it runs.
     stop: bool,
     running: bool,
     stoppers: Vec<Unparker>,
@@ -149,7 +151,7 @@ struct WatchState {
 }
 
 impl WatchState {
-    /// Wakes the thread, which then rereads the state.
+    /// Wakes up the thread, which then reads the state again.
     fn wake(&self) {
         self.thread.iter().for_each(|watcher| watcher.wake.unpark());
     }
@@ -157,7 +159,7 @@ impl WatchState {
 
 struct Watcher {
     thread: JoinHandle<()>,
-    /// Wakes the thread to read the state again.
+    /// Wakes up the thread so that it reads the state again.
     wake: Unparker,
 }
 
@@ -171,13 +173,13 @@ pub struct Watch {
 static WATCH: AtomicPtr<Watch> = AtomicPtr::new(std::ptr::null_mut());
 static OVER: AtomicBool = AtomicBool::new(false);
 
-/// The watch of this process. The watching thread calls `tell` without holding a lock.
+/// Returns the watch of this process. The watching thread calls `tell` without holding a lock.
 ///
-/// Callers exclude each other because they hold the GIL.
+/// Callers hold the GIL, so only one thread calls this function at a time.
 pub fn watch(tell: fn(&Stall)) -> &'static Watch {
     let generation = fork::generation();
-    // SAFETY: null, or created by an earlier call and never freed. The small object of the parent is leaked after a
-    // fork.
+    // SAFETY: the pointer is null, or was created by an earlier call and never freed. After a fork, the small object of
+    // the parent is leaked.
     if let Some(watch) = unsafe { WATCH.load(Relaxed).as_ref() }
         && watch.generation == generation
     {
@@ -189,11 +191,12 @@ pub fn watch(tell: fn(&Stall)) -> &'static Watch {
 }
 
 impl Watch {
-    /// Watches a pulse from now on, or resumes after a fork. If the thread cannot be started, the pulse is not watched.
+    /// Starts watching a heartbeat, or resumes after a fork. If the thread cannot be started, the caller is not
+    /// watched.
     pub fn begin(&'static self, pulse: &Arc<Pulse>, key: u64, patience: Duration) {
         let mut state = self.state();
         if state.forks > 0 || OVER.load(Relaxed) {
-            return; // at the next call
+            return; // the next call starts watching
         }
         pulse.set_sign(UNWATCHED, false);
         let (weak, since) = (Arc::downgrade(pulse), Instant::now());
@@ -202,7 +205,7 @@ impl Watch {
         }
         state.stop = false;
         if state.running {
-            state.wake(); // its patience may be shorter than that of other callers
+            state.wake(); // the new caller's patience may be shorter than that of other callers
         } else {
             let named = std::thread::Builder::new().name("torchdata-watch".to_owned());
             let parker = Parker::new();
@@ -213,7 +216,7 @@ impl Watch {
         }
     }
 
-    /// Stops watching a pulse.
+    /// Stops watching a heartbeat.
     pub fn end(&self, pulse: &Arc<Pulse>) {
         pulse.set_sign(UNWATCHED, false);
         let mut state = self.state();
@@ -221,15 +224,15 @@ impl Watch {
         state.wake();
     }
 
-    /// Stops the thread, for a fork or at the end of the process. Gives up if the thread is blocked in a report. The
-    /// caller must not hold a lock that the thread might need.
+    /// Stops the thread, because of a fork or at the end of the process. Does not wait longer than `GIVE_UP` for a
+    /// thread that is blocked in a report. The caller must not hold a lock that the thread may need.
     pub fn stop(&self) {
         let mut state = self.state();
         state.stop = true;
         state.wake();
         let is_thread = |one: &Watcher| one.thread.thread().id() == std::thread::current().id();
         if state.thread.as_ref().is_some_and(is_thread) {
-            return; // the thread itself forks
+            return; // the fork happens in the thread itself
         }
         let (ended, deadline) = (Parker::new(), Instant::now() + GIVE_UP);
         while state.running {
@@ -244,8 +247,8 @@ impl Watch {
         let (watcher, number) = (state.thread.take(), state.number);
         drop(state);
         if let Some(watcher) = watcher {
-            let _ = watcher.thread.join(); // the thread can only panic while it reports a stall
-            // The kernel lists the thread for a moment longer.
+            let _ = watcher.thread.join(); // a panic is only possible while the thread reports a stall
+            // The kernel still lists the thread for a short time.
             let (path, since) = (format!("/proc/self/task/{number}"), Instant::now());
             while since.elapsed() < FORGOTTEN && std::fs::exists(&path).unwrap_or(false) {
                 std::thread::yield_now();
@@ -253,8 +256,8 @@ impl Watch {
         }
     }
 
-    /// Prepares for a fork, before the thread is stopped. The thread is not started meanwhile; callers start it at
-    /// their next call.
+    /// Prevents the thread from being started during a fork. Must be called before the thread is stopped. After the
+    /// fork, the next call of a watched caller starts the thread.
     pub fn fork_begins(&self) {
         let mut state = self.state();
         state.forks += 1;
@@ -265,7 +268,7 @@ impl Watch {
         }
     }
 
-    /// Records, in the parent, that a fork is finished.
+    /// In the parent: records that a fork is complete.
     pub fn fork_is_over(&self) {
         let mut state = self.state();
         state.forks = state.forks.saturating_sub(1);
@@ -275,13 +278,13 @@ impl Watch {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs in the thread, which sleeps on `parker`.
+    /// Runs in the watching thread, which sleeps on `parker`.
     fn run(&self, parker: &Parker) {
         let mut state = self.state();
         state.number = thread_number();
         loop {
             state.watched.retain(|one| one.pulse.strong_count() > 0);
-            // `tell` may have forked. In that case this is the child, which has another watch.
+            // `tell` may have forked. If so, this process is the child, which has another watch.
             if state.stop || state.watched.is_empty() || fork::generation() != self.generation {
                 break;
             }
@@ -304,14 +307,14 @@ impl Watch {
     }
 }
 
-/// Stops watching permanently: the thread is not started again.
+/// Stops watching permanently. The thread is never started again.
 pub fn over() {
     OVER.store(true, Relaxed);
 }
 
 fn thread_number() -> u64 {
     #[cfg(target_os = "linux")]
-    // SAFETY: can always be called, and cannot fail.
+    // SAFETY: the call has no preconditions and cannot fail.
     return unsafe { libc::syscall(libc::SYS_gettid) } as u64;
     #[cfg(not(target_os = "linux"))]
     0

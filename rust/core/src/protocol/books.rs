@@ -1,17 +1,17 @@
-//! The reader's records of an epoch: the items received from each peer, and the snapshots that allow a later run to
+//! The reader's records of an epoch: the items received from each peer, and the snapshots from which a later run can
 //! resume.
 //!
-//! A writer sends snapshots of its graph between items. The reader keeps those that it may need, without decoding them.
-//! The user may have received fewer items than the reader has delivered, because pipes in the main process read ahead.
-//! Therefore a log of the latest deliveries allows looking at an earlier state of the records. A snapshot is kept until
-//! the items that the user received include those before the next snapshot.
+//! A writer sends snapshots of its graph between items. The reader keeps the snapshots that it may need, without
+//! decoding them. The user may have received fewer items than the reader has delivered, because pipes in the main
+//! process read ahead. Therefore a log of the latest deliveries allows the reader to determine earlier positions. A
+//! snapshot is kept until the user has received all items before the next snapshot.
 
 use std::collections::VecDeque;
 
 use super::account::Account;
 
-/// The number of dispatched items that a worker has read. The default is the beginning of an epoch, where a worker
-/// without a snapshot starts.
+/// The position of a worker in the dispatched items. The default is the beginning of an epoch, where a worker without a
+/// snapshot starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Share {
     /// The pass, counted from 1.
@@ -29,9 +29,9 @@ impl Default for Share {
 /// A snapshot of a writer's graph.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Snapshot<S> {
-    /// The items that the writer had sent.
+    /// The items that the writer had sent before the snapshot.
     pub sent: Account,
-    /// The dispatched items that the writer had read.
+    /// The dispatched items that the writer had read before the snapshot.
     pub share: Share,
     /// The serialized graph.
     pub content: S,
@@ -42,7 +42,7 @@ pub struct Snapshot<S> {
 pub struct Dealt<S> {
     /// The pass.
     pub pass: u32,
-    /// By worker: the items of the pass that were dispatched to the worker.
+    /// For each worker, the items of the pass that were dispatched to it.
     pub accounts: Vec<Account>,
     /// The serialized graph.
     pub content: S,
@@ -54,8 +54,8 @@ impl<S> Dealt<S> {
         self.accounts.iter().map(|account| account.items).sum()
     }
 
-    /// Returns whether the dispatching process can resume here for a worker that has read `share`, because the worker
-    /// has received all items dispatched before.
+    /// Returns whether the dispatching process can resume from this snapshot for a worker that has read `share`. This
+    /// is the case if the worker has read all items that were dispatched to it before the snapshot.
     fn is_behind(&self, worker: usize, share: Share) -> bool {
         self.accounts.get(worker).is_some_and(|account| (self.pass, account.items) <= (share.pass, share.account.items))
     }
@@ -65,31 +65,31 @@ impl<S> Dealt<S> {
 struct Peer<S> {
     taken: Account,
     ended: bool,
-    /// Whether no position that may be requested is before the first snapshot.
+    /// Whether the first snapshot is at or before every position that may be requested.
     begun: bool,
-    /// Ordered by age. Only the first snapshot is at or before the position that the user has reached.
+    /// Snapshots from oldest to newest. Only the first snapshot is at or before the position that the user has reached.
     snapshots: VecDeque<Snapshot<S>>,
 }
 
-/// The position of a peer after a number of delivered items.
+/// The position of a peer after a certain number of delivered items.
 #[derive(Debug)]
 pub struct PeerPosition<'a, S> {
-    /// The delivered items of this peer.
+    /// The items of this peer that were delivered.
     pub given: Account,
-    /// The latest snapshot at or before that position, or None if only the beginning of the epoch is.
+    /// The latest snapshot at or before that position, or None if the peer must start at the beginning of the epoch.
     pub snapshot: Option<&'a Snapshot<S>>,
 }
 
-/// The number of additional deliveries in the log, besides the items that the user has not received yet.
+/// The number of deliveries in the log in addition to the items that the user has not received yet.
 const LOOK_BACK: usize = 64;
-/// The length of the log if it is unknown how many items the user has received.
+/// The length of the log if it is not known how many items the user has received.
 const LONG_LOOK_BACK: usize = 1 << 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct KeptDeliveries {
-    /// The length of the log in addition to the deliveries that the user has not received yet.
+    /// The number of deliveries in the log in addition to those that the user has not received yet.
     beyond: usize,
-    /// The length of the log if it is unknown how many deliveries the user has received.
+    /// The length of the log if it is not known how many deliveries the user has received.
     unknown: usize,
 }
 
@@ -97,15 +97,15 @@ struct KeptDeliveries {
 #[derive(Debug, Clone, Hash)]
 pub struct Books<S> {
     peers: Vec<Peer<S>>,
-    /// The latest deliveries: the peer, and its account before the delivery.
+    /// The latest deliveries. Each entry contains the peer, and its account before the delivery.
     log: VecDeque<(u32, Account)>,
     total: u64,
-    /// Snapshots of the dispatching process, ordered by age.
+    /// Snapshots of the dispatching process, from oldest to newest.
     dealt: VecDeque<Dealt<S>>,
     memory: KeptDeliveries,
-    /// The log is shortened once it has this length.
+    /// The length at which the log is shortened.
     longest: usize,
-    /// The peers that had the turn at the beginning, and at the latest delivery.
+    /// The peer of the first delivery. `latest` is the peer of the latest delivery.
     first: usize,
     latest: Option<usize>,
 }
@@ -116,9 +116,9 @@ impl<S> Books<S> {
         Self::remembering(peers, LOOK_BACK, LONG_LOOK_BACK)
     }
 
-    /// Creates empty records with the given lengths of the log: `beyond` deliveries besides the items that the user has
-    /// not received, or `unknown` if that number is unknown. The model checker uses short logs, so that the logs of
-    /// small loaders are shortened, too.
+    /// Creates empty records. The log keeps `beyond` deliveries in addition to the items that the user has not
+    /// received, or `unknown` deliveries if that number is not known. The model checker uses short logs, so that the
+    /// logs of its small loaders are shortened, too.
     pub fn remembering(peers: usize, beyond: usize, unknown: usize) -> Self {
         let peers = (0..peers)
             .map(|_| Peer { taken: Account::default(), ended: false, begun: false, snapshots: VecDeque::new() })
@@ -135,9 +135,9 @@ impl<S> Books<S> {
         }
     }
 
-    /// Begins an epoch at the accounts in `starts`. A peer without an entry starts at its beginning.
+    /// Begins an epoch at the accounts in `starts`. A peer without an entry starts at the beginning.
     ///
-    /// Returns the old snapshots, because dropping one may run arbitrary code.
+    /// Returns the old snapshots. The caller must drop them, because dropping may run arbitrary code.
     pub fn begin(&mut self, starts: &[Account]) -> Vec<S> {
         self.log.clear();
         (self.first, self.latest) = (0, None);
@@ -152,7 +152,7 @@ impl<S> Books<S> {
         kept
     }
 
-    /// Gives `peer` the first turn.
+    /// Makes `peer` the peer of the first delivery.
     pub fn begin_at(&mut self, peer: usize) {
         self.first = peer;
     }
@@ -168,18 +168,18 @@ impl<S> Books<S> {
         (0..peers).map(|step| (from + step) % peers).find(|&peer| !self.peers[peer].ended).unwrap_or(from % peers)
     }
 
-    /// The number of items delivered in this run.
+    /// Returns the number of items delivered in this run.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// The account of all items received from a peer.
+    /// Returns the account of all items received from a peer.
     pub fn taken(&self, peer: usize) -> Account {
         self.peers[peer].taken
     }
 
-    /// Counts a delivered item. `lag` receives the number of deliveries and returns how many of them the user has not
-    /// received yet, or None if that is unknown.
+    /// Counts a delivered item. `lag` gets the number of deliveries, and returns how many of them the user has not
+    /// received yet, or None if this number is not known.
     #[inline]
     pub fn deliver(&mut self, peer: usize, digest: u64, lag: impl FnOnce(u64) -> Option<u64>) {
         let taken = &mut self.peers[peer].taken;
@@ -200,8 +200,8 @@ impl<S> Books<S> {
         self.longest = 2 * kept;
     }
 
-    /// Returns the account of each peer `back` deliveries ago and the peer that had the turn, or None if the log is too
-    /// short.
+    /// Returns the account of each peer `back` deliveries ago, and the peer of the next delivery at that time. Returns
+    /// None if the log is too short.
     pub fn accounts(&self, back: u64) -> Option<(Vec<Account>, usize)> {
         let mut accounts: Vec<Account> = self.peers.iter().map(|peer| peer.taken).collect();
         let back = usize::try_from(back).ok().filter(|&back| back <= self.log.len())?;
@@ -213,30 +213,30 @@ impl<S> Books<S> {
         Some((accounts, turn))
     }
 
-    /// Returns the positions of all peers `back` deliveries ago, and the peer that had the turn.
+    /// Returns the positions of all peers `back` deliveries ago, and the peer of the next delivery at that time.
     pub fn places(&self, back: u64) -> Option<(Vec<PeerPosition<'_, S>>, usize)> {
         let (accounts, turn) = self.accounts(back)?;
         Some((self.places_at(accounts), turn))
     }
 
-    /// Returns the positions of all peers at these accounts. The items may not be delivered yet.
+    /// Returns the positions of all peers at the given accounts. Some items of the accounts may not be delivered yet.
     pub fn places_at(&self, accounts: Vec<Account>) -> Vec<PeerPosition<'_, S>> {
         let places = self.peers.iter().zip(accounts);
         places.map(|(peer, given)| PeerPosition { given, snapshot: newest(&peer.snapshots, given) }).collect()
     }
 
-    /// Returns whether a snapshot of `peer` is kept.
+    /// Returns whether there is a snapshot of `peer`.
     pub fn has_snapshot(&self, peer: usize) -> bool {
         !self.peers[peer].snapshots.is_empty()
     }
 
-    /// Returns whether a snapshot of the dispatching process is kept.
+    /// Returns whether there is a snapshot of the dispatching process.
     pub fn has_dealt(&self) -> bool {
         !self.dealt.is_empty()
     }
 
-    /// Returns the latest snapshot of the dispatching process that allows all workers to resume at `shares`, the shares
-    /// in their own snapshots.
+    /// Returns the latest snapshot of the dispatching process from which all workers can resume at `shares`. These are
+    /// the positions in the workers' own snapshots.
     pub fn dealt_before(&self, shares: &[Share]) -> Option<&Dealt<S>> {
         let is_before = |dealt: &&Dealt<S>| (0..shares.len()).all(|worker| dealt.is_behind(worker, shares[worker]));
         self.dealt.iter().rev().find(is_before)
@@ -247,7 +247,7 @@ impl<S> Books<S> {
         self.peers.iter().map(share).collect()
     }
 
-    /// Keeps a snapshot of a peer, and removes older snapshots that this one replaces. `lag` is the number of
+    /// Stores a snapshot of a peer, and removes older snapshots that are no longer needed. `lag` is the number of
     /// deliveries that the user has not received yet.
     ///
     /// Returns the removed snapshots.
@@ -256,27 +256,27 @@ impl<S> Books<S> {
             lag.and_then(|lag| self.accounts(lag.saturating_add(self.memory.beyond as u64).min(self.log.len() as u64)));
         let snapshots = &mut self.peers[peer].snapshots;
         snapshots.push_back(snapshot);
-        // If the lag is unknown, the user has at least the items that precede the log.
+        // If the lag is not known, the user has received at least the items before the start of the log.
         let earliest = || self.log.iter().find(|(of, _)| *of as usize == peer).map(|(_, before)| *before);
         let given = given.map_or_else(earliest, |(accounts, _)| Some(accounts[peer]));
         let passed = |next: &Snapshot<S>| given.is_some_and(|given| next.sent.items <= given.items);
         let superfluous = (1..snapshots.len()).take_while(|&index| passed(&snapshots[index])).count();
-        // If the log contains no item of this peer, the user has received all of its items.
+        // If the log contains no item of this peer, the user has received all items of this peer.
         let oldest = given.unwrap_or(self.peers[peer].taken);
         let Peer { snapshots, begun, .. } = &mut self.peers[peer];
         *begun |= snapshots[superfluous].sent.items <= oldest.items;
         snapshots.drain(..superfluous).map(|snapshot| snapshot.content).collect()
     }
 
-    /// Keeps a snapshot of the dispatching process, and removes snapshots that are older than the snapshots of all
-    /// workers.
+    /// Stores a snapshot of the dispatching process, and removes snapshots that are not needed because the snapshots of
+    /// all workers are newer.
     ///
     /// Returns the removed snapshots.
     pub fn keep_dealt(&mut self, dealt: Dealt<S>) -> Vec<S> {
         if self.dealt.iter().any(|known| known.pass == dealt.pass && known.accounts == dealt.accounts) {
             return vec![dealt.content];
         }
-        // Snapshots arrive over several links, so they are sorted here.
+        // Snapshots arrive over several links in any order, so they are sorted here.
         let place = self.dealt.iter().rposition(|known| order(known) <= order(&dealt)).map_or(0, |place| place + 1);
         self.dealt.insert(place, dealt);
         let oldest = self.oldest_shares();
@@ -286,7 +286,7 @@ impl<S> Books<S> {
     }
 }
 
-/// The order of the snapshots of the dispatching process.
+/// The sort key of the dispatching process's snapshots.
 fn order<S>(dealt: &Dealt<S>) -> (u32, u64) {
     (dealt.pass, dealt.items())
 }

@@ -1,4 +1,4 @@
-//! Chooses the peer for the next item of a reader of several links, and what the reader does while that item is
+//! Selects the peer of the next item for a reader of several links, and decides what the reader does while that item is
 //! missing.
 
 use crate::round_robin::RoundRobin;
@@ -8,24 +8,24 @@ use crate::round_robin::RoundRobin;
 pub enum Next {
     /// Deliver the next item of this peer.
     Deliver(usize),
-    /// Receive the next item of this peer, and store it until its turn. The next peer in turn cannot make progress
+    /// Receive the next item of this peer, and keep it until the peer's turn. The peer whose turn it is cannot continue
     /// until this item is received.
     TakeIn(usize),
-    /// Wait.
+    /// Wait until something changes.
     Wait,
-    /// A required process has exited, so no more items arrive: fail.
+    /// Fail, because a required process has exited, so no more items arrive.
     Fail,
-    /// All peers have ended.
+    /// Stop, because all peers have ended.
     Over,
 }
 
 /// The order of the peers, and whether a process has exited.
 ///
-/// **Receiving early.** In strict order, each worker has a window that limits how far it can be ahead. With a
-/// dispatching process, this could deadlock. The next worker in turn waits for an item from the dispatching process.
-/// The dispatching process waits until another worker, which is next in its order, accepts an item. The other worker
-/// has used up its window, so it waits for the main process. Therefore a worker reports when it waits for a dispatched
-/// item, and meanwhile the main process receives items of further workers early.
+/// **Receiving before the turn.** In strict order, a window limits how many items each worker can be ahead. With a
+/// dispatching process, this could cause a deadlock. The worker whose turn it is waits for an item from the dispatching
+/// process. The dispatching process waits until a second worker accepts an item. The second worker has used up its
+/// window, so it waits for the main process. Therefore a worker reports when it waits for a dispatched item. While it
+/// waits, the main process receives items of other workers before their turn.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Collecting {
     turn: RoundRobin,
@@ -34,8 +34,8 @@ pub struct Collecting {
 }
 
 impl Collecting {
-    /// Creates the state for this number of peers. With `in_order`, items are taken in strict turns, otherwise as they
-    /// arrive.
+    /// Creates the state for this number of peers. With `in_order`, items are taken from the peers in strict rotation,
+    /// otherwise in the order in which they arrive.
     pub fn new(peers: usize, in_order: bool) -> Self {
         Self { turn: RoundRobin::new(peers, in_order), has_died: false }
     }
@@ -45,7 +45,7 @@ impl Collecting {
         self.turn.start();
     }
 
-    /// Resumes an epoch at the turn of this peer.
+    /// Resumes an epoch. The next item comes from this peer.
     pub fn begin_at(&mut self, peer: usize) {
         self.turn.start_at(peer);
     }
@@ -55,15 +55,15 @@ impl Collecting {
         self.turn.is_in_order()
     }
 
-    /// The next peer in turn, or None if all have ended.
+    /// Returns the peer whose turn it is, or None if all peers have ended.
     pub fn turn(&self) -> Option<usize> {
         self.turn.next()
     }
 
     /// Returns the next step.
     ///
-    /// `ready` returns whether an item of a peer can be delivered, `arrived` whether one can be received, and `starves`
-    /// whether the peer waits for the dispatching process.
+    /// `ready` returns whether an item of a peer can be delivered. `arrived` returns whether an item can be received.
+    /// `starves` returns whether the peer waits for the dispatching process.
     #[inline]
     pub fn next(
         &mut self,
@@ -85,9 +85,9 @@ impl Collecting {
         self.to_take_in(arrived, |peer| peer == current && starves(peer)).map_or(Next::Wait, Next::TakeIn)
     }
 
-    /// Returns a peer to receive from early because another peer starves, or None.
+    /// Returns a peer whose next item must be received before its turn because another peer starves, or None.
     ///
-    /// Call this directly when the main process waits for something other than an item.
+    /// Called directly while the main process waits for something other than an item.
     pub fn to_take_in(
         &self,
         mut arrived: impl FnMut(usize) -> bool,
@@ -98,7 +98,7 @@ impl Collecting {
         live().find(|&peer| peer != starving && arrived(peer))
     }
 
-    /// Passes the turn on after an item was delivered.
+    /// Gives the turn to the next peer after an item was delivered.
     #[inline]
     pub fn advance(&mut self) {
         self.turn.advance();
@@ -109,13 +109,13 @@ impl Collecting {
         self.turn.end(peer);
     }
 
-    /// Records that a process has exited. Items that it sent before are still delivered as far as the order allows;
-    /// then [`Next::Fail`] is returned.
+    /// Records that a process has exited. Items that the process sent before are still delivered as far as the order
+    /// allows. After that, [`Next::Fail`] is returned.
     pub fn note_death(&mut self) {
         self.has_died = true;
     }
 
-    /// Records that all exited processes are replaced.
+    /// Records that all exited processes were replaced.
     pub fn replaced(&mut self) {
         self.has_died = false;
     }

@@ -1,4 +1,4 @@
-//! Chooses the reader for the next item of a writer of several links, and decides when a pass ends.
+//! Selects the reader of the next item for a writer of several links, and decides when a pass ends.
 
 use super::grant::Reader;
 use super::sending::Permit;
@@ -9,24 +9,24 @@ use crate::round_robin::RoundRobin;
 pub enum Deal {
     /// Compute an item and send it to this reader.
     To(usize),
-    /// Compute an item and drop it. The item belongs to this reader, which does not need it or already has it, whereas
-    /// other readers still need items.
+    /// Compute the next item and drop it, because its reader does not need it or already has it, but other readers
+    /// still need items.
     Skip(usize),
-    /// Wait for this reader, because it has the turn.
+    /// Wait for this reader, because it must receive the next item.
     WaitFor(usize),
-    /// All readers have left this pass.
+    /// Stop, because all readers have ended this pass.
     Nobody,
 }
 
-/// The turns of the readers. The order is independent of the readers, so the number of an item alone determines its
-/// reader.
+/// The order in which readers receive items. The order does not depend on how fast the readers are, so the number of an
+/// item determines its reader.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Dealing {
     turn: RoundRobin,
 }
 
 impl Dealing {
-    /// Creates the turns for this number of readers.
+    /// Creates the order of this number of readers.
     pub fn new(readers: usize) -> Self {
         Self { turn: RoundRobin::new(readers, false) }
     }
@@ -36,12 +36,12 @@ impl Dealing {
         self.begin_at(0);
     }
 
-    /// Resumes a pass at this reader.
+    /// Resumes a pass. This reader receives the next item.
     pub fn begin_at(&mut self, reader: usize) {
         self.turn.start_at(reader);
     }
 
-    /// The reader that has the turn, or None if all have received their end.
+    /// Returns the reader of the next item, or None if all readers have received their end.
     pub fn turn(&self) -> Option<usize> {
         self.turn.next()
     }
@@ -59,8 +59,8 @@ impl Dealing {
         }
     }
 
-    /// Returns the next step for the shards of a worker, which share the reader of one link. The grant is read only
-    /// once, because a grant that arrives between two reads would give two shards different answers.
+    /// Returns the next step for the shards of a worker, which share one link. The grant is read only once, because a
+    /// grant that changes between two reads would give two shards different answers.
     #[inline]
     pub fn next_of_shards(&self, permit: Permit) -> Deal {
         self.next(|_| permit)
@@ -71,7 +71,7 @@ impl Dealing {
         self.turn.peers()
     }
 
-    /// The readers that have not received their end.
+    /// Returns the readers that have not received their end.
     fn readers(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.turn.peers()).filter(|&reader| !self.turn.is_ended(reader))
     }
@@ -92,8 +92,8 @@ impl Dealing {
         self.turn.is_ended(reader)
     }
 
-    /// Returns whether the next pass should begin after the end of this one: a reader has requested it, and all readers
-    /// are finished with this one.
+    /// Returns whether the next pass should begin: a reader has requested it, and all readers have ended the current
+    /// pass.
     pub fn is_asked_again(&self, reader: impl Fn(usize) -> Reader) -> bool {
         let mut asked = false;
         for peer in 0..self.turn.peers() {

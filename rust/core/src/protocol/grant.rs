@@ -1,13 +1,14 @@
-//! The word for messages from the reader of a link to its writer. A single word cannot be read half-written.
+//! The word with which the reader of a link informs the writer. It is a single word, so that it is never read
+//! half-written.
 //!
 //! ```text
 //! 63    48 47       34 33   32 31 30 29            0
 //! [ check ][  epoch   ][ pass ][wish][    items    ]
 //! ```
 //!
-//! Only the low bits of epoch and pass are stored, and items are counted modulo 2^30. Writer and reader are never far
-//! enough apart to make this ambiguous. If the values were further apart, an item would be sent early and stay in the
-//! ring (see `Receiving`).
+//! Only the low bits of epoch and pass are stored, and items are counted modulo 2^30. The writer and the reader are
+//! never far enough apart to make these values ambiguous. If they were, an item would only be sent too early and remain
+//! in the ring (see `Receiving`).
 
 use super::stream::Stream;
 use crate::integrity::{open, seal};
@@ -19,29 +20,29 @@ const EPOCH_BITS: u32 = 14;
 /// What a reader wants from a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Wish {
-    /// The total number of items wanted in this stream, modulo 2^30.
+    /// How many items the reader wants in this stream in total, modulo 2^30.
     Items(u32),
-    /// No more items of this pass. Another pass may follow.
+    /// The reader wants no more items of this pass, but may request another pass.
     Left,
-    /// No more items in this epoch.
+    /// The reader wants no more items in this epoch.
     Done,
 }
 
-/// The current stream of a reader, and what the reader wants from this stream.
+/// A message from a reader to its writer: the reader's current stream, and what the reader wants from this stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Grant {
     stream: Stream,
     wish: Wish,
 }
 
-/// The position of a reader relative to the stream of a writer.
+/// Which stream a reader is in, compared with the stream of its writer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reader {
     /// The reader is still in an earlier stream.
     Behind,
     /// The reader is in this stream and wants this number of items in total.
     Here(u32),
-    /// The reader has left this pass, but may request the next pass.
+    /// The reader has ended this pass, but may request the next pass.
     Left,
     /// The reader has requested the next pass.
     Ahead,
@@ -53,22 +54,22 @@ fn low(value: u32, bits: u32) -> u64 {
     u64::from(value) & ((1 << bits) - 1)
 }
 
-/// The signed difference of two numbers that are known only modulo 2^`bits`.
+/// Returns the signed difference of two numbers that are only known modulo 2^`bits`.
 fn difference(left: u64, right: u64, bits: u32) -> i64 {
     let shift = 64 - bits;
     (left.wrapping_sub(right) << shift) as i64 >> shift
 }
 
 impl Grant {
-    /// The word before the reader has written one.
+    /// The word in a new link, before the reader has written a grant.
     pub const NONE: u64 = seal(0);
 
-    /// The grant of a reader in `stream` that wants `wish`.
+    /// Creates the grant of a reader in `stream` that wants `wish`.
     pub fn new(stream: Stream, wish: Wish) -> Self {
         Self { stream, wish }
     }
 
-    /// The word to store.
+    /// Returns the grant as a word to store in shared memory.
     #[inline]
     pub fn word(self) -> u64 {
         let (wish, count) = match self.wish {
@@ -104,7 +105,8 @@ impl Grant {
         })
     }
 
-    /// Returns how many items a reader that wants `wanted` in total allows after `sent`. Both numbers are modulo 2^30.
+    /// Returns how many more items a reader accepts that wants `wanted` items in total if `sent` were sent. Both
+    /// numbers are modulo 2^30.
     #[inline]
     pub fn credit(wanted: u32, sent: u32) -> u32 {
         difference(u64::from(wanted), u64::from(sent), COUNT_BITS).max(0) as u32

@@ -1,8 +1,9 @@
-//! The protocol between the processes of a loader, as state machines without shared memory, processes or Python.
+//! The protocol between the processes of a loader, implemented as state machines that use no shared memory, processes
+//! or Python.
 //!
-//! All decisions of the protocol are made here. The code for rings, bells and processes passes its observations to
-//! these machines and executes their decisions. Therefore the same code runs between real processes and in the model
-//! checker (`tests/protocol/`), which explores all interleavings of small loaders.
+//! All decisions of the protocol are made in this module. The code that works with rings, doorbells and processes
+//! passes its observations to these state machines and executes their decisions. The model checker (`tests/protocol/`)
+//! runs the same state machines, and explores all interleavings of small loaders.
 //!
 //! | machine | used by | decides |
 //! | --- | --- | --- |
@@ -18,8 +19,8 @@
 //! | [`Obedience`] | a child | how a command affects the running epoch, and when it is acknowledged |
 //! | [`Replacing`] | the main process | which children are replaced after an exit, and when to give up |
 //!
-//! The model checker verifies three properties. Deadlocks are impossible. No item is lost, duplicated or delivered to
-//! another epoch. The exit of a process causes an error, and never looks like a normal end.
+//! The model checker verifies three properties. There are no deadlocks. No item is lost, duplicated or delivered to
+//! another epoch. If a process exits early, the loader raises an error and never ends as if the data had ended.
 
 mod account;
 mod books;

@@ -1,11 +1,13 @@
-//! Decides how a child reacts to commands: how a command affects the running epoch, and when it is acknowledged.
+//! Decides how a child reacts to a command: how the command affects the running epoch, and when the child acknowledges
+//! it.
 
 /// A command from the main process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Command {
-    /// Run the epoch with this number, and abandon the running epoch.
+    /// Run the epoch with this number. If another epoch is running, abandon it.
     Epoch(u32),
-    /// Repeat the end of this epoch to restore the state that outlives it. The main process already has all its items.
+    /// Repeat the end of this epoch, in order to restore the state that is kept after the epoch. The main process
+    /// already has all items of the epoch.
     Repeat(u32),
     /// Apply a function to the graph, between two items. The running epoch continues.
     Call,
@@ -14,8 +16,8 @@ pub enum Command {
 }
 
 impl Command {
-    /// The value of the word `order` that the main process publishes before it sends the command, or None if the
-    /// command does not abandon an epoch.
+    /// Returns the value of the word `order`, which the main process publishes before it sends the command. Returns
+    /// None if the command does not abandon an epoch.
     pub fn order(self) -> Option<u64> {
         match self {
             Self::Epoch(epoch) | Self::Repeat(epoch) => Some(u64::from(epoch)),
@@ -28,7 +30,7 @@ impl Command {
 /// The next step of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// Leave the running epoch, then execute the command.
+    /// Abandon the running epoch, then execute the command.
     Leave,
     /// Run the epoch.
     Run(Acknowledged),
@@ -38,19 +40,19 @@ pub enum Step {
     End,
 }
 
-/// When a child acknowledges an epoch.
+/// When a child acknowledges the command to run an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Acknowledged {
     /// Before the first item.
     Begun,
-    /// After the last item, because the main process waits for the restored state.
+    /// After the last item, because the main process waits until the state is restored.
     Done,
-    /// Both before the first item and after the last item. A dispatching process finishes an epoch only after its
-    /// readers do, and the main process commands them next.
+    /// Both before the first item and after the last item. This is for a dispatching process. It finishes an epoch only
+    /// after its readers, which the main process commands next.
     Both,
 }
 
-/// The state of a child with respect to commands. Commands are processed in order, between two items.
+/// How a child reacts to commands. Commands are executed in order, between two items.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Obedience {
     dispatches: bool,
@@ -90,8 +92,8 @@ impl Obedience {
         self.runs
     }
 
-    /// Returns whether a wait within an item of `epoch` is useless because the main process has ordered a later epoch
-    /// or a stop. A call does not interrupt the wait: the item is finished first.
+    /// Returns whether the child must stop waiting during an item of `epoch`, because the main process has ordered a
+    /// later epoch or a stop. A function call does not interrupt the wait. The call is made after the item.
     #[inline]
     pub fn is_superseded(epoch: u32, order: u64) -> bool {
         order > u64::from(epoch)

@@ -3,7 +3,7 @@
 use super::grant::{Grant, Wish};
 use super::stream::Stream;
 
-/// What to do with a unit.
+/// What a reader does with a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Judgement {
     /// The unit belongs to the current stream: take it.
@@ -14,16 +14,16 @@ pub enum Judgement {
     Leave,
 }
 
-/// The largest window, so that counters can be compared modulo 2^30.
+/// The maximum window. It is limited so that counters can be compared modulo 2^30.
 const WIDEST: u32 = (1 << 29) - 1;
 
-/// The reader's state of a stream.
+/// A reader's state of the current stream.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Receiving {
     stream: Stream,
-    /// Items taken in this stream, modulo 2^30.
+    /// The number of items taken in this stream, modulo 2^30.
     taken: u32,
-    /// The number of items that the writer may be ahead.
+    /// How many items the writer may be ahead.
     window: u32,
 }
 
@@ -35,7 +35,7 @@ impl Receiving {
         self.set_window(window)
     }
 
-    /// The current stream.
+    /// Returns the current stream.
     pub fn stream(&self) -> Stream {
         self.stream
     }
@@ -50,18 +50,18 @@ impl Receiving {
         }
     }
 
-    /// The number of items that the writer may be ahead.
+    /// Returns how many items the writer may be ahead.
     pub fn window(&self) -> u64 {
         u64::from(self.window)
     }
 
-    /// Sets the number of items that the writer may be ahead. 0 pauses it.
+    /// Sets how many items the writer may be ahead. A window of 0 pauses the writer.
     pub fn set_window(&mut self, window: u64) -> Grant {
         self.window = window.min(u64::from(WIDEST)) as u32;
         self.grant()
     }
 
-    /// Counts a received item, and returns the grant that allows one more.
+    /// Counts a received item. Returns the grant that allows the writer to send one more item.
     #[inline]
     pub fn take(&mut self) -> Grant {
         self.taken = self.taken.wrapping_add(1);
@@ -79,12 +79,12 @@ impl Receiving {
         Grant::new(self.stream, Wish::Items(self.taken.wrapping_add(self.window.max(1))))
     }
 
-    /// Returns the word that leaves this pass.
+    /// Returns the grant that ends this pass early.
     pub fn leave(&self) -> Grant {
         Grant::new(self.stream, Wish::Left)
     }
 
-    /// Returns the word that finishes the epoch with this number.
+    /// Returns the grant that finishes the epoch with this number.
     pub fn finish(&mut self, epoch: u32) -> Grant {
         if self.stream.epoch() != epoch {
             self.stream = Stream::new(epoch, 0);

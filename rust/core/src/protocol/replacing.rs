@@ -1,46 +1,46 @@
-//! Decides which children are replaced after a process exits, when to give up, and what the replacements do first.
+//! Decides which children are replaced after a process has exited, when to give up, and what the replacements do first.
 //!
-//! Without a dispatching process, each worker is replaced on its own. With a dispatching process, all children are
-//! replaced together, because the remaining processes do not know which items existed only in the memory of the exited
+//! Without a dispatching process, each worker is replaced separately. With a dispatching process, all children are
+//! replaced together, because the remaining children do not know which items were lost with the memory of the exited
 //! process.
 
-/// The number of exits of one child at the same item after which the loader gives up.
+/// The loader gives up after this many exits of one child at the same item.
 pub const TRIES: usize = 3;
 
-/// The exits of one child since it made progress.
+/// Counts the exits of one child since the last progress.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 struct Deaths {
-    /// The epoch, and the number of items received.
+    /// The epoch, and the number of items received when the child exited.
     at: (u32, u64),
     process: Option<u64>,
     count: usize,
 }
 
-/// The result for one exit.
+/// The result of counting one exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Verdict {
-    /// The number of processes that have exited at this item.
+    /// How many processes have exited at this item.
     pub deaths: usize,
     /// Whether this exit was not counted before.
     pub is_new: bool,
 }
 
 impl Verdict {
-    /// Returns whether no further process should try this item.
+    /// Returns whether the loader must give up instead of trying this item again.
     pub fn is_final(self) -> bool {
         self.deaths >= TRIES
     }
 }
 
-/// The state of all children. The dispatching process is the last one.
+/// The state of all children. The dispatching process is the last child.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Replacing {
     workers: usize,
     dispatches: bool,
     resting: Vec<bool>,
     deaths: Vec<Deaths>,
-    /// Whether workers that repeat the epoch may still read dispatched items although the main process has received
-    /// everything.
+    /// Whether some workers repeat the epoch. They may still read dispatched items, although the main process has
+    /// received all items.
     repeating: bool,
 }
 
@@ -57,22 +57,22 @@ impl Replacing {
         }
     }
 
-    /// Records that an epoch begins. From then on, all children are needed.
+    /// Records that an epoch begins. All children are needed from now on.
     pub fn begin(&mut self) {
         self.resting.fill(false);
         self.repeating = false;
     }
 
-    /// Returns whether a child has exited and is not needed again in this epoch.
+    /// Returns whether a child has exited and is no longer needed in this epoch.
     pub fn rests(&self, child: usize) -> bool {
         self.resting[child]
     }
 
-    /// Returns the children to replace. Other children that have exited are not needed again in this epoch.
+    /// Returns the children to replace. Other children that have exited are no longer needed in this epoch.
     ///
-    /// `ended` contains, for each worker, whether the main process has all its items of the epoch. With a dispatching
-    /// process, replacements are needed even if all workers have ended, as long as one of them repeats the epoch,
-    /// because it may wait for dispatched items and would not obey commands.
+    /// `ended` contains for each worker whether the main process has all its items of the epoch. With a dispatching
+    /// process, replacements are needed while a worker repeats the epoch, even if all workers have ended. This is
+    /// because the repeating worker may wait for dispatched items and would not execute commands.
     pub fn wanted(&mut self, dead: &[usize], ended: &[bool]) -> Vec<usize> {
         let wanted: Vec<usize> = match self.dispatches {
             true if dead.is_empty() || !self.repeating && ended.iter().all(|&ended| ended) => Vec::new(),
@@ -87,8 +87,8 @@ impl Replacing {
 
     /// Counts the exit of a process that must be replaced.
     ///
-    /// Exits are counted until an item is received. `received` contains the number of received items by worker.
-    /// `halted` is true if all children are paused, so the process cannot have tried an item.
+    /// Exits are counted until an item is received. `received` contains the number of items received from each worker.
+    /// `halted` means that all children are paused, so that no item can have caused the exit.
     pub fn judge(&mut self, child: usize, process: u64, epoch: u32, received: &[u64], halted: bool) -> Verdict {
         let at = (epoch, self.item_of(child, received));
         let deaths = &mut self.deaths[child];
@@ -101,12 +101,13 @@ impl Replacing {
         Verdict { deaths: deaths.count, is_new }
     }
 
-    /// The number of the item, counted from 0 in the epoch, that a child was computing.
+    /// Returns the number of the item that a child was computing. Items of an epoch are counted from 0.
     pub fn item_of(&self, child: usize, received: &[u64]) -> u64 {
         if child < self.workers { received[child] } else { received.iter().sum() }
     }
 
-    /// Returns whether the replacement only repeats an epoch, because the main process has received all its items.
+    /// Returns whether the replacement of a child must only repeat the epoch, because the main process has received all
+    /// items of the child.
     pub fn repeats(&mut self, child: usize, ended: &[bool]) -> bool {
         let repeats = child < self.workers && ended[child];
         self.repeating |= repeats && self.dispatches;

@@ -3,29 +3,30 @@
 use super::grant::{Grant, Reader};
 use super::stream::Stream;
 
-/// Whether the writer may send an item.
+/// Whether a writer may send its next item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Permit {
-    /// The reader wants it.
+    /// The reader wants the item.
     Now,
-    /// The reader does not accept the item yet, because its window is full, or because it has not reached this stream.
+    /// The reader does not accept the item yet, because its window is full, or because it is still in an earlier
+    /// stream.
     Wait,
-    /// The reader wants no more items of this stream, so they are dropped.
+    /// The reader wants no more items of this stream, so the item is dropped.
     Unwanted,
-    /// The reader has the item from an earlier run of this stream, so the item is recomputed, compared and dropped.
+    /// The reader already has the item from an earlier run of this stream, so the item is recomputed, counted and
+    /// dropped.
     Again,
 }
 
-/// The limit for read-ahead in bytes: how many bytes of large buffers a writer may have in flight.
+/// Limits how many bytes of large buffers a writer may have in flight.
 ///
-/// A window is a number of items, which may amount to gigabytes if items are large. An item of any size can be sent
-/// while no other item is in flight. The limit doubles if a reader had to wait after it took all bytes up to the limit.
-/// The limit halves if the reader had to wait although fewer bytes were in flight, because a higher limit would not
-/// help.
+/// A window limits the number of items, but large items may amount to gigabytes. An item of any size can be sent while
+/// no other item is in flight. The limit doubles if a reader had to wait after it took all bytes up to the limit. The
+/// limit halves if the reader had to wait although fewer bytes were in flight, because a higher limit would not help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ahead {
     allowed: u64,
-    /// Bytes taken since the reader last waited.
+    /// The number of bytes taken since the reader last waited.
     taken: u64,
 }
 
@@ -36,11 +37,11 @@ impl Default for Ahead {
 }
 
 impl Ahead {
-    /// The lowest limit.
+    /// The lowest value of the limit.
     pub const LEAST: u64 = 64 << 20;
     const MOST: u64 = 1 << 40;
 
-    /// The current limit in bytes.
+    /// Returns the current limit in bytes.
     pub fn allowed(self) -> u64 {
         self.allowed
     }
@@ -61,16 +62,16 @@ impl Ahead {
     }
 }
 
-/// The writer's state of a stream.
+/// A writer's state of the current stream.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Sending {
     stream: Stream,
-    /// Items sent in this stream, modulo 2^30.
+    /// The number of items sent in this stream, modulo 2^30.
     sent: u32,
-    /// The number of further items that the reader wanted when its word was last read. The reader may have granted more
-    /// items by now, or fewer if it has paused the writer.
+    /// How many more items the reader wanted when its word was last read. Since then, the reader may have granted more
+    /// items, or fewer if it has paused the writer.
     credit: u32,
-    /// The number of items to recompute before the first item is sent.
+    /// The number of items that must be recomputed before the first item is sent.
     owed: u64,
 }
 
@@ -80,12 +81,12 @@ impl Sending {
         *self = Self { stream, sent: 0, credit: 0, owed: 0 };
     }
 
-    /// Requires the first `items` of the stream to be recomputed, because the reader has them from an earlier run.
+    /// Makes the writer recompute the next `items` items, because the reader already has them from an earlier run.
     pub fn repeat(&mut self, items: u64) {
         self.owed = items;
     }
 
-    /// The number of items that are still to be recomputed.
+    /// Returns the number of items that must still be recomputed.
     #[inline]
     pub fn owed(&self) -> u64 {
         self.owed
@@ -96,18 +97,18 @@ impl Sending {
         self.owed = self.owed.saturating_sub(1);
     }
 
-    /// The current stream.
+    /// Returns the current stream.
     pub fn stream(&self) -> Stream {
         self.stream
     }
 
-    /// Returns whether an item may be sent, without reading the word again.
+    /// Returns whether an item may be sent according to the last word that was read.
     #[inline]
     pub fn has_credit(&self) -> bool {
         self.credit > 0
     }
 
-    /// Returns whether an item may be sent according to the reader's word, or None if the word is damaged.
+    /// Returns whether an item may be sent according to the reader's current word, or None if the word is damaged.
     #[inline]
     pub fn permit(&mut self, word: u64) -> Option<Permit> {
         if self.owed > 0 {
@@ -126,14 +127,14 @@ impl Sending {
         })
     }
 
-    /// Like `permit`, for a writer at its limit in bytes (see [`Ahead`]): the next item waits until the reader takes
-    /// one.
+    /// Does the same as `permit`, for a writer that has reached its limit in bytes (see [`Ahead`]). The next item must
+    /// wait until the reader takes an item.
     pub fn permit_far_ahead(&mut self, word: u64) -> Option<Permit> {
         let permit = self.permit(word)?;
         Some(if permit == Permit::Now { Permit::Wait } else { permit })
     }
 
-    /// The position of the reader, or None if its word is damaged.
+    /// Returns which stream the reader is in, or None if its word is damaged.
     pub fn reader(&self, word: u64) -> Option<Reader> {
         Grant::read(word, self.stream)
     }

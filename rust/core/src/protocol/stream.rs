@@ -1,21 +1,22 @@
-//! Identifies the stream of a unit: an epoch, and a pass of the dispatching process in this epoch.
+//! A stream identifies the iteration that a unit belongs to: an epoch, and a pass of the dispatching process in this
+//! epoch.
 
 use std::fmt;
 
-/// One iteration over a pipe through one link: the epoch, and the pass within that epoch.
+/// One iteration over a pipe through one link.
 ///
-/// Streams are ordered by time. Every unit contains its stream. Passes are counted from 1. Only a reader of dispatched
-/// items with a pipe such as `cycle`, which iterates over its source several times, goes beyond the first pass.
+/// Streams are ordered by time. Every unit contains its stream. Passes are counted from 1. There is more than one pass
+/// only if a worker reads dispatched items through a pipe that iterates over its source several times, such as `cycle`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Stream(u64);
 
 impl Stream {
-    /// The pass `pass` of the epoch `epoch`.
+    /// Creates the stream of the pass `pass` of the epoch `epoch`.
     pub const fn new(epoch: u32, pass: u32) -> Self {
         Self(((epoch as u64) << 32) | pass as u64)
     }
 
-    /// The first pass of an epoch.
+    /// Creates the stream of the first pass of an epoch.
     pub const fn first(epoch: u32) -> Self {
         Self::new(epoch, 1)
     }
@@ -30,17 +31,17 @@ impl Stream {
         self.0
     }
 
-    /// The number of the epoch.
+    /// Returns the number of the epoch.
     pub const fn epoch(self) -> u32 {
         (self.0 >> 32) as u32
     }
 
-    /// The number of the pass in that epoch.
+    /// Returns the number of the pass.
     pub const fn pass(self) -> u32 {
         self.0 as u32
     }
 
-    /// The next pass of the same epoch.
+    /// Returns the stream of the next pass in the same epoch.
     pub const fn next_pass(self) -> Self {
         Self::new(self.epoch(), self.pass().wrapping_add(1))
     }

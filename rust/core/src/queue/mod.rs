@@ -1,5 +1,5 @@
-//! Reading ahead: the queue between worker threads and the consumer of their results, and the position of that
-//! consumer.
+//! Reading ahead: the queue between worker threads and the consumer of their results, and the consumer's position in
+//! the source.
 
 pub mod ordered;
 pub mod place;

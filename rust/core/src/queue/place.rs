@@ -1,68 +1,69 @@
-//! The position of a consumer with a source that is read ahead: a snapshot of the source, and the items delivered after
-//! it.
+//! The consumer's position in a source that is read ahead: a snapshot of the source, and the items delivered after the
+//! snapshot.
 //!
-//! Items are numbered as they are taken from the source. After some items, a mark is made: a snapshot of the source.
-//! The consumer records each result that it receives, in order or not. Therefore the position does not depend on items
-//! in flight. To resume, the source is restored from the mark, and the results that were already delivered are dropped.
+//! Items are numbered in the order in which they are taken from the source. After some items, a snapshot of the source
+//! is taken, which is called a mark. The consumer records each result that it receives, even out of order. Therefore
+//! the position does not depend on items that are still being computed. To resume, the source is restored from the
+//! mark, and results that were already delivered are dropped.
 //!
-//! Superseded marks are collected in [`QueuePosition::spent`]. Dropping a mark that is a Python object may run
-//! arbitrary code, which must not happen while the position is locked.
+//! Marks that are no longer needed are collected in [`QueuePosition::spent`]. Dropping a mark may run arbitrary Python
+//! code, which must not happen while the position is locked.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The number of an item, counted from the first mark.
 pub type Index = u64;
 
-/// The position of a consumer.
+/// The position of a consumer in its source.
 #[derive(Debug)]
 pub struct QueuePosition<M> {
     mark: M,
-    /// The number of items delivered after the mark without a gap.
+    /// How many items after the mark were delivered without a gap.
     steps: u64,
     /// The number of the first item that was not delivered.
     next: Index,
-    /// Numbers of items that were delivered although an earlier item is missing. Empty in strict order.
+    /// Numbers of items that were delivered although an earlier item was not. Always empty in strict order.
     ahead: BTreeSet<Index>,
     marks: BTreeMap<Index, M>,
-    /// Marks to drop.
+    /// Marks that are no longer needed and must be dropped by the caller.
     pub spent: Vec<M>,
 }
 
 impl<M> QueuePosition<M> {
-    /// Creates the position after `steps` items from a mark, and the items with the numbers `ahead`, counted from the
-    /// mark.
+    /// Creates the position at which `steps` items after a mark were delivered, and also the items with the numbers
+    /// `ahead`, counted from the mark.
     pub fn new(mark: M, steps: u64, ahead: impl IntoIterator<Item = Index>) -> Self {
         let ahead = ahead.into_iter().collect();
         Self { mark, steps, next: steps, ahead, marks: BTreeMap::new(), spent: Vec::new() }
     }
 
-    /// The last mark before which all items were delivered.
+    /// Returns the last mark for which all earlier items were delivered.
     pub fn mark(&self) -> &M {
         &self.mark
     }
 
-    /// The number of items delivered after the mark without a gap.
+    /// Returns how many items after the mark were delivered without a gap.
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// The number of all items delivered, including those after the gap.
+    /// Returns the number of all delivered items, including items after a gap.
     pub fn given(&self) -> u64 {
         self.next + self.ahead.len() as u64
     }
 
-    /// The numbers of delivered items after the gap, counted from the mark.
+    /// Returns the numbers of the delivered items after a gap, counted from the mark.
     pub fn ahead(&self) -> impl Iterator<Item = Index> {
         let base = self.next - self.steps;
         self.ahead.iter().map(move |index| index - base)
     }
 
-    /// All marks, including spent ones.
+    /// Returns all marks, including those that are no longer needed.
     pub fn marks(&self) -> impl Iterator<Item = &M> {
         std::iter::once(&self.mark).chain(self.marks.values()).chain(&self.spent)
     }
 
-    /// Records a delivered item, and its mark if there is one.
+    /// Records a delivered item, and the mark after it if there is one.
     pub fn note(&mut self, index: Index, mark: Option<M>) {
         if index != self.next {
             self.ahead.insert(index);
@@ -77,7 +78,7 @@ impl<M> QueuePosition<M> {
         }
     }
 
-    /// Records the mark of an item that was delivered earlier.
+    /// Records the mark of an item that was already delivered.
     pub fn note_late(&mut self, index: Index, mark: M) {
         if index >= self.next {
             self.marks.insert(index, mark);
@@ -116,7 +117,7 @@ mod tests {
         (*place.mark(), place.steps(), place.ahead().collect())
     }
 
-    /// All items delivered at a position, as numbers from the beginning. A mark is the number of the next item.
+    /// Returns the numbers of all items delivered at a position. In this test, a mark is the number of the next item.
     fn given(place: &QueuePosition<u64>) -> Vec<u64> {
         let (mark, steps, ahead) = shown(place);
         (0..mark + steps).chain(ahead.iter().map(|index| mark + index)).collect()

@@ -1,5 +1,5 @@
-//! The state machine of rank 0: it collects the values of all ranks, sends them the minimum, and decides which ranks
-//! are at fault if an operation fails.
+//! The state machine of rank 0 (the hub). It collects the values of all ranks, sends them the minimum, and decides
+//! which ranks are at fault if an operation fails.
 
 use std::time::Instant;
 
@@ -17,7 +17,8 @@ enum Seat {
     Dead,
 }
 
-/// A rank has timed out. The hub waits for messages of the missing ranks, and then decides.
+/// Exists after a rank has timed out: the hub waits for messages of the missing ranks, and then decides which ranks are
+/// at fault.
 #[derive(Debug, Clone, Hash)]
 struct Trial {
     by: u32,
@@ -25,14 +26,14 @@ struct Trial {
     begun: Instant,
 }
 
-/// The state of rank 0. The caller of [`Hub::receive`] checks rank numbers from the network.
+/// The state of rank 0. The caller of [`Hub::receive`] must check rank numbers that come from the network.
 #[derive(Debug, Clone, Hash)]
 pub struct Hub {
-    /// The current or next operation. 0 is the opening.
+    /// The number of the current or next operation. Operation 0 is the opening, in which all ranks connect.
     operation: u64,
-    /// The values received for this operation, by rank. The first one is that of rank 0.
+    /// For each rank, its value for this operation, if received. The first entry is the value of rank 0.
     values: Vec<Option<i64>>,
-    /// By rank. The entry of rank 0 is unused.
+    /// For each rank, the state of its connection. The entry of rank 0 is not used.
     seats: Vec<Seat>,
     trial: Option<Trial>,
     last: Option<(u64, i64)>,
@@ -41,7 +42,7 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// Creates a hub for `size` ranks including itself. No member is connected.
+    /// Creates a hub for `size` ranks including itself. No member is connected yet.
     pub fn new(size: u32) -> Self {
         let size = size as usize;
         Self {
@@ -61,7 +62,7 @@ impl Hub {
         self.operation == 0 && rank > 0 && (rank as usize) < self.seats.len()
     }
 
-    /// A member has connected, which counts as its value for the opening.
+    /// Records that a member has connected. This counts as the member's value for the opening.
     pub fn seat(&mut self, rank: u32) {
         self.seats[rank as usize] = Seat::Taken { heard: None };
         self.values[rank as usize] = Some(0);
@@ -79,22 +80,22 @@ impl Hub {
         operation
     }
 
-    /// The result of an operation of this rank, if it is finished.
+    /// Returns the result of an operation, or None if the operation is not finished.
     pub fn answer(&self, operation: u64) -> Option<Answer> {
         Answer::to(operation, self.last, self.verdict.as_ref())
     }
 
-    /// Rank 0 has timed out in an operation.
+    /// Records that rank 0 has timed out in an operation.
     pub fn give_up(&mut self, operation: u64, now: Instant) {
         self.try_missing(0, operation, now);
     }
 
-    /// Rank 0 abandons its current operation.
+    /// Abandons rank 0's current operation.
     pub fn leave(&mut self) {
         self.fail(Fault::Left, vec![0], 0);
     }
 
-    /// Rank 0 leaves regularly.
+    /// Informs all members that rank 0 leaves the group normally.
     pub fn part(&mut self) {
         self.tell_all(&Message::Bye);
     }
@@ -123,7 +124,7 @@ impl Hub {
         self.judge(now);
     }
 
-    /// The connection of a member broke, or it sent invalid data.
+    /// Records that the connection to a member has broken, or that the member has sent invalid data.
     pub fn lose(&mut self, rank: u32) {
         if let Seat::Taken { .. } = self.seats[rank as usize] {
             self.seats[rank as usize] = Seat::Dead;
@@ -131,7 +132,7 @@ impl Hub {
         }
     }
 
-    /// Checks timeouts. Call at least once per heartbeat interval during an operation.
+    /// Checks timeouts. Must be called at least once per heartbeat interval during an operation.
     pub fn tick(&mut self, now: Instant) {
         self.judge(now);
     }
@@ -141,12 +142,12 @@ impl Hub {
         self.tell_all(&Message::Beat);
     }
 
-    /// Returns the messages to send, with their ranks.
+    /// Returns the messages to send. Each message has the rank that receives it.
     pub fn outgoing(&mut self) -> Vec<(u32, Message)> {
         std::mem::take(&mut self.outgoing)
     }
 
-    /// Finishes the operation if all values have arrived, or if a missing rank can never send its value.
+    /// Finishes the operation if all values have arrived. Fails if a missing rank can never send its value.
     fn go_on(&mut self) {
         // If a rank has timed out, the operation fails for all ranks, even if the last value arrives now.
         if self.verdict.is_some() || self.trial.is_some() {
@@ -166,7 +167,7 @@ impl Hub {
         }
     }
 
-    /// Returns which of these ranks can never send a value, and the reason.
+    /// Returns which of the given ranks can never send a value, and the reason.
     fn gone_among(&self, ranks: impl Iterator<Item = u32> + Clone) -> Option<(Fault, Vec<u32>)> {
         [(Seat::Dead, Fault::Dead), (Seat::Parted, Fault::Parted)].into_iter().find_map(|(seat, fault)| {
             let found: Vec<u32> = ranks.clone().filter(|&rank| self.seats[rank as usize] == seat).collect();
@@ -179,14 +180,14 @@ impl Hub {
     }
 
     fn try_missing(&mut self, by: u32, operation: u64, now: Instant) {
-        // Otherwise the operation has ended, and its result is in transit.
+        // If this is another operation, the timed-out operation has already ended and its result is on its way.
         if operation == self.operation && self.trial.is_none() && self.verdict.is_none() {
             self.trial = Some(Trial { by, missing: self.missing().collect(), begun: now });
             self.judge(now);
         }
     }
 
-    /// Decides the cause of a failure once each missing rank has sent a message, or once the waiting time is over.
+    /// Decides which ranks are at fault once each missing rank has sent a message, or once `WATCH` has passed.
     fn judge(&mut self, now: Instant) {
         let Some(trial) = &self.trial else { return };
         let unheard = |&rank: &u32| match self.seats[rank as usize] {

@@ -1,9 +1,9 @@
-//! Transmits the messages of hub and members: sockets, the thread that serves them, and the waits of callers.
+//! Connects the ranks: sockets, the thread that reads and writes them, and the waits of callers.
 //!
-//! A [`Meeting`] belongs to the process that created it. Until [`Meeting::serve`] starts its thread, callers serve the
-//! sockets while they wait. A program that creates meetings and then forks workers is therefore single-threaded at the
-//! fork. The thread needs only the lock of the table, which is never held during a wait. The thread therefore sends
-//! heartbeats no matter what the program does.
+//! A [`Meeting`] belongs to the process that created it. Until [`Meeting::serve`] starts the thread, callers read and
+//! write the sockets while they wait. A program that creates meetings and then forks workers therefore has only one
+//! thread when it forks. The thread only needs the lock of the table, which is never held during a wait. The thread
+//! therefore sends heartbeats even while the program is busy.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -23,13 +23,14 @@ use super::stream::RankStream;
 use super::{Answer, BEAT};
 use crate::process::signals::without_signals;
 
-/// The longest uninterrupted wait of a caller.
+/// The maximum duration of one wait of a caller.
 pub const LONGEST_SLICE: Duration = Duration::from_millis(100);
 
 /// The time that a new connection has to identify itself.
 const HELLO: Duration = Duration::from_secs(5);
 
-/// The maximum number of unidentified connections, in addition to one per rank. Each connection uses a descriptor.
+/// The maximum number of connections that have not identified themselves, in addition to one per rank. Each connection
+/// uses a descriptor.
 const STRANGERS: usize = 16;
 
 #[derive(Debug)]
@@ -38,7 +39,7 @@ enum RankRole {
     Member(Member),
 }
 
-/// Evaluates an expression for either role.
+/// Evaluates an expression for the hub or the member, whichever role this rank has.
 macro_rules! either {
     ($role:expr, $of:ident => $value:expr) => {
         match $role {
@@ -48,25 +49,26 @@ macro_rules! either {
     };
 }
 
-/// Accepts members until all are connected.
+/// Accepts connections until all members are connected.
 #[derive(Debug)]
 struct Door {
     listener: Arc<TcpListener>,
-    /// Unidentified connections and their times, oldest first.
+    /// Connections that have not identified themselves, and when they were accepted, oldest first.
     callers: VecDeque<(RankStream, Instant)>,
     tokens: Tokens,
 }
 
 impl Door {
-    /// Accepts connections. If there are more than `most`, the oldest is closed. A rank identifies itself as soon as it
-    /// is connected, and its message is read before the next connections are accepted.
+    /// Accepts connections. If more than `most` have not identified themselves, the oldest is closed. A rank identifies
+    /// itself immediately after connecting, and its message is read before the next connections are accepted.
     fn open(&mut self, most: usize, now: Instant) {
         for _ in 0..STRANGERS {
             match self.listener.accept() {
                 Ok((socket, _)) => self.callers.extend(RankStream::new(socket).ok().map(|stream| (stream, now))),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                // The process has reached its limit of open descriptors. An unidentified connection may use one.
+                // The process has reached its limit of open descriptors. Closing an unidentified connection may free a
+                // descriptor.
                 Err(_) => return drop(self.callers.pop_front()),
             }
             if self.callers.len() > most {
@@ -80,7 +82,7 @@ fn is_equal(one: Token, other: Token) -> bool {
     std::hint::black_box(one.iter().zip(other).fold(0, |differs, (a, b)| differs | (a ^ b))) == 0
 }
 
-/// The secrets that identify a member and the hub to each other.
+/// The secrets with which a member and the hub identify each other.
 #[derive(Debug, Clone, Copy)]
 pub struct Tokens {
     /// The secret of members.
@@ -89,10 +91,10 @@ pub struct Tokens {
     pub welcome: Token,
 }
 
-/// A descriptor to poll, and whether to poll it for writing too.
+/// A descriptor that must be polled. The bool means that it must also be polled for writing.
 type Source = (Arc<dyn AsFd + Send + Sync>, bool);
 
-/// The role of this rank and its connections, by rank.
+/// The role of this rank, and its connections to other ranks.
 #[derive(Debug)]
 struct Table {
     role: RankRole,
@@ -179,12 +181,13 @@ struct Shared {
     table: Mutex<Table>,
     /// Notified when an operation may have ended.
     changed: Condvar,
-    /// Written to wake the thread, which polls the opposite end.
+    /// A byte written to this socket wakes up the thread, which polls the opposite end.
     wake: UnixStream,
 }
 
 impl Shared {
-    /// If a thread panicked while it held the lock, the data is still consistent, because the lock spans whole events.
+    /// Locks the table. If a thread panicked while it held the lock, the data is still consistent, because whole events
+    /// are processed under the lock.
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -196,13 +199,13 @@ impl Shared {
         let mut fds: Vec<_> = sources.iter().map(|(source, sends)| PollFd::new(source, flags(sends))).collect();
         fds.extend(woken.map(|woken| PollFd::new(woken, PollFlags::IN)));
         let timeout = Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
-        // All sources are read next, even after an interruption.
+        // An error is ignored, because all sources are read next even if `poll` was interrupted.
         let _ = poll(&mut fds, Some(&timeout));
         self.lock().turn(Instant::now());
         self.changed.notify_all();
     }
 
-    /// Runs in the thread: serves the sockets and sends heartbeats.
+    /// Runs in the thread: reads and writes the sockets, and sends heartbeats.
     fn serve(&self, mut woken: &UnixStream) {
         let mut next_beat = Instant::now();
         loop {
@@ -220,11 +223,11 @@ impl Shared {
     }
 }
 
-/// The connection of one rank to all ranks of a job. See the module.
+/// The connection of one rank to the other ranks of a job. The rules are described in the module.
 #[derive(Debug)]
 pub struct Meeting {
     shared: Arc<Shared>,
-    /// The thread, and the end of `wake` for the thread before it starts.
+    /// The thread, if it was started. Before that, the end of `wake` that the thread will poll.
     thread: Mutex<(Option<UnixStream>, Option<JoinHandle<()>>)>,
 }
 
@@ -238,8 +241,8 @@ impl Meeting {
         Ok(Self { shared, thread: Mutex::new((Some(woken), None)) })
     }
 
-    /// Creates the meeting of rank 0, which expects `size - 1` other ranks at the listener. Operation 0 ends when all
-    /// are connected.
+    /// Creates the meeting of rank 0, to which `size - 1` other ranks will connect at the listener. Operation 0 ends
+    /// when all of them are connected.
     pub fn host(listener: TcpListener, size: u32, tokens: Tokens) -> std::io::Result<Self> {
         listener.set_nonblocking(true)?;
         let mut hub = Hub::new(size);
@@ -248,7 +251,7 @@ impl Meeting {
         Self::new(RankRole::Hub(hub), (0..size).map(|_| None).collect(), Some(door))
     }
 
-    /// Creates the meeting of another rank, and connects to the hub through a socket. Operation 0 ends when all ranks
+    /// Creates the meeting of another rank, which connects to the hub through a socket. Operation 0 ends when all ranks
     /// are connected.
     pub fn join(mut socket: TcpStream, rank: u32, tokens: Tokens, patience: Duration) -> std::io::Result<Self> {
         socket.set_nonblocking(false)?;
@@ -261,12 +264,12 @@ impl Meeting {
         let mut answer = vec![0; expected.len()];
         socket.read_exact(&mut answer)?;
         if answer != expected {
-            return Err(std::io::Error::new(ErrorKind::InvalidData, "something else answers there"));
+            return Err(std::io::Error::new(ErrorKind::InvalidData, "another program answers at this address"));
         }
         Self::new(RankRole::Member(Member::new(rank)), vec![Some(RankStream::new(socket)?)], None)
     }
 
-    /// Starts the thread, unless it is running.
+    /// Starts the thread if it does not run.
     pub fn serve(&self) -> std::io::Result<()> {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(woken) = thread.0.take() else { return Ok(()) };
@@ -284,7 +287,7 @@ impl Meeting {
         operation
     }
 
-    /// Waits for the end of an operation, for at most `slice`.
+    /// Waits up to `slice` for the end of an operation. Returns None if the operation is not finished.
     pub fn wait(&self, operation: u64, slice: Duration) -> Option<Answer> {
         let slice = slice.min(LONGEST_SLICE);
         let answer = self.shared.lock().answer(operation);
@@ -308,24 +311,25 @@ impl Meeting {
         }
     }
 
-    /// Reports that this rank has timed out in an operation. The result of the operation follows soon in any case.
+    /// Records that this rank has timed out in an operation. A result of the operation follows soon in every case.
     pub fn give_up(&self, operation: u64) {
         let mut table = self.shared.lock();
         let now = Instant::now();
-        // If the process was stopped, the timeout may have passed while messages are unread. Read them first.
+        // If this process was stopped for a while, messages may be unread although the timeout has passed. They are
+        // read first.
         table.turn(now);
         either!(&mut table.role, role => role.give_up(operation, now));
         self.send(table);
     }
 
-    /// Reports that this rank abandons its current operation and will not start another.
+    /// Informs the hub that this rank abandons its current operation and will not start another.
     pub fn leave(&self) {
         let mut table = self.shared.lock();
         either!(&mut table.role, role => role.leave());
         self.send(table);
     }
 
-    /// The descriptors that a forked child inherits. These descriptors keep the connections open.
+    /// Returns the descriptors that a forked child inherits. While the child has them open, the connections stay open.
     pub fn descriptors(&self) -> Vec<i32> {
         use std::os::fd::AsRawFd;
         let sources = self.shared.lock().sources();
@@ -343,13 +347,13 @@ impl Meeting {
     }
 
     fn wake(&self) {
-        // If the socket cannot accept a byte, it contains enough of them.
+        // If the socket accepts no byte, it already contains bytes that wake up the thread.
         let _ = (&self.shared.wake).write(&[1]);
     }
 }
 
 impl Drop for Meeting {
-    /// Notifies all ranks that this rank leaves, and stops the thread. All sockets are closed.
+    /// Informs all ranks that this rank leaves, closes all sockets, and stops the thread.
     fn drop(&mut self) {
         let mut table = self.shared.lock();
         either!(&mut table.role, role => role.part());
@@ -358,7 +362,7 @@ impl Drop for Meeting {
         self.wake();
         let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).1.take();
         if let Some(thread) = thread {
-            // The thread waits only for the lock and for its sockets, which include `wake`.
+            // The thread waits only for the lock and its sockets, which include `wake`.
             let _ = thread.join();
         }
     }

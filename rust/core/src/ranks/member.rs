@@ -1,5 +1,5 @@
-//! The state machine of all ranks except 0: it sends values to the hub, and trusts the hub's decisions unless the hub
-//! itself fails.
+//! The state machine of every rank except 0 (a member). It sends values to the hub and accepts the hub's decisions,
+//! unless the hub itself fails.
 
 use std::time::Instant;
 
@@ -12,12 +12,12 @@ const HUB: u32 = 0;
 #[derive(Debug, Clone, Hash)]
 pub struct Member {
     rank: u32,
-    /// The current or next operation. 0 is the opening; its value is the hello message.
+    /// The number of the current or next operation. Operation 0 is the opening. Its value is the hello message.
     operation: u64,
-    /// The time of the last message from the hub, or None before its first heartbeat.
+    /// When the last message from the hub arrived, or None before the first heartbeat of the hub.
     heard: Option<Instant>,
     parted: bool,
-    /// The operation that this rank has timed out in, and the time of the timeout.
+    /// The operation in which this rank has timed out, and when.
     gave_up: Option<(u64, Instant)>,
     last: Option<(u64, i64)>,
     verdict: Option<Verdict>,
@@ -47,12 +47,12 @@ impl Member {
         self.operation
     }
 
-    /// The result of an operation of this rank, if it is finished.
+    /// Returns the result of an operation, or None if the operation is not finished.
     pub fn answer(&self, operation: u64) -> Option<Answer> {
         Answer::to(operation, self.last, self.verdict.as_ref())
     }
 
-    /// This rank has timed out in an operation. The hub is asked which ranks are at fault.
+    /// Records that this rank has timed out in an operation, and asks the hub which ranks are at fault.
     pub fn give_up(&mut self, operation: u64, now: Instant) {
         if operation == self.operation && self.gave_up.is_none() && self.verdict.is_none() {
             self.gave_up = Some((operation, now));
@@ -60,7 +60,7 @@ impl Member {
         }
     }
 
-    /// This rank abandons its current operation.
+    /// Abandons this rank's current operation.
     pub fn leave(&mut self) {
         if self.verdict.is_none() {
             self.outgoing.push(Message::Left);
@@ -68,7 +68,7 @@ impl Member {
         }
     }
 
-    /// This rank leaves regularly.
+    /// Informs the hub that this rank leaves the group normally.
     pub fn part(&mut self) {
         self.outgoing.push(Message::Bye);
     }
@@ -95,16 +95,16 @@ impl Member {
         }
     }
 
-    /// The connection to the hub broke, or the hub sent invalid data.
+    /// Records that the connection to the hub has broken, or that the hub has sent invalid data.
     pub fn lose(&mut self) {
         self.fail(Fault::Dead);
     }
 
-    /// Checks whether the hub has timed out. Call at least once per heartbeat interval during an operation.
+    /// Checks whether the hub has timed out. Must be called at least once per heartbeat interval during an operation.
     pub fn tick(&mut self, now: Instant) {
         let Some((_, since)) = self.gave_up else { return };
-        // The hub answers at once, or after it has waited for other ranks. The member waits for the hub as long as the
-        // hub waits for them.
+        // The hub answers immediately, or after it has waited for other ranks. The member waits for the hub as long as
+        // the hub may wait for other ranks.
         let heard = self.heard.is_some_and(|heard| heard > since);
         let patience = if heard { 2 * WATCH } else { WATCH };
         if now >= since + patience && self.verdict.is_none() {

@@ -1,14 +1,15 @@
-//! The messages between hub and members: frames with a kind, a length, and fixed-width little-endian fields.
+//! The messages between hub and members. Each message has a kind, a length, and little-endian fields with fixed widths.
 
 use super::{Fault, Verdict};
 
-/// The secret that two ranks of a group recognize each other by, because any program can connect to a port.
+/// A secret with which two ranks of a group identify each other. It is needed because any program can connect to a
+/// port.
 pub type Token = [u8; 16];
 
-/// A message.
+/// A message between hub and member.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Message {
-    /// The first message of a member, which identifies it. The message also counts as the member's value for operation
+    /// The first message of a member, which identifies the member. It also counts as the member's value for operation
     /// 0, the opening.
     Hello {
         /// The secret of the group.
@@ -37,30 +38,31 @@ pub enum Message {
     },
     /// A heartbeat.
     Beat,
-    /// A member has timed out in an operation.
+    /// A member informs the hub that it has timed out in an operation.
     Late {
         /// The number of the operation.
         operation: u64,
     },
-    /// A member abandons its current operation.
+    /// A member informs the hub that it abandons its current operation.
     Left,
-    /// The sender leaves regularly.
+    /// The sender leaves the group normally.
     Bye,
-    /// All operations fail from now on.
+    /// The hub informs the members that all operations fail from now on.
     Failed(Verdict),
 }
 
-/// The received bytes are not a message.
+/// An error: the received bytes are not a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Damaged;
 
 const HEAD: usize = 3;
 
-/// The length of a [`Message::Hello`], which is the most that is read from an unidentified connection.
+/// The length of a [`Message::Hello`]. From a connection that has not identified itself, no more bytes than this are
+/// read.
 pub const HELLO_LEN: usize = HEAD + 16 + 4;
 
-/// The maximum length of a message body: the report of a failure of about 16,000 ranks. Longer reports name only the
-/// first ranks.
+/// The maximum length of a message without its head. This is sufficient for a failure report with about 16,000 ranks.
+/// Longer reports only contain the first ranks.
 const LONGEST: usize = u16::MAX as usize;
 
 const FAULTS: [Fault; 6] = [Fault::Absent, Fault::Late, Fault::Dead, Fault::Silent, Fault::Parted, Fault::Left];

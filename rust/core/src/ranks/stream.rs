@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use super::message::{HELLO_LEN, Message};
 
-/// The maximum number of buffered bytes for a peer that does not read. Further heartbeats are then dropped.
+/// The maximum number of bytes that are buffered for another rank that does not read. If there are more, heartbeats are
+/// dropped.
 const FULL: usize = 4096;
 
-/// The number of bytes read from a peer before other peers are served.
+/// The maximum number of bytes that are read from one rank before other ranks are served.
 const TURN: usize = 64 << 10;
 
 /// One end of a connection between two ranks.
@@ -29,22 +30,22 @@ impl RankStream {
         Ok(Self { socket: Arc::new(socket), came: Vec::new(), goes: Vec::new(), broken: false })
     }
 
-    /// The socket, for polling. The socket stays open while references to it exist.
+    /// Returns the socket for polling. The socket stays open while references to it exist.
     pub fn socket(&self) -> &Arc<TcpStream> {
         &self.socket
     }
 
-    /// Returns whether no more data will arrive.
+    /// Returns whether the connection is broken, so that no more data will arrive.
     pub fn broken(&self) -> bool {
         self.broken
     }
 
-    /// Returns whether data is waiting to be sent.
+    /// Returns whether buffered data must still be sent.
     pub fn congested(&self) -> bool {
         !self.goes.is_empty()
     }
 
-    /// Sends a message as far as the peer accepts it now, and buffers the remaining bytes.
+    /// Sends the part of a message that the peer accepts now, and buffers the rest.
     pub fn send(&mut self, message: &Message) {
         if *message != Message::Beat || self.goes.len() < FULL {
             message.encode(&mut self.goes);
@@ -52,8 +53,8 @@ impl RankStream {
         self.flush();
     }
 
-    /// Sends buffered data as far as the peer accepts it. A closed connection is detected when reading, because final
-    /// messages of the peer may still be readable.
+    /// Sends the part of the buffered data that the peer accepts now. A closed connection is only detected when
+    /// reading, because the last messages of the peer may still be readable.
     pub fn flush(&mut self) {
         while !self.goes.is_empty() {
             match (&*self.socket).write(&self.goes) {
@@ -65,8 +66,8 @@ impl RankStream {
         }
     }
 
-    /// Returns the first message from an unidentified connection, once it is complete. Reads no further, and at most
-    /// the length of a [`Message::Hello`].
+    /// Returns the first message of a connection that has not identified itself, once the message is complete. Reads at
+    /// most the length of a [`Message::Hello`].
     pub fn read_hello(&mut self) -> Option<Message> {
         let mut piece = [0; HELLO_LEN];
         while !self.broken {

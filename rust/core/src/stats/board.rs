@@ -1,4 +1,5 @@
-//! The memory of a board: creating it, passing it on, opening it from outside, and the pages of processes.
+//! The memory of a board of counters: creating it, passing it to other processes, opening it in other programs, and the
+//! pages of processes.
 
 use std::fs::File;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -19,7 +20,7 @@ use crate::process::fork;
 use crate::process::inherited::Descriptor;
 use crate::process::region::Region;
 
-/// The generation of a board that is only observed.
+/// The fork number of a board that is only read. No process has this number, so the board is never written to.
 const NOBODYS: u64 = u64::MAX;
 
 /// The role of a process in its loader.
@@ -28,7 +29,7 @@ const NOBODYS: u64 = u64::MAX;
 pub enum Role {
     /// The page is free.
     Nobody = 0,
-    /// The process that owns the loader.
+    /// Owns the loader and runs its main part.
     Main = 1,
     /// Runs a replica of the graph.
     Worker = 2,
@@ -43,22 +44,22 @@ impl Role {
     }
 }
 
-/// Counters of all processes of a loader, in shared memory.
+/// The counters of all processes of a loader, in shared memory.
 ///
-/// In a forked child that does not belong to the loader, the memory is private and zero (see `Mapping::wipe_on_fork`),
-/// so the counts of such a child are invisible.
+/// In a forked child that does not belong to the loader, the memory is private and zero (see `Mapping::wipe_on_fork`).
+/// Other processes therefore do not see what this child counts.
 #[derive(Debug)]
 pub struct Board {
     region: Region,
     config: BoardConfig,
-    /// The descriptor for passing the memory to other processes, and for finding it from outside. None in observers and
-    /// after attaching.
+    /// The descriptor for passing the memory to other processes, and for finding it from other programs. None if the
+    /// board was attached or is only read.
     fd: Option<Descriptor>,
     generation: u64,
 }
 
 impl Board {
-    /// Creates a board. `full` sets whether processes measure the time of each pipe.
+    /// Creates a board. `full` determines whether processes measure the time of each pipe.
     pub fn create(config: BoardConfig, full: bool) -> Result<Arc<Self>, OpenError> {
         let generation = fork::generation(); // a child that is forked after this call has private memory
         let region = Region::create_named("torchdata-stats", config.total(), config.total())?;
@@ -78,7 +79,7 @@ impl Board {
         Ok(Arc::new(board))
     }
 
-    /// Maps the board from a descriptor received from its creator.
+    /// Maps the board of a descriptor that was received from its creator.
     pub fn attach(fd: OwnedFd) -> Result<Arc<Self>, OpenError> {
         let generation = fork::generation();
         let region = Region::attach(fd)?;
@@ -87,9 +88,9 @@ impl Board {
         Self::checked(region, generation)
     }
 
-    /// Maps a board of another user or loader for reading.
+    /// Maps a board of another loader, which may belong to another user, for reading.
     pub fn observe(path: &Path) -> Result<Arc<Self>, OpenError> {
-        // The path may refer to a named pipe, which would block until a writer opens it.
+        // The path may refer to a named pipe. Opening it would block until another process opens it for writing.
         let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
         let region = Region::observe(&file.map_err(error::system("cannot open the counters"))?)?;
         let board = Self::checked(region, NOBODYS)?;
@@ -117,13 +118,13 @@ impl Board {
             pipes: header.pipes.load(Relaxed),
         };
         if !config.is_sensible() || config.total() != board.region.len() {
-            return Err(OpenError::Invalid("its sizes contradict each other"));
+            return Err(OpenError::Invalid("its sizes are inconsistent"));
         }
         board.config = config;
         Ok(Arc::new(board))
     }
 
-    /// The descriptor, in the process that created the board.
+    /// Returns the descriptor, or None if this process did not create the board.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().and_then(Descriptor::get)
     }
@@ -133,12 +134,12 @@ impl Board {
         self.fd.iter().for_each(Descriptor::close);
     }
 
-    /// The memory of the board.
+    /// Returns the memory of the board.
     pub fn region(&self) -> &Region {
         &self.region
     }
 
-    /// The sizes.
+    /// Returns the sizes of the board.
     pub fn config(&self) -> BoardConfig {
         self.config
     }
@@ -148,29 +149,29 @@ impl Board {
         self.header().full.load(Relaxed) != 0
     }
 
-    /// Makes the processes send snapshots of any size from now on.
+    /// Allows the processes to send snapshots of any size from now on.
     pub fn want_large_snapshots(&self) {
         self.header().wants_large.store(1, Relaxed);
     }
 
-    /// Returns whether snapshots of any size are wanted.
+    /// Returns whether the processes may send snapshots of any size.
     pub fn wants_large_snapshots(&self) -> bool {
         self.header().wants_large.load(Relaxed) != 0
     }
 
-    /// Returns the largest number of bytes of a snapshot that was not sent because of its size, or 0.
+    /// Returns the size of the largest snapshot that was not sent because of its size, or 0.
     pub fn oversized(self: &Arc<Self>) -> u64 {
         let pages = (0..self.config.pages as usize).filter_map(|index| self.page(index));
         pages.map(|page| page.header().oversized.load(Relaxed)).max().unwrap_or(0)
     }
 
-    /// The process that created the board, and the time of creation.
+    /// Returns the process that created the board, and the time of creation.
     pub fn made(&self) -> (u32, u64) {
         (self.header().main.load(Relaxed), self.header().made.load(Relaxed))
     }
 
-    /// Returns whether this process, and not an ancestor that forked it, created or attached the board, and may
-    /// therefore write to it.
+    /// Returns whether this process may write to the board, because it has created or attached the board. False in a
+    /// child that was forked afterwards.
     pub fn is_of_this_process(&self) -> bool {
         self.generation == fork::generation()
     }
@@ -181,13 +182,14 @@ impl Board {
         unsafe { &*self.region.as_mut_ptr().cast::<BoardHeader>() }
     }
 
-    /// The page of process `index`, or None if it does not exist.
+    /// Returns the page of process `index`, or None if it does not exist.
     pub fn page(self: &Arc<Self>, index: usize) -> Option<PageRef> {
         (index < self.config.pages as usize).then(|| PageRef { board: Arc::clone(self), index })
     }
 }
 
-/// A page of a board, which keeps the board mapped. Only the process of that page may call methods that write.
+/// A page of a board. The reference keeps the board mapped. Only the process that owns the page may call methods that
+/// write.
 #[derive(Debug, Clone)]
 pub struct PageRef {
     pub(super) board: Arc<Board>,
@@ -197,7 +199,7 @@ pub struct PageRef {
 impl PageRef {
     pub(super) fn at<T>(&self, offset: usize) -> *const T {
         let page = MEMORY_PAGE + self.index * self.board.config.page_len();
-        // SAFETY: callers pass offsets inside a page, which is inside the region because its sizes were checked.
+        // SAFETY: callers pass offsets inside a page. The page is inside the region, because the sizes were checked.
         unsafe { self.board.region.as_mut_ptr().add(page + offset).cast_const().cast::<T>() }
     }
 
@@ -213,10 +215,11 @@ impl PageRef {
         unsafe { &*self.at::<PageHeader>(0) }
     }
 
-    /// An end of a link, or None beyond the capacity.
+    /// Returns the counters of one link end, or None if `index` exceeds the capacity.
     pub(super) fn flow_at(&self, index: usize) -> Option<&Flow> {
         let offset = self.board.config.flows_at() + index * size_of::<Flow>();
-        // SAFETY: inside the page because the index is checked, at a multiple of 64, and atomic.
+        // SAFETY: the counters are inside the page, because the index is checked. Their offset is a multiple of 64, and
+        // all access is atomic.
         (index < self.board.config.flows as usize).then(|| unsafe { &*self.at::<Flow>(offset) })
     }
 
@@ -226,7 +229,7 @@ impl PageRef {
         (index < self.board.config.pipes as usize).then(|| unsafe { &*self.at::<PipeRecord>(offset) })
     }
 
-    /// Takes the page for this process. Counts of a predecessor that exited are continued.
+    /// Assigns the page to this process. If a replaced process has used the page, its counts are continued.
     pub fn adopt(&self, role: Role, number: u32) {
         let header = self.header();
         let now = nanoseconds();
@@ -246,8 +249,8 @@ impl PageRef {
         flows.chain([&header.idle, &header.first, &header.span]).for_each(|wait| wait.end(now));
     }
 
-    /// The counters for the end of a link through which this process sends items to, or receives items from, the
-    /// process of page `peer`.
+    /// Returns the counters of one link end. Through this link, the process sends items to the process of page `peer`,
+    /// or receives items from that process.
     pub fn flow(&self, index: usize, peer: u32, sends: bool) -> Option<FlowRef> {
         let flow = self.flow_at(index)?;
         flow.peer.store(peer, Relaxed);
@@ -256,18 +259,18 @@ impl PageRef {
         Some(unsafe { FlowRef::new(flow, Arc::clone(&self.board) as _) })
     }
 
-    /// The number of the page.
+    /// Returns the number of the page.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// The wait for commands.
+    /// Returns the counter of waits for commands.
     pub fn idle(&self) -> WaitRef {
         // SAFETY: the wait is in the memory of the board.
         unsafe { WaitRef::new(&self.header().idle, Arc::clone(&self.board) as _) }
     }
 
-    /// Begins the wait for the first item of an epoch, in the main process.
+    /// In the main process: begins the wait for the first item of an epoch.
     pub fn begin_first(&self) {
         self.header().first.begin(nanoseconds());
     }
@@ -277,7 +280,7 @@ impl PageRef {
         self.header().first.end(nanoseconds());
     }
 
-    /// Sets the peer that is expected to send the first item.
+    /// Sets from which link the first item is expected.
     pub fn set_first_whom(&self, flow: Option<usize>) {
         self.header().first.whom.store(flow.map_or(0, |flow| flow as u32 + 1), Relaxed);
     }
@@ -286,8 +289,8 @@ impl PageRef {
         &self.header().span
     }
 
-    /// Begins the epoch `epoch`, or with None the epoch after the current one. In the main process, the measured time
-    /// span begins with the first item.
+    /// Begins the epoch `epoch`, or the epoch after the current one if None is given. In the main process, the measured
+    /// time begins with the first item.
     pub fn begin_span(&self, epoch: Option<u32>) {
         self.span().end(nanoseconds());
         let next = || self.header().epoch.load(Relaxed).wrapping_add(1);
@@ -300,8 +303,8 @@ impl PageRef {
         self.span().end(nanoseconds());
     }
 
-    /// Sets how to request a stack from this process: the signal, and the descriptor that it writes to. 0 means that it
-    /// cannot be requested.
+    /// Sets how other programs request a stack from this process: the signal to send, and the descriptor to which the
+    /// process then writes. A signal of 0 means that stacks cannot be requested.
     pub fn set_stack(&self, signal: u32, descriptor: u32) {
         self.header().stack.store(descriptor, Relaxed);
         // SYNC(stack): pairs with the readers' load; a reader that sees a signal may send it.
@@ -314,18 +317,18 @@ impl PageRef {
         count.store(count.load(Relaxed).wrapping_add(1), Relaxed);
     }
 
-    /// Records the size of a snapshot that was not sent because of its size.
+    /// Records the size of a snapshot that was too large to be sent.
     pub fn set_oversized(&self, bytes: u64) {
         self.header().oversized.store(bytes, Relaxed);
     }
 
-    /// Adds the time of `weight` calls of the last pipe; one of them was measured.
+    /// Adds the time of `weight` calls of the last pipe, of which one was measured.
     pub fn inside(&self, nanoseconds: u64, weight: u64) {
         super::layout::add(&self.header().inside, nanoseconds.saturating_mul(weight));
         super::layout::add(&self.header().inside_samples, 1);
     }
 
-    /// Records an item if it is among the slowest.
+    /// Records the duration of an item if the item is one of the slowest.
     pub fn slow_item(&self, took: u64, index: u64) {
         let slow = &self.header().slow;
         let least: &SlowRecord = slow.iter().min_by_key(|one| one.took.load(Relaxed)).expect("there are some");
@@ -338,7 +341,7 @@ impl PageRef {
         }
     }
 
-    /// Sets the number of pipes in the graph of the process. Pipes beyond the capacity are not counted.
+    /// Sets the number of pipes in the graph of the process. Pipes that exceed the capacity are not counted.
     pub fn set_pipes(&self, all: usize) {
         let header = self.header();
         header.all_pipes.store(all as u32, Relaxed);
@@ -346,7 +349,8 @@ impl PageRef {
         header.pipes.store(all.min(self.board.config.pipes as usize) as u32, Ordering::Release);
     }
 
-    /// Sets the name of pipe `index`, which is read by pipe `reader`. Returns None beyond the capacity.
+    /// Sets the name of pipe `index`, and the pipe `reader` that reads it. Returns None if `index` exceeds the
+    /// capacity.
     pub fn pipe(
         &self,
         index: usize,
@@ -366,7 +370,7 @@ impl PageRef {
         Some(PipeRef { page: self.clone(), index })
     }
 
-    /// The record of a pipe, or None beyond the capacity.
+    /// Returns the record of a pipe, or None if `index` exceeds the capacity.
     pub fn pipe_at(&self, index: usize) -> Option<PipeRef> {
         self.record_at(index).map(|_| PipeRef { page: self.clone(), index })
     }
@@ -377,7 +381,7 @@ impl PageRef {
     }
 }
 
-/// The record of a pipe, which keeps the page mapped.
+/// A reference to the record of a pipe, which keeps the page mapped.
 #[derive(Debug, Clone)]
 pub struct PipeRef {
     page: PageRef,
@@ -385,17 +389,18 @@ pub struct PipeRef {
 }
 
 impl PipeRef {
-    /// The record.
+    /// Returns the record.
     pub fn record(&self) -> &PipeRecord {
         self.page.record_at(self.index).expect("checked when it was named")
     }
 
-    /// The page of the record.
+    /// Returns the page of the record.
     pub fn page(&self) -> &PageRef {
         &self.page
     }
 
-    /// The word that contains the running pipe of the process, and the value for this pipe. 0 means none.
+    /// Returns the word that contains the running pipe of the process, and the value that means this pipe. 0 means that
+    /// no pipe is running.
     pub fn running(&self) -> (&AtomicU32, u32) {
         (&self.page.header().current, self.index as u32 + 1)
     }

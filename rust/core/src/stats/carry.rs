@@ -1,12 +1,12 @@
 //! Copies the counters of a process on another machine to the main process.
 //!
-//! The process counts on a board on its own machine. A copy of the process's page is sent to the main process and
-//! written into its board, where the copy looks like the page of a local process. A page sent in the opposite direction
-//! lets a replacement continue the counts of its predecessor.
+//! A process on another machine counts on a board on its own machine. A copy of its page is sent to the main process
+//! and written into the main process's board. There, the copy looks like the page of a local process. If the process is
+//! replaced, a page is sent in the opposite direction, so that the replacement continues the counts.
 //!
-//! All values keep their meaning, except times, which belong to the clock of the remote machine. Times are shifted by
-//! the difference between the clocks at the arrival of the page, so they are too late by the transfer time. A received
-//! page is not trusted: its lengths are checked against the capacity, and readers check the remaining values.
+//! All values keep their meaning, except times, which were measured with the clock of the other machine. Times are
+//! shifted by the difference between the two clocks when the page arrives, so they are too late by the transfer time. A
+//! received page is not trusted: its lengths are compared with the capacity, and readers check all other values.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::{self, Relaxed};
@@ -18,21 +18,21 @@ use super::layout::{Flow, PageHeader, PipeRecord, SLOW_ITEMS, Sequence, SlowReco
 use crate::error::Corrupted;
 
 const WORD: usize = size_of::<u64>();
-/// The time of the copy, and the number of pipes and flows.
+/// The number of words before the counters: the time of the copy, and the number of pipes and flows.
 const HEAD: usize = 3;
 const CONTRADICTS: Corrupted = Corrupted("the counters of a process on another machine have inconsistent lengths");
 
-/// Words of a page that belong together.
+/// Consecutive words of a page that are copied together.
 struct Span {
     words: Range<usize>,
-    /// The word with the sequence number that guards them.
+    /// The word with the sequence number that guards these words, if there is one.
     guard: Option<usize>,
-    /// The word that is a time.
+    /// The word that contains a time, if there is one.
     moment: Option<usize>,
 }
 
-/// The words of a page that the process itself writes, without its stack signal and without the fields that the main
-/// process writes.
+/// Returns the words of a page that the process itself writes. This excludes the signal for its stack, and the fields
+/// that the main process writes.
 fn spans(flows_at: usize, pipes: usize, flows: usize) -> Vec<Span> {
     let span = |at: usize, words: Range<usize>, guard: Option<usize>, moment: Option<usize>| {
         let first = at / WORD;
@@ -69,11 +69,11 @@ fn moved(moment: u64, by: u64) -> u64 {
 
 impl PageRef {
     fn sequence_at(&self, word: usize) -> &Sequence {
-        // SAFETY: a sequence number is at this offset, inside the page, aligned and atomic.
+        // SAFETY: there is a sequence number at this offset. It is inside the page, aligned and atomic.
         unsafe { &*self.at::<Sequence>(word * WORD) }
     }
 
-    /// Returns a copy of the counters of the process, for another board.
+    /// Returns a copy of the process's counters, to be written to another board.
     pub fn carry_out(&self) -> Vec<u8> {
         // SYNC(pipes): pairs with PageRef::set_pipes.
         let pipes = self.header().pipes.load(Ordering::Acquire).min(self.board.config().pipes) as usize;
@@ -88,7 +88,7 @@ impl PageRef {
         carried.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    /// Writes the copy of a page of another process to this page, which then belongs to that process.
+    /// Overwrites this page with the copy of another process's page. The page then belongs to that process.
     ///
     /// # Errors
     ///
@@ -118,7 +118,8 @@ impl PageRef {
 
     fn write(&self, span: &Span, values: &[u64], by: u64) {
         let words = self.words();
-        // From the end, each with Release, so that a reader that sees the use of an arena also sees its peak.
+        // The words are written in reverse order, each with Release, so that a reader that sees the use of an arena
+        // also sees its peak.
         for (word, &value) in span.words.clone().zip(values).rev() {
             let value = if span.moment == Some(word) { moved(value, by) } else { value };
             if span.guard == Some(word) {
@@ -132,12 +133,12 @@ impl PageRef {
         }
     }
 
-    /// Stores the counters of a process on another machine, and the times reported by its system. Only for the main
-    /// process.
+    /// Stores the counters of a process on another machine, and the times that its system reports. Only called in the
+    /// main process.
     ///
     /// # Errors
     ///
-    /// See `take_in`.
+    /// Fails for the same reasons as `take_in`.
     pub fn hear(&self, carried: &[u8], [ran, stood, lived]: [u64; 3]) -> Result<(), Corrupted> {
         self.take_in(carried)?;
         let header = self.header();
@@ -146,19 +147,20 @@ impl PageRef {
         Ok(())
     }
 
-    /// Sets the location of a process on another machine. Only for the main process, after the process has started.
+    /// Sets the location of a process on another machine. Only called in the main process, after the other process has
+    /// started.
     pub fn set_place(&self, place: &str) {
         write_text(&self.header().place, place);
         self.header().gone.store(0, Relaxed);
         self.header().heard.store(nanoseconds(), Relaxed);
     }
 
-    /// Records that a process on another machine has exited. Only for the main process.
+    /// Records that a process on another machine has exited. Only called in the main process.
     pub fn set_gone(&self) {
         self.header().gone.store(1, Relaxed);
     }
 
-    /// Counts a frame received from a process on another machine. Only for the main process.
+    /// Counts a frame that was received from a process on another machine. Only called in the main process.
     pub fn count_frame(&self, bytes: u64, is_full: bool) {
         let header = self.header();
         add(&header.carried, bytes);
@@ -183,7 +185,7 @@ mod tests {
         Board::create(BoardConfig { pages: 2, flows, pipes }, true).unwrap()
     }
 
-    /// A board of another machine. The process on it waits for space and for a command, and has used all counters.
+    /// Creates a board as on another machine. Its process waits for space and for a command, and has used all counters.
     fn elsewhere() -> (Arc<Board>, PageRef) {
         let board = board(2, 3);
         let page = board.page(1).unwrap();
@@ -237,7 +239,7 @@ mod tests {
     fn times_are_shifted_by_the_difference_of_the_clocks_and_zero_stays_zero() {
         let (_there, page) = elsewhere();
         let mut carried = page.carry_out();
-        let ahead = 1_u64 << 50; // how far the other clock is ahead
+        let ahead = 1_u64 << 50; // how far the clock of the other machine is ahead
         let then = u64::from_le_bytes(carried[..WORD].try_into().unwrap());
         carried[..WORD].copy_from_slice(&(then.wrapping_sub(ahead)).to_le_bytes());
         let here = board(2, 3);

@@ -7,13 +7,13 @@ fn read(clock: libc::clockid_t) -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// The current time, as Python's `time.monotonic_ns()` returns it.
+/// Returns the current time in the same way as Python's `time.monotonic_ns()`.
 #[inline]
 pub fn nanoseconds() -> u64 {
     read(libc::CLOCK_MONOTONIC)
 }
 
-/// Like `nanoseconds`, but accurate only to some milliseconds and much cheaper.
+/// Returns the same time as `nanoseconds`, but is accurate only to some milliseconds and much faster.
 #[inline]
 pub fn coarse_nanoseconds() -> u64 {
     #[cfg(target_os = "linux")]

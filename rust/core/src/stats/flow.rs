@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::clock::nanoseconds;
 use super::layout::{Flow, Wait};
 
-/// The owner that keeps the memory of a counter mapped.
+/// An owner that keeps the memory of a counter mapped.
 type Keeper = Arc<dyn std::any::Any + Send + Sync>;
 
 /// Counters on a board or in the header of a link, with a reference that keeps the memory mapped.
@@ -20,7 +20,7 @@ pub struct Counter<C> {
 /// The counters of a link.
 pub type FlowRef = Counter<Flow>;
 
-/// Measures waits. The type owns its data, so that other fields can be borrowed during the wait.
+/// Measures waits. The reference owns its memory, so that the caller can borrow its other fields during the wait.
 pub type WaitRef = Counter<Wait>;
 
 // SAFETY: all access to the counters is atomic, and the keeper can be shared.
@@ -47,18 +47,18 @@ impl<C> Deref for Counter<C> {
 
     #[inline]
     fn deref(&self) -> &C {
-        // SAFETY: valid as long as the keeper, which this object holds.
+        // SAFETY: the memory is valid as long as the keeper, which this object owns.
         unsafe { self.counters.as_ref() }
     }
 }
 
 impl WaitRef {
-    /// The waits of a flow.
+    /// Returns the counter of the waits of a flow.
     pub fn of(flow: &FlowRef) -> Self {
         Self { counters: NonNull::from(&flow.wait), keeper: Arc::clone(&flow.keeper) }
     }
 
-    /// Begins a wait, which ends when the returned guard is dropped.
+    /// Begins a wait. The wait ends when the returned guard is dropped.
     pub fn begin(&self) -> Waiting<'_> {
         Wait::begin(self, nanoseconds());
         Waiting(self)

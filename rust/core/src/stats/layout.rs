@@ -1,4 +1,4 @@
-//! The layout of a board.
+//! The layout of a board of counters in memory.
 //!
 //! ```text
 //! 0        BoardHeader          one memory page
@@ -8,26 +8,27 @@
 //! …        page of the main process before the last restart of workers
 //! ```
 //!
-//! All fields have a fixed width, and zero is valid everywhere. A page is written only by the process that owns it.
+//! All fields have a fixed width, and zero is a valid value of each field. Only the process that owns a page writes to
+//! it.
 
 use std::sync::atomic::Ordering::{self, Relaxed};
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, fence};
 
 /// "tdrstats" in ASCII.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"tdrstats");
-/// Must change with the layout.
+/// The version of the layout, which must be increased with every change of the layout.
 pub(super) const VERSION: u32 = 5;
-/// Space for the header of a board, and the unit of page sizes.
+/// The size reserved for the header of a board, and the unit for the sizes of pages.
 pub(super) const MEMORY_PAGE: usize = 4096;
 /// The number of slow items recorded for each process.
 pub(super) const SLOW_ITEMS: usize = 8;
-/// The number of steps in a histogram of durations: four per doubling, from 16 ns.
+/// The number of bins in a histogram of durations: four bins per doubling, starting at 16 ns.
 pub(super) const STEPS: usize = 128;
-/// Bytes for the name of a pipe, and for the location of its function.
+/// The maximum number of bytes for the name of a pipe.
 pub(super) const LABEL: usize = 128;
-/// See [`LABEL`].
+/// The maximum number of bytes for the location of a pipe's function.
 pub(super) const LOCATION: usize = 192;
-/// The number of exception types counted for a pipe. Further types only count in the total.
+/// The number of exception types that are counted separately for a pipe. Further types are only included in the total.
 pub(super) const KINDS: usize = 4;
 /// Bytes for the name of an exception type.
 pub(super) const KIND: usize = 56;
@@ -62,14 +63,15 @@ impl BoardConfig {
         self.pages <= 1 << 16 && self.flows <= 1 << 16 && self.pipes <= 1 << 10
     }
 
-    /// Returns whether a board of another process may have this size. Reading it makes the kernel allocate memory.
+    /// Returns whether a board of another process may be read, given its size. The size is limited, because reading a
+    /// board makes the kernel allocate memory.
     pub(super) fn is_readable(self) -> bool {
         self.is_sensible() && self.total() <= 512 << 20
     }
 }
 
-/// The first memory page of a board. Only the main process writes it, before other processes see it, except for
-/// `wants_large`. The version is written last.
+/// The first memory page of a board. The main process writes it before other processes see the board, and later only
+/// changes `wants_large`. The version is written last.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct BoardHeader {
@@ -80,21 +82,21 @@ pub(super) struct BoardHeader {
     pub pipes: AtomicU32,
     /// Whether the time of each pipe is measured.
     pub full: AtomicU32,
-    /// The process that created it.
+    /// The process that created the board.
     pub main: AtomicU32,
     /// The time of creation.
     pub made: AtomicU64,
-    /// Whether snapshots of any size are wanted. The main process sets it when a state is requested.
+    /// Whether snapshots of any size may be sent. The main process sets this field when a state is requested.
     pub wants_large: AtomicU32,
 }
 
-/// A sequence number, which is odd while its only writer changes the data that it guards.
+/// A sequence number that guards data with a single writer. The number is odd while the data is being changed.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Sequence(AtomicU32);
 
 impl Sequence {
-    /// Changes the guarded data. It also repairs a version number that a killed owner has left odd.
+    /// Changes the guarded data. Also repairs a number that is still odd because its writer was killed.
     #[inline]
     pub fn change<T>(&self, change: impl FnOnce() -> T) -> T {
         let odd = self.0.load(Relaxed) | 1;
@@ -107,7 +109,7 @@ impl Sequence {
         changed
     }
 
-    /// Reads the guarded data consistently, unless its owner was killed during a change.
+    /// Reads the guarded data consistently, except if the writer was killed during a change.
     pub fn read<T>(&self, mut read: impl FnMut() -> T) -> T {
         for _ in 0..1000 {
             // SYNC(sequence): pairs with the last store of `change`.
@@ -129,11 +131,11 @@ impl Sequence {
 #[repr(C, align(64))]
 pub struct Wait {
     sequence: Sequence,
-    /// The index of the flow that is waited for.
+    /// The index of the flow whose item is awaited.
     pub whom: AtomicU32,
     /// The start of the wait in progress, or 0.
     pub since: AtomicU64,
-    /// Nanoseconds of all finished waits.
+    /// The nanoseconds of all finished waits.
     pub total: AtomicU64,
     /// The number of finished waits.
     pub count: AtomicU64,
@@ -160,7 +162,7 @@ impl Wait {
         }
     }
 
-    /// Returns (flow, start or 0, total, number) consistently.
+    /// Reads (flow, start or 0, total, number) consistently.
     pub(super) fn read(&self) -> (u32, u64, u64, u64) {
         self.sequence.read(|| {
             (self.whom.load(Relaxed), self.since.load(Relaxed), self.total.load(Relaxed), self.count.load(Relaxed))
@@ -168,21 +170,21 @@ impl Wait {
     }
 }
 
-/// The counters of one end of a link. Without a board they are in the header of the link.
+/// The counters of one end of a link. Without a board, they are stored in the header of the link.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Flow {
-    /// Items sent or received in all epochs.
+    /// The number of items sent or received in all epochs.
     pub items: AtomicU64,
-    /// Bytes sent in all epochs, including blocks.
+    /// The number of bytes sent in all epochs, including blocks.
     pub bytes: AtomicU64,
-    /// Fragments sent.
+    /// The number of fragments sent.
     pub fragments: AtomicU64,
-    /// The number of times that a sleeper was woken.
+    /// How often the process at the other end was woken up.
     pub wakes: AtomicU64,
-    /// Buffers copied because too many were leased, and their bytes.
+    /// The number of buffers that were copied because too many were leased.
     pub copies: AtomicU64,
-    /// See `copies`.
+    /// The total bytes of the copied buffers.
     pub copied: AtomicU64,
     /// The page of the process at the opposite end.
     pub peer: AtomicU32,
@@ -191,13 +193,13 @@ pub struct Flow {
     _pad: AtomicU64,
     /// A sender's waits for space or a grant, or a receiver's waits for items.
     pub wait: Wait,
-    /// Bytes of the arena in use, and their maximum so far.
+    /// The bytes of the arena in use.
     pub arena_used: AtomicU64,
-    /// See `arena_used`.
+    /// The maximum of `arena_used` so far.
     pub arena_peak: AtomicU64,
     /// Size of the arena in bytes.
     pub arena_capacity: AtomicU64,
-    /// The number of items that the sender may be ahead.
+    /// How many items the sender may be ahead.
     pub window: AtomicU64,
 }
 
@@ -207,22 +209,22 @@ pub fn add(counter: &AtomicU64, count: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(count), Relaxed);
 }
 
-/// Items skipped because of one exception type.
+/// Counts the items that were skipped because of one exception type.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct SkippedKind {
-    /// 0: unused. The first count is stored after the name.
+    /// The number of items, or 0 if this entry is not used. The first count is stored after the name.
     pub count: AtomicU64,
     pub name: [AtomicU8; KIND],
 }
 
-/// A pipe of a process.
+/// The record of one pipe of a process.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct PipeRecord {
-    /// Items that the current iterator has yielded, including restored ones.
+    /// The number of items that the current iterator has yielded, including items from before a resume.
     pub yielded: AtomicU64,
-    /// Add this to `yielded` for the number of items of all iterators.
+    /// The number to add to `yielded` in order to get the number of items of all iterators.
     pub base: AtomicI64,
     pub(super) sequence: Sequence,
     /// 1 + the number of the pipe that reads this one, or 0.
@@ -233,20 +235,20 @@ pub struct PipeRecord {
     pub retries: AtomicU32,
     /// The maximum number of items that the pipe buffers, or 0 if it does not buffer.
     pub(super) capacity: AtomicU64,
-    /// Measured calls.
+    /// The number of measured calls.
     pub samples: AtomicU64,
-    /// Nanoseconds spent in this pipe only, extrapolated to all calls.
+    /// The nanoseconds spent in this pipe only, extrapolated to all calls.
     pub own: AtomicU64,
-    /// Items skipped because of an exception.
+    /// The number of items that were skipped because of an exception.
     pub skipped: AtomicU64,
     pub(super) label: [AtomicU8; LABEL],
     pub(super) location: [AtomicU8; LOCATION],
-    /// Measured calls by duration, extrapolated to all calls.
+    /// The number of calls by duration, extrapolated from measured calls.
     pub(super) histogram: [AtomicU32; STEPS],
     pub(super) kinds: [SkippedKind; KINDS],
 }
 
-/// The index of the histogram's bin for a duration.
+/// Returns the index of a duration's bin in the histogram.
 fn step_of(nanoseconds: u64) -> usize {
     let exponent = 63 - (nanoseconds | 16).leading_zeros() as usize;
     let quarter = (nanoseconds.max(16) >> (exponent - 2)) as usize & 3;
@@ -286,14 +288,14 @@ impl PipeRecord {
         }
     }
 
-    /// The number of skipped items by exception type.
+    /// Returns the number of skipped items for each exception type.
     pub(super) fn skipped_kinds(&self) -> Vec<(String, u64)> {
         // SYNC(kind): pairs with PipeRecord::skip.
         let counts = self.kinds.iter().map(|place| (place, place.count.load(Ordering::Acquire)));
         counts.filter(|(_, count)| *count > 0).map(|(place, count)| (read_text(&place.name), count)).collect()
     }
 
-    /// Sets the count of the current iterator. Items of earlier iterators stay counted.
+    /// Sets the count of the current iterator. Items of earlier iterators are still included in the total.
     pub fn restart(&self, yielded: u64, count_all: bool) {
         self.sequence.change(|| {
             let kept = if count_all { self.yielded.load(Relaxed).wrapping_sub(yielded) } else { 0 };
@@ -308,18 +310,18 @@ impl PipeRecord {
 pub(super) struct SlowRecord {
     pub sequence: Sequence,
     pub epoch: AtomicU32,
-    /// Nanoseconds.
+    /// The duration in nanoseconds.
     pub took: AtomicU64,
-    /// The index of the item in the epoch of its process, from 0.
+    /// The index of the item in its process and epoch, counted from 0.
     pub index: AtomicU64,
 }
 
-/// The start of the page of a process.
+/// The start of a process's page.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct PageHeader {
     pub sequence: Sequence,
-    /// 0: free. Stored last.
+    /// The role of the process, or 0 if the page is free. Stored last.
     pub role: AtomicU32,
     pub pid: AtomicU32,
     /// The number of the worker.
@@ -328,47 +330,46 @@ pub(super) struct PageHeader {
     pub began: AtomicU64,
     /// The current or last epoch.
     pub epoch: AtomicU32,
-    /// The number of counted pipes, and of all pipes.
+    /// The number of pipes that are counted. `all_pipes` is the number of all pipes.
     pub pipes: AtomicU32,
     pub all_pipes: AtomicU32,
-    /// 1 + the number of the running pipe, in full mode; 0 if none runs or it is unknown.
+    /// If all pipes are measured: 1 + the number of the running pipe. 0 if no pipe runs, or it is not known.
     pub current: AtomicU32,
     /// The signal that makes the process write its stack to the descriptor `stack`, or 0.
     pub signal: AtomicU32,
     pub stack: AtomicU32,
-    /// The number of restarts of the process, and of the snapshots that it has sent.
+    /// How often the process was restarted. `snapshots` is the number of snapshots that the process has sent.
     pub restarts: AtomicU32,
     pub snapshots: AtomicU32,
-    /// Nanoseconds that the loader spent in its last pipe, in the main process.
+    /// In the main process: the nanoseconds that the loader spent in its last pipe.
     pub inside: AtomicU64,
-    /// Measured calls of that pipe.
+    /// The number of measured calls of the last pipe.
     pub inside_samples: AtomicU64,
-    /// 1 if a process on another machine has exited. The main process writes this field, those up to `frames`, and the
-    /// last two.
+    /// 1 if a process on another machine has exited. The main process writes this field, the fields up to `frames`, and
+    /// the last two fields.
     pub gone: AtomicU64,
     /// When the counters of a process on another machine were last received, or 0 for a local process.
     pub heard: AtomicU64,
-    /// Nanoseconds that the threads of the process ran, that they waited for a processor, and since the start of the
-    /// process.
+    /// The nanoseconds that the threads of the process have run.
     pub ran: AtomicU64,
-    /// See `ran`.
+    /// The nanoseconds that the threads of the process have waited for a processor.
     pub stood: AtomicU64,
-    /// See `ran`.
+    /// The nanoseconds since the start of the process.
     pub lived: AtomicU64,
-    /// Bytes received over the network, and the number of frames.
+    /// The number of bytes received over the network.
     pub carried: AtomicU64,
-    /// See `carried`.
+    /// The number of frames received over the network.
     pub frames: AtomicU64,
     /// The wait between two commands.
     pub idle: Wait,
-    /// The wait for the first item of each epoch, in the main process.
+    /// In the main process: the wait for the first item of each epoch.
     pub first: Wait,
-    /// The duration of epochs: from the first item in the main process, from the command in children.
+    /// The duration of epochs. It begins with the first item in the main process, and with the command in children.
     pub span: Wait,
     pub slow: [SlowRecord; SLOW_ITEMS],
-    /// Bytes of the last snapshot that was larger than allowed, or 0.
+    /// The size of the last snapshot that was too large to be sent, or 0.
     pub oversized: AtomicU64,
-    /// Frames that were full when they were sent, so that other units had to wait.
+    /// The number of frames that were full when they were sent, so that some units had to wait for the next frame.
     pub full_frames: AtomicU64,
     pub place: [AtomicU8; PLACE],
 }

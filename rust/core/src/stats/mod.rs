@@ -1,9 +1,10 @@
-//! Counters that other processes can read while their owners work, with a page for each process of a loader.
+//! Counters that other processes can read while they are being updated. Each process of a loader has its own page of
+//! counters.
 //!
-//! A [`Board`] is shared memory that all processes of a loader map. Each process writes only its own page. Its stores
-//! are as cheap as for a private counter. The main process and external observers only read. Counters that belong
-//! together are guarded by a sequence number that is odd during changes (a seqlock). Counters never influence
-//! decisions. A process on another machine has its own board, and the main process copies its page.
+//! A [`Board`] is shared memory that all processes of a loader map. Each process writes only to its own page, and its
+//! stores are as cheap as for a private counter. The main process and other programs only read. A sequence number that
+//! is odd during changes guards counters that belong together (a seqlock). Counters never influence decisions. A
+//! process on another machine has its own board, and the main process stores a copy of its page.
 
 mod board;
 mod carry;

@@ -1,4 +1,4 @@
-//! Converts a page to plain data. The names are the same as in the layout.
+//! Converts a page of counters to plain data with the same names as in the layout.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{self, Relaxed};
@@ -55,7 +55,7 @@ impl<T: Into<Value>> From<Vec<T>> for Value {
     }
 }
 
-/// Builds named values from the fields of a record: each is the counter of that name, or the given value.
+/// Creates named values from the fields of a record. Each value is the counter with that name, or an expression.
 macro_rules! fields {
     (@value $of:ident $name:ident) => { Value::from($of.$name.load(Relaxed)) };
     (@value $of:ident $name:ident $value:expr) => { Value::from($value) };
@@ -64,13 +64,13 @@ macro_rules! fields {
     };
 }
 
-/// A page with invalid contents.
+/// A page that contains invalid data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("page {page} of the counters {what}")]
 pub struct Unreadable {
     /// The number of the page.
     pub page: usize,
-    /// What is invalid.
+    /// A description of the invalid data.
     pub what: &'static str,
 }
 
@@ -80,7 +80,7 @@ impl Board {
         self.pages().filter_map(|page| page.read_as(page.index()).ok().flatten()).collect()
     }
 
-    /// Returns the first page with contents that no process of this release would write.
+    /// Returns the first damaged page, that is, a page with contents that no process of this release would write.
     pub fn damage(self: &Arc<Self>) -> Option<Unreadable> {
         self.pages().find_map(|page| page.counted_pipes().err())
     }
@@ -91,7 +91,7 @@ impl Board {
 }
 
 impl PageRef {
-    /// The number of pipes on the page, or None if the page is free.
+    /// Returns the number of pipes on the page, or None if the page is free.
     fn counted_pipes(&self) -> Result<Option<usize>, Unreadable> {
         let refuse = |what| Err(Unreadable { page: self.index(), what });
         let role = self.header().role.load(Relaxed);
@@ -99,7 +99,7 @@ impl PageRef {
             return Ok(None);
         }
         if !Role::is_one(role) {
-            return refuse("is of a process with a role that no loader has");
+            return refuse("contains a process with an unknown role");
         }
         // SYNC(pipes): pairs with PageRef::set_pipes.
         let pipes = self.header().pipes.load(Ordering::Acquire);
@@ -109,7 +109,7 @@ impl PageRef {
         Ok(Some(pipes as usize))
     }
 
-    /// Reads the page, and shows it with the number `shown`.
+    /// Reads the page. The result contains the page number `shown`.
     fn read_as(&self, shown: usize) -> Result<Option<Value>, Unreadable> {
         let Some(pipes) = self.counted_pipes()? else { return Ok(None) };
         let header = self.header();
@@ -138,7 +138,8 @@ fn wait(wait: &Wait) -> Value {
     fields!(wait: whom = whom, since = since, total = total, count = count)
 }
 
-/// Slow items: for each its epoch, its duration in nanoseconds, and its index among the items of the process.
+/// Returns the slowest items. Each entry contains the epoch, the duration in nanoseconds, and the index of the item in
+/// its process.
 fn slowest(slow: &[SlowRecord]) -> Vec<Vec<u64>> {
     let read = slow.iter().map(|slow| {
         slow.sequence.read(|| (slow.took.load(Relaxed), u64::from(slow.epoch.load(Relaxed)), slow.index.load(Relaxed)))
@@ -170,7 +171,7 @@ fn pipe(record: &PipeRecord) -> Value {
     )
 }
 
-/// The exception types of skipped items with their counts. Types beyond the capacity are missing.
+/// Returns the exception types of skipped items with their counts. Types that exceed the capacity are missing.
 fn skipped_kinds(record: &PipeRecord) -> Vec<Value> {
     record.skipped_kinds().into_iter().map(|(kind, count)| Value::List(vec![kind.into(), count.into()])).collect()
 }
@@ -214,7 +215,7 @@ mod tests {
         let damage = || board.damage().unwrap().to_string();
         assert_eq!(damage(), "page 1 of the counters counts more pipes than its capacity");
         page.header().role.store(77, Relaxed);
-        assert!(damage().contains("a role that no loader has"));
+        assert!(damage().contains("a process with an unknown role"));
         assert!(board.read().is_empty());
     }
 

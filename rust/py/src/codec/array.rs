@@ -1,4 +1,4 @@
-//! NumPy arrays and scalars, through NumPy's C API.
+//! Encodes and creates NumPy arrays and scalars through NumPy's C API.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::numpy_api::numpy;
 /// The maximum number of dimensions of an array.
 pub const MOST_DIMENSIONS: usize = 64;
 
-/// The order of the axes of an array in memory, outermost first.
+/// The order of an array's axes in memory, outermost axis first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Order {
     /// The first axis is outermost.
@@ -29,7 +29,7 @@ pub enum Order {
 }
 
 impl Order {
-    /// Returns whether the order is that of the indices.
+    /// Returns whether the axes in memory have the same order as the indices.
     pub fn is_by_index(&self) -> bool {
         matches!(self, Order::C)
     }
@@ -71,7 +71,7 @@ impl Order {
 
 pub struct ArrayParts<'a> {
     pub dtype: Dtype,
-    /// The order of the elements in memory, which is kept on arrival.
+    /// The order of the axes in memory. The decoded array has the same order.
     pub order: Order,
     pub shape: &'a [npy_intp],
     pub data: *mut u8,
@@ -81,7 +81,7 @@ pub struct ArrayParts<'a> {
 }
 
 fn fields<'a>(array: &'a Bound<'_, PyAny>) -> &'a numpy::npyffi::PyArrayObject_fields {
-    // SAFETY: callers pass exact ndarrays, which have this layout. The reference does not outlive the object.
+    // SAFETY: callers pass exact ndarrays, which have this layout. The reference exists no longer than the object.
     unsafe { &(*array.as_ptr().cast::<PyArrayObject>()).fields }
 }
 
@@ -102,7 +102,7 @@ fn extents<'a>(array: &'a Bound<'_, PyAny>) -> (&'a [npy_intp], &'a [npy_intp]) 
     }
 }
 
-/// The layout of the elements of an array, with the axes in this order.
+/// Returns the layout of the elements of an array if its axes are traversed in the order `axes`.
 fn layout(item: usize, shape: &[npy_intp], strides: &[npy_intp], axes: &[usize]) -> Option<Strided> {
     Strided::new(item, axes.iter().map(|&axis| (shape[axis] as usize, strides[axis])))
 }
@@ -126,10 +126,11 @@ pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
     Some(ArrayParts { dtype, order, shape, data: fields.data.cast(), len, strided })
 }
 
-/// Returns the block under an array that `torchdata.empty` has created, if the array covers the whole block and is not
-/// accessible otherwise: through another array, a buffer, a tensor or a weak reference.
+/// Returns the arena block under an array that `torchdata.empty` has created. The array must cover the whole block, and
+/// the block must not be accessible through another array, a buffer, a tensor or a weak reference. Otherwise returns
+/// None.
 ///
-/// The caller ensures that only the item refers to the array.
+/// The caller ensures that nothing except the item refers to the array.
 pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Arc<Block>> {
     let mut object = array.as_ptr();
     // SAFETY: reads types, reference counts and fields of existing objects under the GIL. Fields are only read from
@@ -151,10 +152,10 @@ pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Ar
     whole.then(|| Arc::clone(block))
 }
 
-/// Returns the block under an array over which `torchdata.empty` has created a tensor, if the tensor covers the whole
-/// block.
+/// Returns the arena block under a tensor that `torchdata.empty` has created over an array. The tensor must cover the
+/// whole block. Otherwise returns None.
 ///
-/// The caller ensures that only the item refers to the array and the tensor.
+/// The caller ensures that nothing except the item refers to the array and the tensor.
 pub fn block_under(array: &Bound<'_, PyAny>, data: *const u8, len: usize) -> Option<Arc<Block>> {
     let base = array.getattr("base").ok()?;
     // SAFETY: reads the reference count of an existing object. The array and this function have one reference each.
@@ -165,7 +166,7 @@ pub fn block_under(array: &Bound<'_, PyAny>, data: *const u8, len: usize) -> Opt
     (block.as_mut_ptr().cast_const() == data && block.len() == len).then(|| Arc::clone(block))
 }
 
-/// Creates an array of `len` bytes, either with its own memory, or over memory that another object owns.
+/// Creates an array of `len` bytes. The array has its own memory, or uses memory that another object owns.
 pub fn make<'py>(
     py: Python<'py>,
     dtype: Dtype,

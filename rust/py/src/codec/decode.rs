@@ -1,4 +1,5 @@
-//! Decodes items from bytes and buffers. The bytes are private but not trusted, so all lengths are checked.
+//! Decodes items from bytes and buffers. All lengths are checked, because the bytes are private to this process but not
+//! trusted.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -33,7 +34,7 @@ pub fn decode<'py>(
     if decoder.rest.is_empty() { Ok(item) } else { Err(malformed()) }
 }
 
-/// The maximum nesting. The encoder uses less.
+/// The maximum nesting depth of an item. The encoder creates less deeply nested items.
 const DEEPEST: usize = 128;
 
 struct Decoder<'py, 'a> {
@@ -41,19 +42,19 @@ struct Decoder<'py, 'a> {
     rest: &'a [u8],
     buffers: &'a [Buffer],
     may_lease: bool,
-    /// Objects that later parts of the item may refer to.
+    /// Objects that later parts of the item refer to by their number.
     kept: Vec<Bound<'py, PyAny>>,
 }
 
-/// The maximum size of the scratch buffer that is kept for the next item. If the buffer were allocated for each long
-/// string, the allocator would return memory to the system and request it again for every item.
+/// `LONGEST_STEP` is the maximum number of items between two readings of the clock. While two readings are closer
+/// together than `NEAR`, the number of items between readings grows.
 const MOST_KEPT: usize = 4 << 20;
 
 thread_local! {
     static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-/// A run of bytes, inline or in a buffer.
+/// A sequence of bytes, either inline or in a buffer.
 #[derive(Clone, Copy)]
 enum Bulk<'a> {
     Inline(&'a [u8]),
@@ -61,7 +62,8 @@ enum Bulk<'a> {
 }
 
 impl Bulk<'_> {
-    /// The address of the bytes, which may be in shared memory. The bytes must be copied before they are interpreted.
+    /// Returns the address and the length of the bytes. They may be in shared memory, so they must be copied before
+    /// they are interpreted.
     fn location(&self) -> (*const u8, usize) {
         match self {
             Bulk::Inline(bytes) => (bytes.as_ptr(), bytes.len()),
@@ -70,7 +72,7 @@ impl Bulk<'_> {
         }
     }
 
-    /// Decodes a string. Shared memory is copied first.
+    /// Decodes a string. A string in shared memory is copied first.
     fn to_str<'py>(self, py: Python<'py>) -> PyResult<Bound<'py, PyString>> {
         let string = match self {
             Bulk::Inline(bytes) => PyString::from_bytes(py, bytes),
@@ -232,7 +234,8 @@ impl<'py, 'a> Decoder<'py, 'a> {
         (0..count).map(|_| self.item(depth + 1)).collect()
     }
 
-    /// Returns an object with a writable buffer over these bytes: the lease if it may be kept, otherwise a copy.
+    /// Returns an object with a writable buffer over these bytes. The object is the lease if it may be kept, otherwise
+    /// a copy.
     fn writable(&self, bulk: Bulk<'_>) -> PyResult<Bound<'py, PyAny>> {
         match bulk {
             Bulk::Buffer(Buffer::Leased(lease)) if self.may_lease => {
@@ -288,7 +291,7 @@ impl<'py, 'a> Decoder<'py, 'a> {
     }
 }
 
-/// Copies into new memory of Python. Long copies release the GIL.
+/// Copies bytes into newly allocated memory of Python. Long copies release the GIL.
 fn copy(py: Python<'_>, from: *const u8, len: usize, to: *mut u8) {
     let (source, to) = (from as usize, to as usize);
     // SAFETY: callers pass memory that is valid for `len` bytes. `to` was just allocated with that length, no other

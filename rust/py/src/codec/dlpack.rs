@@ -1,8 +1,8 @@
 //! Exchanges tensors with torch through DLPack, the binary interface of array libraries (dmlc.github.io/dlpack).
 //!
-//! If torch has the function table `__dlpack_c_exchange_api__` of DLPack 1.2, a tensor is described without an
-//! additional object, and created without a capsule. Older releases only have `torch.utils.dlpack`. Both functions are
-//! public, and the results are the same.
+//! If torch has the function table `__dlpack_c_exchange_api__` of DLPack 1.2, tensors are described without an
+//! additional object, and created without a capsule. Older releases of torch only have `torch.utils.dlpack`. Both
+//! interfaces are public and produce the same results.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -34,7 +34,7 @@ impl ElementType {
     const BFLOAT: u8 = 4;
     const COMPLEX: u8 = 5;
 
-    /// Bytes of an element, or None if its size is not a whole number of bytes.
+    /// Returns the bytes of an element, or None if an element does not consist of whole bytes.
     pub fn size(self) -> Option<usize> {
         (self.lanes == 1 && self.bits > 0 && self.bits.is_multiple_of(8)).then_some(usize::from(self.bits / 8))
     }
@@ -43,7 +43,7 @@ impl ElementType {
         self.code == Self::COMPLEX
     }
 
-    /// Returns whether torch may apply a change of sign lazily. The imaginary part of a conjugate is an example.
+    /// Returns whether torch may negate elements of this type lazily. The imaginary part of a conjugate is an example.
     fn has_lazy_sign(self) -> bool {
         const FLOAT: u8 = 2;
         matches!(self.code, FLOAT | Self::BFLOAT | Self::COMPLEX)
@@ -54,7 +54,7 @@ impl ElementType {
 #[derive(Clone, Copy)]
 struct Described {
     data: *mut c_void,
-    /// The type of the device, and its index.
+    /// The type and the index of the device.
     device: [c_int; 2],
     dimensions: c_int,
     element: ElementType,
@@ -82,25 +82,25 @@ struct Versioned {
 #[repr(C)]
 struct ExchangeApi {
     version: [u32; 2],
-    /// A pointer to an older table, and two functions that are not needed.
+    /// A pointer to an older table, and two functions that this module does not need.
     others: [usize; 3],
     object_of: unsafe extern "C" fn(*mut Versioned, *mut *mut ffi::PyObject) -> c_int,
     describe: Option<unsafe extern "C" fn(*mut ffi::PyObject, *mut Described) -> c_int>,
 }
 
 const MAJOR: u32 = 1;
-/// Whether torch has failed to describe a tensor in this process, typically a sparse one. The exception costs a
-/// millisecond, so after the first one the layout of each tensor is checked first.
+/// Whether torch has failed to describe a tensor in this process, typically a sparse one. Each failure raises an
+/// exception, which takes a millisecond. After the first failure, the layout of each tensor is therefore checked first.
 static HAS_REFUSED: AtomicBool = AtomicBool::new(false);
 /// The name of a capsule that still owns its tensor.
 const UNUSED: &CStr = c"dltensor";
 
-/// The parts of torch that are used here.
+/// The objects of torch that this module uses.
 struct Torch {
     exchange: Option<&'static ExchangeApi>,
     to_capsule: Py<PyAny>,
     from_capsule: Py<PyAny>,
-    /// The layout of strided tensors, and the names of attributes and methods.
+    /// The layout object of strided tensors, and the names of attributes and methods.
     strided: Py<PyAny>,
     layout: Py<PyString>,
     requires_grad: Py<PyString>,
@@ -112,9 +112,9 @@ struct Torch {
     stride: Py<PyString>,
 }
 
-/// Returns the parts of torch. The first call imports it.
+/// Returns the objects of torch. The first call imports torch.
 ///
-/// FORK: no lock, as for `helpers`. A fork waits for the import.
+/// FORK: uses no lock, for the same reason as `helpers`. A fork waits until the import is complete.
 fn torch(py: Python<'_>) -> PyResult<&'static Torch> {
     static TORCH: OnceBox<Torch> = OnceBox::new();
     TORCH.get_or_try_init(|| {
@@ -151,14 +151,15 @@ fn torch(py: Python<'_>) -> PyResult<&'static Torch> {
 
 fn call<'py>(object: &Bound<'py, PyAny>, name: &Py<PyString>) -> PyResult<Bound<'py, PyAny>> {
     let end = null_mut::<ffi::PyObject>();
-    // SAFETY: an existing object and a name. Returns a new reference, or NULL with an exception set.
+    // SAFETY: the object exists. The call returns a new reference, or NULL with an exception set.
     unsafe {
         let result = ffi::PyObject_CallMethodObjArgs(object.as_ptr(), name.as_ptr(), end);
         Bound::from_owned_ptr_or_err(object.py(), result)
     }
 }
 
-/// A tensor that consists only of elements in the memory of this process, and has at least one element.
+/// A tensor that is fully described by its elements. It has at least one element, and its memory belongs to this
+/// process.
 pub struct Exported<'py> {
     tensor: Described,
     item: Bound<'py, PyAny>,
@@ -167,8 +168,8 @@ pub struct Exported<'py> {
 }
 
 impl<'py> Exported<'py> {
-    /// Describes an exact tensor. Returns None if it has other state than its elements, or if some elements are outside
-    /// of its storage.
+    /// Describes an exact tensor. Returns None if the tensor has state other than its elements, or if some elements are
+    /// outside of its storage.
     pub fn of(item: &Bound<'py, PyAny>) -> PyResult<Option<Self>> {
         let py = item.py();
         let torch = torch(py)?;
@@ -206,8 +207,8 @@ impl<'py> Exported<'py> {
         if self.tensor.dimensions == 0 {
             return &[]; // the pointers may be null
         }
-        // SAFETY: a tensor has one length and one stride for each dimension, as long as the tensor or the capsule
-        // exists.
+        // SAFETY: a tensor has one length and one stride for each dimension. Both arrays exist as long as the tensor or
+        // the capsule.
         unsafe { std::slice::from_raw_parts(of, self.tensor.dimensions as usize) }
     }
 
@@ -219,13 +220,13 @@ impl<'py> Exported<'py> {
         self.shape().iter().fold(self.size, |len, &count| len.saturating_mul(count as usize))
     }
 
-    /// Bytes from the first element to the end of the last element.
+    /// Returns the number of bytes from the start of the first element to the end of the last element.
     pub fn reach(&self) -> usize {
         let strides = self.extents(self.tensor.strides);
         reach(self.size, self.shape(), strides).unwrap_or(usize::MAX)
     }
 
-    /// Returns whether the elements are contiguous, in the order of their indices.
+    /// Returns whether the elements are contiguous and in the order of their indices.
     pub fn is_contiguous(&self) -> bool {
         let mut next = 1_i64;
         self.shape().iter().zip(self.extents(self.tensor.strides)).rev().all(|(&count, &stride)| {
@@ -235,20 +236,22 @@ impl<'py> Exported<'py> {
         })
     }
 
-    /// The strides in elements, as torch reports them. The strides of DLPack may differ for dimensions with one
-    /// element.
+    /// Returns the strides as torch reports them, counted in elements. For dimensions with one element, DLPack may
+    /// report other strides.
     pub fn strides(&self) -> PyResult<Vec<i64>> {
         call(&self.item, &torch(self.item.py())?.stride)?.extract()
     }
 
-    /// Returns whether the values of the elements differ from the memory.
+    /// Returns whether the values of the elements differ from the bytes in memory, because torch applies an operation
+    /// lazily.
     fn has_lazy_bits(&self, torch: &Torch) -> PyResult<bool> {
         let element = self.tensor.element;
         let is = |name| call(&self.item, name).and_then(|is| is.is_truthy());
         Ok(element.has_lazy_sign() && is(&torch.is_neg)? || element.is_complex() && is(&torch.is_conj)?)
     }
 
-    /// Returns whether all elements are within the storage, which users can resize.
+    /// Returns whether all elements are inside the storage. Elements can be outside, because users can resize a
+    /// storage.
     fn is_within_storage(&self, torch: &Torch) -> PyResult<bool> {
         let there: usize = call(&call(&self.item, &torch.untyped_storage)?, &torch.nbytes)?.extract()?;
         let reach = self.reach();
@@ -261,7 +264,8 @@ impl<'py> Exported<'py> {
     }
 }
 
-/// Bytes from the first element to the end of the last element, or None if they exceed the address space.
+/// Returns the number of bytes from the start of the first element to the end of the last element, or None if the
+/// number exceeds the address space.
 pub fn reach(size: usize, shape: &[i64], strides: &[i64]) -> Option<usize> {
     let last = shape.iter().zip(strides).try_fold(0_usize, |last, (&count, &stride)| {
         let steps = usize::try_from(count).ok()?.checked_sub(1)?;
@@ -281,14 +285,14 @@ fn has_attributes(item: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 impl Torch {
-    /// Returns the description of a tensor and an object that keeps it valid, if that is not the tensor itself. Returns
-    /// None if torch cannot describe the tensor.
+    /// Returns the description of a tensor, and an object that keeps the description valid if the tensor itself does
+    /// not. Returns None if torch cannot describe the tensor.
     fn describe<'py>(&self, item: &Bound<'py, PyAny>) -> PyResult<Option<(Described, Option<Bound<'py, PyAny>>)>> {
         let py = item.py();
         if let Some(describe) = self.exchange.and_then(|exchange| exchange.describe) {
             let mut described = MaybeUninit::uninit();
-            // SAFETY: an exact tensor of the class that the table belongs to. The description is written, unless -1 is
-            // returned with an exception set.
+            // SAFETY: the item is an exact tensor of the class that the table belongs to. The call writes the
+            // description, or returns -1 with an exception set.
             return unsafe {
                 if describe(item.as_ptr(), described.as_mut_ptr()) == 0 {
                     Ok(Some((described.assume_init(), None)))
@@ -308,7 +312,7 @@ impl Torch {
     }
 }
 
-/// Returns None if torch cannot describe a tensor.
+/// Handles a failure to describe a tensor: returns None for an ordinary exception, and other exceptions as errors.
 fn none_of<T>(py: Python<'_>, error: PyErr) -> PyResult<Option<T>> {
     HAS_REFUSED.store(true, Relaxed);
     if error.is_instance_of::<PyException>(py) { Ok(None) } else { Err(error) }
@@ -335,7 +339,8 @@ impl Own {
     }
 }
 
-/// The owner of a new tensor's memory. Torch frees it on any thread when the last tensor over the memory is deleted.
+/// The owner of a new tensor's memory. Torch frees the owner, on any thread, when it deletes the last tensor over this
+/// memory.
 #[repr(C)]
 struct Home<M> {
     managed: M,
@@ -345,19 +350,19 @@ struct Home<M> {
 
 impl<M> Home<M> {
     /// # Safety
-    /// `managed` is the first field of a `Home` that was created by `leave`, and is not used afterwards.
+    /// `managed` points to the first field of a `Home` that `leave` has created. It is not used after this call.
     unsafe extern "C" fn free(managed: *mut M) {
         // SAFETY: guaranteed by the caller. `managed` is at offset 0 of `Home`.
         drop(unsafe { Box::from_raw(managed.cast::<Self>()) });
     }
 
-    /// Moves the value to the heap, to be freed by `free`.
+    /// Moves the value to the heap. `free` deletes it later.
     fn leave(self) -> *mut M {
         Box::into_raw(Box::new(self)).cast()
     }
 }
 
-/// Creates a tensor over memory.
+/// Creates a tensor that uses existing memory.
 ///
 /// `extents` contains the shape, followed by the strides in elements. All elements must be within the memory.
 pub fn tensor_over<'py>(
@@ -393,8 +398,8 @@ pub fn tensor_over<'py>(
     let managed =
         Home { managed: Managed { tensor, context, free: Some(Home::<Managed>::free) }, extents, _memory: memory }
             .leave();
-    // SAFETY: a new capsule, or NULL with an exception set. Taking the tensor out of the capsule renames it. If that
-    // did not happen, this function still owns the tensor.
+    // SAFETY: the call returns a new capsule, or NULL with an exception set. Torch renames the capsule when it takes
+    // the tensor. If the name is unchanged, this function still owns the tensor.
     unsafe {
         let capsule = ffi::PyCapsule_New(managed.cast(), UNUSED.as_ptr(), None);
         let Ok(capsule) = Bound::from_owned_ptr_or_err(py, capsule) else {

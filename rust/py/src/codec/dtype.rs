@@ -1,4 +1,4 @@
-//! The dtypes with elements that are sent as they are in memory, and their encoding.
+//! The dtypes whose elements are sent as their bytes in memory, and the encoding of these dtypes.
 
 use std::ffi::c_int;
 
@@ -9,15 +9,15 @@ use pyo3::prelude::*;
 use super::malformed;
 use crate::numpy_api::numpy;
 
-/// A native dtype of numbers or times.
+/// A NumPy dtype of numbers or times in native byte order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dtype {
     number: u8,
-    /// For times, the unit.
+    /// The unit of a dtype of times, otherwise None.
     unit: Option<TimeUnit>,
 }
 
-/// A unit of time, as NumPy's number for the unit and a factor.
+/// A unit of time: NumPy's number for the unit, and a factor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct TimeUnit {
     base: u32,
@@ -25,13 +25,14 @@ struct TimeUnit {
 }
 
 impl TimeUnit {
-    /// The known units are years to weeks, days to attoseconds, and the generic unit. Number 3 is unused.
+    /// Returns whether NumPy defines this unit. The units are years to weeks, days to attoseconds, and the generic
+    /// unit. Number 3 is unused.
     fn is_known(self) -> bool {
         matches!(self.base, 0..=2 | 4..=14) && self.count > 0
     }
 }
 
-/// Booleans, integers, floats and complex numbers.
+/// Returns whether a type number means booleans, integers, floats or complex numbers.
 fn is_number(number: c_int) -> bool {
     matches!(number, 0..=16 | 23)
 }
@@ -40,7 +41,8 @@ fn is_time(number: c_int) -> bool {
     matches!(number, 21 | 22)
 }
 
-/// The maximum size of an element in bytes: a complex number of two `long double`s with 8 to 16 bytes each.
+/// The maximum size of an element in bytes. The largest element is a complex number of two `long double`s with up to 16
+/// bytes each.
 pub const LARGEST: usize = 32;
 
 fn size_of(py: Python<'_>, descr: *const PyArray_Descr) -> Option<usize> {
@@ -60,7 +62,7 @@ impl Dtype {
         }
         // SAFETY: a built-in descriptor of an existing object.
         if unsafe { numpy(py).ok()?.has_metadata(descr.cast()) } {
-            return None; // pickle keeps the metadata
+            return None; // pickle preserves the metadata
         }
         let mut unit = None;
         if is_time(number) {
@@ -74,7 +76,7 @@ impl Dtype {
     }
 
     /// Returns the dtype of numbers with this type number, and the size of an element in bytes. Returns None if the
-    /// type does not exist, or is not a numeric type.
+    /// type number does not exist or does not mean numbers.
     pub fn of_number(py: Python<'_>, number: c_int) -> PyResult<Option<(Self, usize)>> {
         if !is_number(number) {
             return Ok(None);
@@ -83,7 +85,7 @@ impl Dtype {
         dtype.descriptor(py).map(|(_, size)| Some((dtype, size)))
     }
 
-    /// The dtype of numbers with this type number.
+    /// Returns the dtype of numbers with this type number.
     pub const fn number(number: u8) -> Self {
         Self { number, unit: None }
     }
@@ -108,7 +110,7 @@ impl Dtype {
         (is_number(number.into()) || unit.is_some()).then_some(Self { number, unit }).ok_or_else(malformed)
     }
 
-    /// NumPy's descriptor, and the size of an element in bytes.
+    /// Returns NumPy's descriptor of this dtype, and the size of an element in bytes.
     pub fn descriptor(self, py: Python<'_>) -> PyResult<(Bound<'_, PyAny>, usize)> {
         let number = c_int::from(self.number);
         let numpy = numpy(py)?;

@@ -1,4 +1,4 @@
-//! Encodes items to bytes and buffers.
+//! Encodes items as bytes and buffers.
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;
@@ -20,44 +20,44 @@ use super::source::{OutBuffer, Owner, Source};
 use super::tensor::{self, Layout};
 use super::{MOST_BUFFERS, OUT_OF_BAND, Tag};
 
-/// More deeply nested items are pickled, because pickle has its own limit.
+/// The maximum nesting depth. More deeply nested items are pickled, and pickle has its own limit.
 const DEEPEST: usize = 64;
 
-/// A string of at least this length is sent once even if an item contains it several times. Copying a shorter string,
-/// such as most dictionary keys, is as fast as looking it up.
+/// If an item contains a string of at least this length several times, the string is sent only once. Shorter strings,
+/// such as most dictionary keys, are always copied, because a copy is as fast as a lookup.
 const LONG_STRING: ffi::Py_ssize_t = 64;
-/// The capacity for objects that is kept for the next item.
+/// The capacity of the tables of objects that is kept for the next item.
 const MOST_REMEMBERED: usize = 1024;
 
-/// The start and end address of a part of the memory of this process.
+/// A range of addresses in this process's memory, from the first byte to the byte after the last.
 type Span = (usize, usize);
 
-/// The position of the traversal in the item.
+/// The state of the traversal at one object of the item.
 #[derive(Clone, Copy)]
 struct Within<'a> {
     arena: &'a Arc<Arena>,
     depth: usize,
-    /// Whether only the item refers to the enclosing containers.
+    /// Whether the enclosing containers have no references from outside the item.
     alone: bool,
 }
 
 impl Within<'_> {
-    /// Returns whether only the item refers to this object. The container has one reference, and the traversal has one,
-    /// except for the item itself.
+    /// Returns whether this object has no references from outside the item. Each object has a reference from its
+    /// container and one from the traversal, except for the item itself.
     fn is_alone(self, object: &Bound<'_, PyAny>) -> bool {
         // SAFETY: reads the reference count of an existing object.
         self.alone && unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 1 + isize::from(self.depth > 0)
     }
 
-    /// The position for the members of a container.
+    /// Returns the state for the members of a container.
     fn within(self, container: &Bound<'_, PyAny>) -> Self {
         Self { alone: self.is_alone(container), depth: self.depth + 1, ..self }
     }
 }
 
 enum Stop {
-    /// The item must be pickled as a whole. Either an object appears twice in the item, or may appear twice because a
-    /// member is pickled, or the nesting is too deep.
+    /// The item must be pickled as a whole. Either an object appears twice in the item, or an object may appear twice
+    /// because a member is pickled, or the nesting is too deep.
     Whole,
     Error(PyErr),
 }
@@ -68,28 +68,28 @@ impl From<PyErr> for Stop {
     }
 }
 
-/// Encodes items. The vectors are reused.
+/// Encodes items. An encoder can be reused, which avoids allocating its vectors again.
 #[derive(Default)]
 pub struct Encoder {
     /// The inline part of the last item.
     pub payload: Vec<u8>,
     /// The large buffers of the last item.
     pub buffers: Vec<OutBuffer>,
-    /// Containers and arrays of the item that have other references.
+    /// The containers and arrays of this item that also have references from elsewhere.
     visited: FxHashSet<usize>,
-    /// Long strings and bytes objects of the item that have other references: their numbers, and references that keep
-    /// their addresses valid.
+    /// The long strings and bytes objects of this item that also have references from elsewhere. Each entry contains
+    /// the number of the object, and a reference that keeps its address valid.
     kept: FxHashMap<usize, (u64, Py<PyAny>)>,
-    /// The number of such objects announced in this item, including those without other references.
+    /// The number of long strings and bytes objects of this item, including those without references from elsewhere.
     announced: u64,
-    /// The memory of the item's tensors: end address by start address.
+    /// The memory ranges of the item's tensors: the end address for each start address.
     spans: BTreeMap<usize, usize>,
-    /// The member to pickle, which may share objects with other members, and its offset in the payload.
+    /// The member that must be pickled, because it may share objects with other members, and its offset in the payload.
     pickled_member: Option<(usize, Py<PyAny>)>,
-    /// Whether the bytes may differ the next time although the item is equal. Pickles and references to strings depend
-    /// on the identity of objects, and copies of an array may have another memory order. If this flag is not set, the
-    /// bytes depend only on the item, and not on other references to its objects, which may differ when the item is
-    /// recomputed.
+    /// Whether an equal item may be encoded to other bytes the next time. This is possible if the bytes contain pickles
+    /// or references to strings, which depend on the identity of objects, or arrays, because copies of an array may
+    /// have another memory order. Otherwise the bytes depend only on the item. They do not depend on references from
+    /// elsewhere, which may differ when the item is recomputed.
     pub opaque: bool,
 }
 
@@ -109,8 +109,8 @@ impl Encoder {
     pub fn clear(&mut self) {
         self.payload.clear();
         self.buffers.clear();
-        // Clearing a table takes time in proportion to its capacity, and one large item must not slow down all later
-        // items.
+        // Clearing a table takes time in proportion to its capacity. The table is therefore shrunk, so that one large
+        // item does not slow down all later items.
         if !self.visited.is_empty() {
             self.visited.clear();
             self.visited.shrink_to(MOST_REMEMBERED);
@@ -135,8 +135,8 @@ impl Encoder {
         self.payload.extend_from_slice(&(len as u64).to_le_bytes());
     }
 
-    /// Records an object that may appear twice. An object with two references cannot appear twice, because the
-    /// container and the traversal have one reference each.
+    /// Records an object that may appear twice in the item. An object with two references cannot appear twice, because
+    /// these are the references of the container and the traversal.
     fn visit(&mut self, object: &Bound<'_, PyAny>) -> Result<(), Stop> {
         // SAFETY: reads the reference count of an existing object.
         if unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 2 {
@@ -146,9 +146,9 @@ impl Encoder {
         if self.pickled_member.is_none() && self.visited.insert(pointer) { Ok(()) } else { Err(Stop::Whole) }
     }
 
-    /// Writes a reference if the item already contains this object, which has `len` characters or bytes. Otherwise
-    /// writes `Kept` before each long string, because the encoding must depend on the value of the item and not on its
-    /// reference counts. As in `visit`, a string without other references is not looked up.
+    /// Writes a reference and returns true if the item already contains this object of `len` characters or bytes.
+    /// Otherwise writes `Kept` before each long string, even if it has no other references, because the encoding must
+    /// not depend on reference counts. Like `visit`, this function looks up only objects with more than two references.
     fn is_again(&mut self, string: &Bound<'_, PyAny>, len: ffi::Py_ssize_t) -> Result<bool, Stop> {
         if len < LONG_STRING {
             return Ok(false);
@@ -176,8 +176,8 @@ impl Encoder {
         Ok(false)
     }
 
-    /// Records the memory of a tensor. If two tensors of the item share memory, they must share it on arrival, which
-    /// only pickling can do.
+    /// Records the memory of a tensor. If two tensors of the item share memory, the item must be pickled, because only
+    /// pickle preserves the sharing.
     fn visit_span(&mut self, (start, end): Span) -> Result<(), Stop> {
         if start == end {
             return Ok(());
@@ -187,8 +187,8 @@ impl Encoder {
         if overlaps { Err(Stop::Whole) } else { Ok(()) }
     }
 
-    /// Pickles an object without its own encoding. In an item with several members, only one member may be pickled, and
-    /// only if it cannot share objects with other members.
+    /// Pickles an object that this module cannot encode. In an item with several members, at most one member may be
+    /// pickled, and only if it shares no objects with other members.
     fn other(&mut self, item: &Bound<'_, PyAny>, depth: usize) -> Result<(), Stop> {
         if depth == 0 {
             self.pickle(item)?;
@@ -201,8 +201,8 @@ impl Encoder {
         Ok(())
     }
 
-    /// Pickles the postponed member. This happens only after it is certain that the item need not be pickled as a
-    /// whole, because pickling may be expensive, and some objects expect to be pickled once.
+    /// Pickles the postponed member. The encoder first makes sure that the item need not be pickled as a whole, because
+    /// pickling may be expensive, and some objects expect to be pickled only once.
     fn pickle_member(&mut self, py: Python<'_>) -> Result<(), Stop> {
         let Some((place, member)) = self.pickled_member.take() else { return Ok(()) };
         let behind = self.payload.split_off(place);
@@ -341,7 +341,7 @@ impl Encoder {
         // SAFETY: an exact str. The UTF-8 form is cached in the object and exists as long as it does.
         let data = unsafe { ffi::PyUnicode_AsUTF8AndSize(item.as_ptr(), &mut len) };
         if data.is_null() {
-            drop(PyErr::take(item.py())); // lone surrogates have no UTF-8 form, but pickle supports them
+            drop(PyErr::take(item.py())); // a string with lone surrogates has no UTF-8 form, but can be pickled
             self.pickle(item)?;
             return Ok(());
         }
@@ -391,7 +391,7 @@ impl Encoder {
         };
         self.opaque |= strides.is_some();
         tensor::write(&mut self.payload, tensor.element(), tensor.shape(), strides);
-        drop(tensor); // the capsule would hold another reference to the memory
+        drop(tensor); // the capsule would count as another reference to the memory
         match layout {
             Layout::Contiguous => {
                 if !self.is_inline(len) && place.is_alone(item) && place.arena.holds(data) {
@@ -408,7 +408,7 @@ impl Encoder {
         Ok(())
     }
 
-    /// Sends an arena block without copying, if the array under a tensor covers the whole block.
+    /// Sends the arena block under a tensor without copying it, if the array over the block covers the whole block.
     fn hand_over(&mut self, room: &Bound<'_, PyAny>, data: *const u8, len: usize, place: Within<'_>) -> bool {
         let Some(block) = array::block_under(room, data, len).filter(|block| block.is_of(place.arena)) else {
             return false;
@@ -417,7 +417,7 @@ impl Encoder {
         true
     }
 
-    /// Pickles an object and returns the memory of the tensors in it. The spans do not overlap.
+    /// Pickles an object, and returns the memory ranges of the tensors in it. The ranges do not overlap.
     fn pickle(&mut self, item: &Bound<'_, PyAny>) -> PyResult<Vec<Span>> {
         self.opaque = true;
         let py = item.py();
@@ -434,7 +434,7 @@ impl Encoder {
         Ok(spans)
     }
 
-    /// Encodes contiguous bytes that are part of `owner`: inline if they are short, otherwise as a buffer.
+    /// Encodes contiguous bytes that belong to `owner`. Short bytes are sent inline, others as a buffer.
     fn dense(&mut self, owner: &Bound<'_, PyAny>, data: *const u8, len: usize) -> PyResult<()> {
         if self.is_inline(len) {
             self.reserve(len)?;
@@ -455,13 +455,13 @@ impl Encoder {
         self.payload.extend_from_slice(&head);
     }
 
-    /// Reserves capacity for `len` bytes and their header.
+    /// Reserves capacity for `len` more bytes and the header before them.
     fn reserve(&mut self, len: usize) -> PyResult<()> {
         let room = self.payload.try_reserve(len + 9);
         room.map_err(|_| PyMemoryError::new_err(format!("there is no memory for {len} more bytes of an encoded item")))
     }
 
-    /// Encodes bytes with any layout: inline if they are short, otherwise as a buffer.
+    /// Encodes bytes with any layout. Short bytes are sent inline, others as a buffer.
     fn bulk(&mut self, py: Python<'_>, source: Source) -> PyResult<()> {
         let len = source.len();
         if !self.is_inline(len) {

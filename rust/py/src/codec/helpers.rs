@@ -1,4 +1,4 @@
-//! The Python functions and types that the codec uses, looked up once.
+//! The Python functions and types that the codec uses. They are looked up once.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -15,18 +15,18 @@ pub struct Helpers {
     pub loads: Py<PyAny>,
     /// () -> (function table or None, function to a capsule, function from a capsule)
     pub dlpack_ways: Py<PyAny>,
-    /// (tensor, address) -> the array of `torchdata.empty` that contains only this tensor, or None
+    /// (tensor, address) -> the array of `torchdata.empty` whose only user is this tensor, or None
     pub room_of: Py<PyAny>,
-    /// type -> whether users have defined how its objects are pickled
+    /// type -> whether user code defines how objects of this type are pickled
     pub has_own_reducer: Py<PyAny>,
     pub data_chunk: Py<PyType>,
 }
 
-/// Returns the helpers. The first call looks them up.
+/// Returns the helpers. The first call looks up the helpers.
 ///
-/// FORK: no lock. If several threads look up the helpers at the same time, the first result is kept. The module that
-/// creates loaders (`torchdata._engine.workers.child`) imports these modules, so that no fork happens during the
-/// import.
+/// FORK: uses no lock. If several threads look up the helpers at the same time, the first result is kept. The module
+/// that creates loaders (`torchdata._engine.workers.child`) has already imported the modules of the helpers, so no fork
+/// happens during an import.
 pub fn helpers(py: Python<'_>) -> PyResult<&'static Helpers> {
     static HELPERS: OnceBox<Helpers> = OnceBox::new();
     HELPERS.get_or_try_init(|| {
@@ -54,9 +54,11 @@ pub enum Kind {
     Other,
 }
 
-/// Known types. A reference to each known type is kept, so that an address is never reused by another type.
+/// The types whose kind was already determined. Each type in this table has a permanent reference, so that its address
+/// is never reused by another type.
 ///
-/// FORK: only locked with the GIL held, and never while Python code runs. Python forks with the GIL held.
+/// FORK: the lock is only taken with the GIL held, and never held while Python code runs. Because Python forks with the
+/// GIL held, a forked child never finds this mutex locked.
 static SEEN: Mutex<Vec<(usize, Kind)>> = Mutex::new(Vec::new());
 
 /// Returns the kind of an object that does not have a built-in type.

@@ -1,4 +1,4 @@
-//! Encodes items: a tagged tree inline, and separate large buffers.
+//! Encodes items: small values as an inline tree of tags, large buffers separately.
 //!
 //! ```text
 //! item    := tag value
@@ -6,10 +6,10 @@
 //! bulk    := 0 len bytes | 1 index                              (index of an out-of-band buffer)
 //! ```
 //!
-//! Only exact built-in types, ints of at most 64 bits, NumPy arrays and scalars of plain dtypes, CPU tensors of torch
-//! that DLPack can describe, and the batch class of torchdata are encoded here. Everything else is pickled (protocol 5,
-//! with out-of-band buffers), or passed to cloudpickle if pickle fails. A long string that appears twice is sent once
-//! and referred to. If another object appears twice, the whole item is pickled, which preserves identity.
+//! This module encodes exact built-in types, ints of at most 64 bits, NumPy arrays and scalars of plain dtypes, CPU
+//! tensors of torch that DLPack can describe, and the batch class of torchdata. Everything else is pickled (protocol 5,
+//! with out-of-band buffers), or passed to cloudpickle if pickle fails. A long string that appears twice is sent once,
+//! followed by a reference. If another object appears twice, the whole item is pickled, which preserves identity.
 
 mod array;
 mod decode;
@@ -32,10 +32,13 @@ pub use source::{OutBuffer, Owner, Source};
 
 /// The error for bytes that are not a valid item.
 pub fn malformed() -> PyErr {
-    PyRuntimeError::new_err("an item arrived malformed: its sender's memory is corrupted; start a new loader")
+    PyRuntimeError::new_err(
+        "a received item is malformed, because the memory of its sender is corrupted; start a new loader",
+    )
 }
 
-/// Buffers of at least this size are sent out of band. Copying a smaller buffer twice is cheaper than leasing it.
+/// Buffers of at least this size are sent out of band. Smaller buffers are sent inline, because copying a small buffer
+/// twice is cheaper than leasing it.
 pub const OUT_OF_BAND: usize = 8 << 10;
 /// The maximum number of out-of-band buffers of an item. Further buffers are sent inline.
 pub const MOST_BUFFERS: usize = 512;
@@ -59,7 +62,7 @@ pub enum Tag {
     List,
     /// len, key and value items in turn
     Dict,
-    /// len, items: the batch class of torchdata
+    /// len, items: an object of torchdata's batch class
     DataChunk,
     /// dtype, number of dimensions, order of the axes, shape, bulk
     Array,
@@ -70,7 +73,7 @@ pub enum Tag {
     Tensor,
     /// bulk (the pickle), len, bulks (its buffers)
     Pickle,
-    /// item that can be referred to; these items are numbered from zero
+    /// an item that later parts can refer to; these items are numbered from zero
     Kept,
     /// number: the same object as the kept item with that number
     Again,

@@ -1,12 +1,13 @@
-//! Ints of at most 64 bits, and sequences of ints, floats or bools as one block.
+//! Encodes ints of at most 64 bits, and sequences of ints, floats or bools as one block.
 //!
 //! ```text
 //! block := Tag::Numbers container element len value* (container and element are tags, a value is written without a
 //! tag)
 //! ```
 //!
-//! A sequence becomes a block if it has at least two members, and all have the same exact type: ints that fit into the
-//! same kind of word, floats, or bools. Python and pickle do not preserve the identity of numbers either.
+//! A sequence becomes a block if it has at least two members of the same exact type: ints that fit into the same kind
+//! of word, floats, or bools. A block does not preserve the identity of the numbers. Python and pickle do not guarantee
+//! it either.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -16,16 +17,16 @@ use super::{Tag, malformed};
 pub enum Whole {
     Signed(i64),
     Unsigned(u64),
-    /// An int that does not fit into a word.
+    /// An int that needs more than 64 bits.
     Longer,
 }
 
-/// Bytes of a value in a block.
+/// Returns the number of bytes of a value in a block.
 fn width(element: Tag) -> usize {
     if element == Tag::True { 1 } else { 8 }
 }
 
-/// Returns the encoding of an exact int. No exception is set afterwards.
+/// Returns the encoding of an exact int. Leaves no Python exception set.
 ///
 /// # Safety
 /// `object` is an existing int, and the GIL is held.
@@ -50,7 +51,8 @@ pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
     }
 }
 
-/// Appends a sequence of `len` members as a block. If that is not possible, appends nothing and returns false.
+/// Appends a sequence of `len` members as a block. Appends nothing and returns false if the members cannot form a
+/// block.
 ///
 /// # Safety
 /// For each index below `len`, `member` returns a borrowed reference to a member of an existing sequence, or NULL,
@@ -83,7 +85,7 @@ pub unsafe fn put_block(
         };
         let Some(bytes) = len.checked_mul(width(element)) else { return false };
         if payload.try_reserve(bytes.saturating_add(11)).is_err() {
-            return false; // encoding the members one by one reports the lack of memory
+            return false; // encoding the members one by one then reports the lack of memory
         }
         let start = payload.len();
         payload.extend_from_slice(&[Tag::Numbers as u8, container as u8, element as u8]);
@@ -100,7 +102,7 @@ pub unsafe fn put_block(
     }
 }
 
-/// Appends ints, and writes at the offset `place` whether their words are signed. Returns false if some ints are
+/// Appends ints, and writes whether their words are signed at the offset `place`. Returns false if some ints are
 /// negative and others exceed `i64`.
 unsafe fn put_ints(
     payload: &mut Vec<u8>,

@@ -1,4 +1,4 @@
-//! The memory to copy large buffers of an item from.
+//! The memory from which the large buffers of an item are copied.
 
 use std::sync::Arc;
 
@@ -11,9 +11,9 @@ use torchdata_core::strided::Strided;
 pub const LONG_COPY: usize = 128 << 10;
 
 pub enum OutBuffer {
-    /// Memory of this process, to be copied.
+    /// Memory of this process that must be copied.
     Memory(Source),
-    /// A block of the arena for sending, which need not be copied.
+    /// A block of the sending arena, which need not be copied.
     Block(Arc<Block>),
 }
 
@@ -25,7 +25,7 @@ pub enum Owner {
     Buffer {
         _buffer: PyBuffer<u8>,
     },
-    /// The caller, which copies the memory at once.
+    /// The caller keeps the memory alive and copies it immediately.
     Caller,
 }
 
@@ -36,9 +36,9 @@ impl Owner {
     }
 }
 
-/// Memory of this process, which its owner keeps alive until it is copied.
+/// Memory of this process. The owner keeps this memory alive until it is copied.
 pub struct Source {
-    /// The address of the first element, as a number so that it can be sent to other threads.
+    /// The address of the first element, stored as a number so that it can be sent to other threads.
     address: usize,
     len: usize,
     /// The layout of the elements, if they are not contiguous.
@@ -51,7 +51,7 @@ impl Source {
         Self { address: data as usize, len, strided: None, _owner: owner }
     }
 
-    /// Elements with the layout `strided`; the first one is at `data`.
+    /// Creates a source of elements with the layout `strided`. The first element is at `data`.
     pub fn strided(data: *const u8, strided: Strided, owner: Owner) -> Self {
         Self { address: data as usize, len: strided.len(), strided: Some(Box::new(strided)), _owner: owner }
     }
@@ -81,13 +81,15 @@ impl Source {
         if len >= LONG_COPY { py.detach(copy) } else { copy() }
     }
 
-    /// Returns contiguous bytes. If the elements are not contiguous, replaces them by a contiguous copy.
+    /// Returns the address of contiguous bytes. Elements that are not contiguous are first replaced by a contiguous
+    /// copy.
     pub fn make_dense(&mut self, py: Python<'_>) -> PyResult<*const u8> {
         if self.strided.is_none() {
             return Ok(self.address as *const u8);
         }
         let len = isize::try_from(self.len)?;
-        // SAFETY: a new bytes object of that length, filled in before other code sees it. NULL with an exception set.
+        // SAFETY: a new bytes object of that length, which is filled before other code can see it, or NULL with an
+        // exception set.
         unsafe {
             let room = pyo3::ffi::PyBytes_FromStringAndSize(std::ptr::null(), len);
             let object = Bound::from_owned_ptr_or_err(py, room)?;

@@ -1,4 +1,4 @@
-//! Encodes and decodes tensors that consist only of elements.
+//! Encodes and decodes tensors that are fully described by their elements.
 
 use pyo3::prelude::*;
 use torchdata_core::strided::Strided;
@@ -6,13 +6,13 @@ use torchdata_core::strided::Strided;
 use super::dlpack::{ElementType, Exported, reach};
 use super::malformed;
 
-/// How the elements of a tensor are sent.
+/// How the elements of a tensor are encoded.
 pub enum Layout {
     /// Contiguous, in the order of their indices.
     Contiguous,
-    /// As they are in memory, without gaps, with these strides in elements.
+    /// Without gaps, in their order in memory. The decoded tensor has these strides, counted in elements.
     AsTheyLie(Vec<i64>),
-    /// Elements with gaps between them, which are copied, and arrive with these strides.
+    /// Elements with gaps between them. A copy removes the gaps, and the decoded tensor has these strides.
     Apart(Strided, Vec<i64>),
 }
 
@@ -31,8 +31,8 @@ impl Layout {
     }
 }
 
-/// Returns how to copy elements with gaps, and their strides afterwards. The strides are the same as after
-/// `torch.clone`, which keeps the memory order of the dimensions. Returns None if a dimension repeats its elements.
+/// Returns how to copy elements that have gaps, and the strides of the copy. The strides are the same as after
+/// `torch.clone`, which preserves the memory order of the dimensions. Returns None if a dimension repeats its elements.
 fn without_gaps(size: usize, shape: &[i64], strides: &[i64]) -> Option<(Strided, Vec<i64>)> {
     if shape.iter().zip(strides).any(|(&count, &stride)| stride == 0 && count > 1) {
         return None;
@@ -49,8 +49,8 @@ fn without_gaps(size: usize, shape: &[i64], strides: &[i64]) -> Option<(Strided,
     Some((strided, dense))
 }
 
-/// Appends the description of a tensor with at most 255 dimensions. `strides` is given if the elements are not in the
-/// order of their indices.
+/// Appends the description of a tensor with at most 255 dimensions. `strides` is None if the elements are contiguous in
+/// the order of their indices.
 pub fn write(payload: &mut Vec<u8>, element: ElementType, shape: &[i64], strides: Option<&[i64]>) {
     payload.extend_from_slice(&[element.code, element.bits, shape.len() as u8, u8::from(strides.is_some())]);
     for extent in shape.iter().chain(strides.unwrap_or_default()) {

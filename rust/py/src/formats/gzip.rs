@@ -1,6 +1,6 @@
-//! Decompresses gzip streams that Python reads, without the GIL.
+//! Decompresses gzip streams without the GIL. The compressed bytes come from a Python stream.
 //!
-//! A [`GzipReader`] belongs to the archive that reads it, and to the thread that iterates the archive.
+//! A [`GzipReader`] belongs to an archive, and is used by the thread that iterates the archive.
 
 use std::io::{BufRead, Error, ErrorKind, Read};
 
@@ -10,29 +10,29 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-/// The number of bytes requested from the stream at once.
+/// The number of bytes that are requested from the stream at a time.
 const PIECE: usize = 64 << 10;
-/// The maximum number of bytes decompressed at once.
+/// The maximum number of bytes that are decompressed at a time.
 const MOST: usize = 256 << 10;
 
 const FIRST: u8 = 0x1f;
 
-/// The decompressed contents: the members of a gzip file, with zeros between and after them.
+/// Decompresses the contents of a gzip file. The file may have several members, with zeros between and after them.
 #[pyclass(module = "torchdata._native")]
 pub struct GzipReader {
-    /// The state of the current member. None between two members and after the last one.
+    /// The state of the current member, or None between two members and after the last member.
     decoder: Option<GzDecoder<GzipSource>>,
-    /// The stream after the last member. This reference is dropped with the GIL held. Dropping a reference without the
-    /// GIL takes a lock of PyO3, which a fork in another thread might copy while it is held.
+    /// The stream after the last member. This reference is dropped with the GIL held. Dropping it without the GIL would
+    /// take a lock of PyO3, and a child that another thread forks could inherit this lock in locked state.
     ended: Option<GzipSource>,
     buffer: Vec<u8>,
-    /// An error after the returned bytes.
+    /// An error that occurred after the bytes that were already returned.
     failed: Option<Error>,
 }
 
 #[pymethods]
 impl GzipReader {
-    /// `unread` contains bytes that precede those returned by `read(size)`.
+    /// `unread` contains bytes of the stream that come before the bytes returned by `read(size)`.
     #[new]
     #[pyo3(signature = (read, unread=None))]
     fn new(read: Py<PyAny>, unread: Option<&[u8]>) -> Self {
@@ -40,7 +40,7 @@ impl GzipReader {
         Self { decoder: Some(GzDecoder::new(source)), ended: None, buffer: vec![0; MOST], failed: None }
     }
 
-    /// Returns the bytes that are available at once, or none at the end.
+    /// Returns the bytes that are available without waiting, or no bytes at the end.
     fn read<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let count = match self.failed.take() {
             Some(error) => Err(error),
@@ -50,7 +50,7 @@ impl GzipReader {
         Ok(PyBytes::new(py, &self.buffer[..count.map_err(raised)?]))
     }
 
-    /// There is nothing to clear, as in `FilterIterator`.
+    /// Needs no `__clear__`, for the same reason as `FilterIterator`.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(self.decoder.as_ref().map(|decoder| &decoder.get_ref().read))
     }
@@ -78,7 +78,7 @@ impl GzipReader {
         self.decoder.as_ref().is_some_and(|decoder| !decoder.get_ref().is_drained())
     }
 
-    /// Decompresses some bytes into the buffer from `begin` on. Returns 0 at the end of the last member.
+    /// Decompresses some bytes into the buffer, starting at `begin`. Returns 0 at the end of the last member.
     fn inflate(&mut self, begin: usize) -> Result<usize, Error> {
         while let Some(mut decoder) = self.decoder.take() {
             let count = decoder.read(&mut self.buffer[begin..]);
@@ -99,8 +99,8 @@ impl GzipReader {
     }
 }
 
-/// Skips zeros before the next member. Returns false if the stream ends, or if other data follows, which gzip(1)
-/// ignores.
+/// Skips zeros before the next member. Returns false if the stream ends, or if there is other data, which gzip(1)
+/// ignores, too.
 fn another_member(stream: &mut impl BufRead) -> Result<bool, Error> {
     loop {
         let bytes = stream.fill_buf()?;
@@ -117,11 +117,11 @@ fn another_member(stream: &mut impl BufRead) -> Result<bool, Error> {
     }
 }
 
-/// A Python stream as a Rust stream.
+/// Reads from a Python stream.
 struct GzipSource {
     read: Py<PyAny>,
     piece: Vec<u8>,
-    /// The number of bytes of the piece that are consumed.
+    /// The number of bytes of the piece that were already used.
     taken: usize,
 }
 
@@ -135,7 +135,7 @@ impl GzipSource {
             let piece = self.read.bind(py).call1((PIECE,))?;
             let bytes = piece.cast::<PyBytes>().map_err(|_| {
                 let found = piece.get_type();
-                PyTypeError::new_err(format!("a compressed stream must give bytes, but it gave {found}"))
+                PyTypeError::new_err(format!("a compressed stream must return bytes, but it returned {found}"))
             })?;
             self.piece.clear();
             self.piece.extend_from_slice(bytes.as_bytes());
@@ -173,6 +173,6 @@ fn raised(error: Error) -> PyErr {
         Err(_) if kind == ErrorKind::UnexpectedEof => {
             PyEOFError::new_err("the compressed stream ends before its end-of-stream marker")
         }
-        Err(error) => PyOSError::new_err(format!("no valid gzip stream: {error}")),
+        Err(error) => PyOSError::new_err(format!("not a valid gzip stream: {error}")),
     }
 }

@@ -1,4 +1,4 @@
-//! Python functions that convert files to records, for pipes.
+//! Python functions with which pipes convert files to records.
 
 pub mod gzip;
 pub mod pickle;

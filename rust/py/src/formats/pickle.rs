@@ -1,10 +1,10 @@
-//! Pickles of plain data.
+//! Checks pickles of plain data.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use torchdata_core::formats::pickle;
 
-/// Raises ValueError if the bytes are not a pickle of plain data, or if an instruction needs more bytes than available.
+/// Raises ValueError if the bytes are not a pickle of plain data, or if an instruction needs more bytes than there are.
 #[pyfunction]
 #[pyo3(signature = (pickled, /))]
 pub fn check_plain_pickle(pickled: &[u8]) -> PyResult<()> {

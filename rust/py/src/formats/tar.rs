@@ -1,10 +1,10 @@
-//! Headers of tar archives.
+//! Reads the headers of tar archives.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use torchdata_core::formats::tar;
 
-/// Returns name and size from the header of a regular file in a tar archive, or None if `tarfile` must read the header.
+/// Returns the name and size from the header of a regular file, or None if `tarfile` must read the header.
 #[pyfunction]
 #[pyo3(signature = (block, /))]
 pub fn tar_file_header(block: &[u8]) -> Option<(&str, u64)> {
@@ -13,7 +13,7 @@ pub fn tar_file_header(block: &[u8]) -> Option<(&str, u64)> {
 
 /// Returns the number of records in the body of an extended header.
 ///
-/// Raises ValueError if the format is invalid, so that readers never need more than linear time.
+/// Raises ValueError if the format is invalid. With a valid format, readers never need more than linear time.
 #[pyfunction]
 #[pyo3(signature = (body, /))]
 pub fn tar_pax_records(body: &[u8]) -> PyResult<usize> {

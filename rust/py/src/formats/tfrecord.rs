@@ -1,8 +1,8 @@
 //! Reads TFRecord files of examples.
 //!
-//! A [`TFRecordReader`] belongs to the pipe that reads one stream, and to the thread that iterates it. The reader
-//! requests one piece at a time from the Python stream and owns that piece. The arrays that it creates own their
-//! memory.
+//! A [`TFRecordReader`] belongs to the pipe that reads one stream, and is used by the thread that iterates the pipe.
+//! The reader requests one piece at a time from the Python stream and copies it. The arrays that it creates have their
+//! own memory.
 
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -14,7 +14,7 @@ use torchdata_core::formats::tfrecord::{LONGEST, Records};
 
 use crate::codec::array_of;
 
-/// The number of bytes requested from the stream at once. A piece fits into the cache while it is read, verified and
+/// The number of bytes requested from the stream at a time. A piece fits into the cache while it is read, verified and
 /// copied.
 const PIECE: usize = 128 << 10;
 
@@ -24,16 +24,16 @@ pub struct TFRecordReader {
     records: Records,
     read: Py<PyAny>,
     maker: Maker,
-    /// The name of the reader and its file, for messages.
+    /// The name of the reader and of its file, used in messages.
     place: String,
 }
 
 #[pymethods]
 impl TFRecordReader {
-    /// `read(size)` returns the next bytes of the stream. Features with names that are not in `wanted` are skipped,
-    /// unless it is None. `convert(array)` converts each array, and `finish(example)` converts each dictionary. A
-    /// record of more than `longest` bytes is rejected. `offset` and `record` are the position of the stream, and
-    /// `unread` contains bytes that were read before.
+    /// `read(size)` returns the next bytes of the stream. If `wanted` is not None, only features with these names are
+    /// read. `convert(array)` converts each array, and `finish(example)` converts each dictionary. A record of more
+    /// than `longest` bytes is rejected. `offset` and `record` are the position of the stream. `unread` contains bytes
+    /// after this position that were already read.
     #[new]
     #[pyo3(signature = (read, place, *, longest=LONGEST, wanted=None, convert=None, finish=None, verify=true, offset=0, record=0, unread=None))]
     #[allow(clippy::too_many_arguments)]
@@ -86,13 +86,13 @@ impl TFRecordReader {
         self.records.record()
     }
 
-    /// The bytes after `offset` that were read from the stream.
+    /// Returns the bytes after `offset` that were already read from the stream.
     #[getter]
     fn unread<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, self.records.unread())
     }
 
-    /// There is nothing to clear, as in `FilterIterator`.
+    /// Needs no `__clear__`, for the same reason as `FilterIterator`.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.read)?;
         visit.call(&self.maker.convert)?;
@@ -101,7 +101,7 @@ impl TFRecordReader {
 }
 
 impl TFRecordReader {
-    /// Reads the next piece of the stream. Returns false at its end.
+    /// Reads the next piece of the stream. Returns false at the end of the stream.
     fn fill(&mut self, py: Python<'_>) -> PyResult<bool> {
         let piece = self.read.bind(py).call1((PIECE,))?;
         let filled = |length: usize| length > 0;
@@ -116,12 +116,12 @@ impl TFRecordReader {
         }
         let found = piece.get_type().name()?;
         Err(PyTypeError::new_err(format!(
-            "{}: its stream gives {found} where bytes are needed; open the file in binary mode",
+            "{}: its stream returns {found} instead of bytes; open the file in binary mode",
             self.place
         )))
     }
 
-    /// Returns the exception for a fault in the next record.
+    /// Returns the exception that describes a fault in the next record.
     fn explained(&self, py: Python<'_>, fault: Fault) -> PyErr {
         let (offset, record) = (self.records.offset(), self.records.record());
         let explain =
@@ -138,7 +138,7 @@ impl TFRecordReader {
     }
 }
 
-/// A fault of a record, or any other exception.
+/// A fault of a record, or another exception.
 enum Fault {
     Record(String),
     Other(PyErr),
@@ -160,7 +160,7 @@ struct Maker {
     wanted: Option<FxHashSet<String>>,
     convert: Option<Py<PyAny>>,
     finish: Option<Py<PyAny>>,
-    /// Buffers that are reused for each feature.
+    /// Buffers that are reused for all features.
     floats: Vec<f32>,
     integers: Vec<i64>,
 }
@@ -189,11 +189,11 @@ impl Maker {
         for (name, steps) in &example.lists {
             if context.contains(name) {
                 if self.wanted.is_some() {
-                    continue; // if names are given, the context has priority
+                    continue; // if names are given, the feature of the context is used
                 }
                 return Err(Fault::Record(format!(
-                    "the key {name:?} is contained in both its context and its feature lists; ask for the one in the \
-                     context by a spec"
+                    "the key {name:?} is contained in both its context and its feature lists; request the feature of \
+                     the context by a spec"
                 )));
             }
             let values = steps.iter().map(|step| self.values(py, name, step)).collect::<Result<Vec<_>, _>>()?;
@@ -218,7 +218,7 @@ impl Maker {
             }
             None => {
                 return Err(Fault::Record(format!(
-                    "its feature {name:?} holds no list, neither of bytes nor of floats nor of integers"
+                    "its feature {name:?} does not contain a list of bytes, floats or integers"
                 )));
             }
         };

@@ -1,6 +1,6 @@
-//! Measures calls separately from the pipe that makes them, for datasets that are read by index.
+//! Measures the calls that a pipe makes separately from the pipe itself, for datasets that are read by index.
 //!
-//! Used if the time of each pipe is measured. Runs in any process and thread that iterates the pipes.
+//! This code is used if the time of each pipe is measured. It runs in each process and thread that iterates the pipes.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -11,8 +11,8 @@ use crate::pipes::clocking;
 use crate::pipes::iterators::call;
 use crate::pipes::token::IterationToken;
 
-/// Calls a function with one argument, and records the time for the pipe of a token. With `counts`, also counts the
-/// items.
+/// Calls a function with one argument, and adds the time of the call to the record of a token's pipe. With `counts`,
+/// also counts the returned items.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct TimedCall {
     token: Py<IterationToken>,

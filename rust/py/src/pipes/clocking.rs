@@ -1,14 +1,14 @@
-//! Measures the time of pipes by sampling calls, so that the cost is low for all kinds of items.
+//! Measures the time of pipes. Only some calls are measured, so that measuring costs little even for small items.
 //!
 //! Guards that measure time call their iterator through `next_timed`. A call that is not nested in another call is a
-//! root call. About one root call per `interval` is measured, with all calls in it. The own time of a pipe is the time
-//! of its calls without that of the pipes that it reads in the same thread. The interval depends on the time of root
-//! calls, and varies at random, so that it does not coincide with a rhythm of the pipeline. A call never represents
-//! more than the time since the last measured call.
+//! root call. About one root call per `interval` is measured, together with all calls nested in it. The own time of a
+//! pipe is the time of its calls minus the time of the pipes that it reads in the same thread. The interval depends on
+//! the duration of root calls. It varies at random, so that it does not coincide with a periodic pattern of the
+//! pipeline. A call never represents more than the time since the last measured call.
 //!
-//! Each item of a root call costs many nested calls. A guard does not call this module if its last call was nested and
-//! no root call is being measured ([`is_measuring`]). The guard still checks from time to time, because its reader may
-//! have changed.
+//! Each item of a root call may require many nested calls. A guard therefore skips this module if its last call was
+//! nested and no root call is being measured ([`is_measuring`]). The guard still calls this module from time to time,
+//! because it may no longer be nested.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -17,22 +17,22 @@ use torchdata_core::stats::{coarse_nanoseconds, nanoseconds};
 
 /// The cost of measuring one call, in nanoseconds.
 const COST: u64 = 60;
-/// Measuring may cost at most this fraction of the calls that it represents: 1/`PRICE` if all pipes are measured,
-/// 1/`PRICE_METERED` if only the loader is.
+/// The fraction of the represented calls' time that measuring may cost: 1/`PRICE` if all pipes are measured,
+/// 1/`PRICE_METERED` if only the loader is measured.
 pub const PRICE: u64 = 200;
 pub const PRICE_METERED: u64 = 1000;
 /// The maximum number of calls that one measured call represents: `LONGEST` if all pipes are measured,
-/// `LONGEST_METERED` if only the loader is.
+/// `LONGEST_METERED` if only the loader is measured.
 pub const LONGEST: u64 = 128;
 pub const LONGEST_METERED: u64 = 1024;
-/// An unmeasured call that takes longer is detected with the coarse clock.
+/// An unmeasured call that takes more nanoseconds than this is detected with the coarse clock.
 pub const NOTICED: u64 = 12_000_000;
 
-/// The number of nested calls after which a guard checks again whether it is nested.
+/// The number of nested calls after which a guard checks whether its calls are still nested.
 pub const LOOK_AGAIN: u32 = 128;
 
-/// The number of measured root calls in progress, in all threads. Races are harmless: a number that is too high costs
-/// time, and a number that is too low misses one measurement.
+/// The number of root calls that are being measured in all threads. Race conditions are harmless: if the number is too
+/// high, calls take longer, and if it is too low, one measurement is missed.
 static MEASURING: AtomicU32 = AtomicU32::new(0);
 
 #[inline]
@@ -40,22 +40,22 @@ pub fn is_measuring() -> bool {
     MEASURING.load(Relaxed) != 0
 }
 
-/// The state of the calls in a thread.
+/// The state of this module for one thread.
 struct Clocking {
-    /// The number of nested calls in progress in this module, including the root call.
+    /// The number of nested calls in progress, including the root call.
     depth: Cell<u32>,
-    /// The number of calls that the current root call represents, or 0 if it is not measured.
+    /// The number of calls that the current root call represents, or 0 if the root call is not measured.
     weight: Cell<u64>,
-    /// Nanoseconds of the calls made by the innermost measured call.
+    /// The nanoseconds spent in the calls that the innermost measured call has made.
     children: Cell<u64>,
     calls: Cell<u64>,
     countdown: Cell<u64>,
     gap: Cell<u64>,
-    /// The limit for the mean of the next gap: see [`next_gap`].
+    /// The upper limit for the mean of the next gap (see [`next_gap`]).
     most: Cell<u64>,
     /// When the last measured root call ended.
     last: Cell<u64>,
-    /// The average time of recent root calls.
+    /// The average nanoseconds of recent root calls.
     usual: Cell<u64>,
     random: Cell<u64>,
 }
@@ -75,7 +75,7 @@ thread_local! {
     } };
 }
 
-/// Returns a random number below `2 * mean`, at least 1, with that mean.
+/// Returns a random number from 1 to `2 * mean - 1`, with the given mean.
 pub fn around(random: &Cell<u64>, mean: u64) -> u64 {
     let mut bits = random.get();
     bits ^= bits << 13;
@@ -85,22 +85,22 @@ pub fn around(random: &Cell<u64>, mean: u64) -> u64 {
     if mean <= 1 { 1 } else { 1 + (bits >> 33) % (2 * mean - 1) }
 }
 
-/// Returns how many calls of `usual` nanoseconds one measured call must represent, if measuring it costs as much as
-/// measuring `calls` calls.
+/// Returns how many calls of `usual` nanoseconds one measured call must represent, so that measuring costs at most
+/// 1/`price` of the time. One measurement costs as much as measuring `calls` single calls.
 pub fn interval(usual: u64, calls: u64, price: u64, longest: u64) -> u64 {
     (calls * COST * price / usual.max(1)).clamp(1, longest)
 }
 
-/// Returns the number of calls until the next measured call, with the given mean. The first numbers have a lower mean,
-/// which doubles with each measurement, so that short runs are measured too.
+/// Returns the number of calls until the next measured call. The mean of these numbers is `mean`. The first numbers
+/// have a lower mean, which doubles with each measurement, so that short runs are measured too.
 pub fn next_gap(random: &Cell<u64>, most: &Cell<u64>, mean: u64) -> u64 {
     let least = mean.min(most.get());
     most.set((2 * most.get()).min(LONGEST_METERED));
     around(random, least)
 }
 
-/// Restarts with the next call, which represents itself. Resets the state of this thread, which may be the only thread
-/// of a child that was forked during calls.
+/// Restarts measuring: the next call is measured and represents only itself. Also resets the state of this thread,
+/// because a child may have been forked during calls of this thread.
 pub fn begin() {
     MEASURING.store(0, Relaxed);
     CLOCKING.with(|thread| {
@@ -115,15 +115,16 @@ pub fn begin() {
 }
 
 pub struct Timed {
-    /// Nanoseconds in this pipe only, and the maximum number of calls that it represents, if the call was measured.
+    /// If the call was measured: the nanoseconds spent in this pipe only, and the maximum number of calls that the call
+    /// represents.
     pub own: Option<(u64, u64)>,
-    /// Nanoseconds of a root call and the number of calls that it represents, if it was measured or slow.
+    /// If a root call was measured or slow: its nanoseconds, and the number of calls that it represents.
     pub whole: Option<(u64, u64)>,
-    /// Nanoseconds since the last measured root call.
+    /// The nanoseconds since the last measured root call.
     pub passed: u64,
 }
 
-/// Makes a call, and measures it if it is due. The result also shows whether the call is nested in another call.
+/// Makes a call, and measures it if a measurement is due. The bool of the result shows whether the call was nested.
 #[inline]
 pub fn timed<T>(call: impl FnOnce() -> T) -> (T, bool, Option<Timed>) {
     CLOCKING.with(|thread| {
@@ -156,7 +157,7 @@ fn unmeasured_root<T>(thread: &Clocking, call: impl FnOnce() -> T) -> (T, Option
     (result, (took >= NOTICED).then(|| notice(thread, took)))
 }
 
-/// After a slow unmeasured call, the next call is measured, because it may be slow too.
+/// Makes the next call be measured after a slow call that was not measured, because the next call may be slow too.
 #[cold]
 fn notice(thread: &Clocking, took: u64) -> Timed {
     thread.usual.set((7 * thread.usual.get() + took) / 8);
@@ -165,8 +166,8 @@ fn notice(thread: &Clocking, took: u64) -> Timed {
     Timed { own: None, whole: Some((took, 1)), passed: 0 }
 }
 
-/// Returns the number of calls that a measured call represents. A slow call represents only itself, because slow calls
-/// are also detected if they are not measured.
+/// Returns the number of calls that a measured call represents. A slow call represents only itself, because all slow
+/// calls are recorded, even those that are not measured.
 fn stands_for(took: u64, weight: u64) -> u64 {
     if took < NOTICED { weight } else { 1 }
 }

@@ -1,10 +1,10 @@
-//! The delivery of a loader's items to its user, one at a time, with a count.
+//! Returns the items of a loader to its user one at a time, and counts them.
 //!
-//! This code runs in the threads that read the loader, in one thread at a time. A [`Delivery`] belongs to a loader, and
-//! contains the number of the valid iterator, the source that it reads, and the number of items of the epoch that the
-//! user has received. Another thread may begin an epoch or shut the loader down during a read. The result of that read
-//! then belongs to no epoch, and the reader is informed. The count changes exactly when an item is returned, without
-//! Python code in between, so signal handlers always find the correct count.
+//! This code runs in the threads that read the loader, in one thread at a time. A [`Delivery`] belongs to a loader. It
+//! contains the number of the valid iterator, the source of the items, and the number of items of the epoch that the
+//! user has received. If another thread starts an epoch or shuts the loader down during a read, the result of the read
+//! is dropped and the reader is informed. The count changes exactly when an item is returned, without Python code in
+//! between, so signal handlers always read the correct count.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
@@ -24,7 +24,7 @@ use crate::watching;
 
 const NONE: i64 = -1;
 
-/// The source of an epoch: the iterator, and the slot of its type that returns the next item.
+/// The source of an epoch: the iterator, and the function (slot) of its type that returns the next item.
 struct EpochSource {
     iterator: Py<PyAny>,
     next: ffi::iternextfunc,
@@ -34,12 +34,12 @@ enum DeliveryStep<'py> {
     Item(Bound<'py, PyAny>),
     End,
     Error(PyErr),
-    /// Another thread or a signal handler has ended the epoch. If an item was read, the item is dropped.
+    /// Another thread or a signal handler has ended the epoch. If an item was read, it was dropped.
     Left,
 }
 
-/// The progress of a loader's user. The numbers are atomics so that they can be shared without locks. The GIL orders
-/// all accesses.
+/// The progress of a loader's user. The numbers are atomics, so that threads can share them without locks. The GIL
+/// orders all accesses.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Delivery {
     source: GilCell<Option<EpochSource>>,
@@ -47,19 +47,20 @@ pub struct Delivery {
     /// Changes whenever `source` or `valid` changes.
     version: AtomicU64,
     turn: Py<Turn>,
-    /// Whether an item was requested since the epoch began.
+    /// Whether an item was requested in the current epoch.
     begun: AtomicBool,
     /// The number of items of the epoch that the user has received in this run.
     given: Arc<AtomicU64>,
-    /// Counts the calls of the source, and contains the signs for the next call: each step must go through Python
-    /// because the loader is paused or limited, the watching thread is not running, or the last call was interrupted.
+    /// The heartbeat of the source: it counts the calls of the source, and contains flags for the next call. A flag is
+    /// set if each step must go through Python code, because the loader is paused or limited, the watching thread is
+    /// not running, or the last call was interrupted.
     pulse: Arc<Pulse>,
-    /// The key for reports, and the time that an item may take.
+    /// The key for reports, and the time that one item may take, or None if calls are not watched.
     watched: GilCell<Option<(u64, Duration)>>,
 }
 
 impl Delivery {
-    /// The count of delivered items, which continues to change.
+    /// Returns the counter of delivered items. The counter keeps changing.
     pub fn given(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.given)
     }
@@ -69,7 +70,7 @@ impl Delivery {
         self.given.store(self.given.load(Relaxed) + 1, Relaxed);
     }
 
-    /// Resumes watching after a fork.
+    /// Resumes watching the calls in a forked child.
     #[cold]
     fn go_on_watching(&self, py: Python<'_>) {
         match self.watched.with(py, |watched| *watched) {
@@ -85,11 +86,12 @@ impl Delivery {
         else {
             return DeliveryStep::End;
         };
-        // SAFETY: an existing iterator. This reference keeps it alive even if the source is replaced during the call.
+        // SAFETY: the iterator exists, because this reference keeps it alive even if the source is replaced during the
+        // call.
         let iterator = unsafe { Bound::from_borrowed_ptr(py, iterator) };
         let version = self.version.load(Relaxed);
         self.pulse.enter();
-        // SAFETY: the slot of the iterator's type. NULL means the end or an exception.
+        // SAFETY: calls the function of the iterator's type. NULL means the end or an exception.
         let item = unsafe { Bound::from_owned_ptr_or_opt(py, next(iterator.as_ptr())) };
         self.pulse.leave();
         if self.version.load(Relaxed) != version {
@@ -101,7 +103,7 @@ impl Delivery {
         }
     }
 
-    /// Drops a result that belongs to no epoch. Exceptions such as KeyboardInterrupt are kept.
+    /// Drops the result of a read whose epoch has ended. Exceptions such as KeyboardInterrupt are raised.
     #[cold]
     fn left<'py>(&self, py: Python<'py>) -> DeliveryStep<'py> {
         match PyErr::take(py) {
@@ -114,7 +116,7 @@ impl Delivery {
         self.version.store(self.version.load(Relaxed) + 1, Relaxed);
     }
 
-    /// Records an exception that interrupts the computation of an item at any point, such as KeyboardInterrupt.
+    /// Records an exception that can interrupt the computation of an item anywhere, such as KeyboardInterrupt.
     #[cold]
     fn note(&self, py: Python<'_>, error: PyErr) -> PyErr {
         if !error.is_instance_of::<PyException>(py) {
@@ -158,7 +160,8 @@ impl Delivery {
             None => None,
             Some(iterator) => {
                 let class = iterator.get_type();
-                // SAFETY: the slot of an existing type: an iternext function, or NULL if the type is not an iterator.
+                // SAFETY: the slot of an existing type contains an iternext function, or NULL if the type is not an
+                // iterator.
                 let next: Option<ffi::iternextfunc> =
                     unsafe { std::mem::transmute(ffi::PyType_GetSlot(class.as_type_ptr(), ffi::Py_tp_iternext)) };
                 let next = next.ok_or_else(|| {
@@ -214,13 +217,14 @@ impl Delivery {
         self.given.store(count, Relaxed);
     }
 
-    /// Whether an item is being computed, in another thread, or below in the call stack of this one.
+    /// Whether an item is being computed, in another thread or further up in the call stack of this thread.
     #[getter]
     fn busy(&self) -> bool {
         self.pulse.is_inside()
     }
 
-    /// Whether the computation of the last item was interrupted, for example by Ctrl-C. Pipes may have lost items then.
+    /// Whether the computation of the last item was interrupted, for example by Ctrl-C. Pipes may have lost items in
+    /// this case.
     #[getter]
     fn cut(&self) -> bool {
         self.pulse.signs() & CUT != 0
@@ -231,8 +235,8 @@ impl Delivery {
         self.pulse.set_sign(CUT, cut);
     }
 
-    /// Calls the function set by `watch_with` with `key` if an item takes longer than this many seconds, and each time
-    /// that the duration has doubled.
+    /// Calls the function that `watch_with` has set with `key` if an item takes longer than `seconds`, and again
+    /// whenever the duration has doubled.
     fn watch(&self, py: Python<'_>, key: u64, seconds: f64) {
         let how = (key, duration(seconds));
         self.watched.with(py, |watched| *watched = Some(how));
@@ -244,8 +248,8 @@ impl Delivery {
         watching::watch(py).end(&self.pulse);
     }
 
-    /// Returns the next item of the epoch without counting it, independent of the valid iterator. Raises StopIteration
-    /// at the end.
+    /// Returns the next item of the epoch without counting it, even if the calling iterator is not valid. Raises
+    /// StopIteration at the end.
     #[pyo3(name = "step")]
     fn step_from_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match self.step(py) {
@@ -269,7 +273,8 @@ impl Delivery {
     }
 }
 
-/// The base class of loader iterators. Subclasses implement the cases that need more than returning the next item.
+/// The base class of loader iterators. The subclasses handle everything except the common case of returning the next
+/// item.
 #[pyclass(subclass, frozen, module = "torchdata._native")]
 pub struct DeliveryIterator {
     delivery: Py<Delivery>,
@@ -322,11 +327,11 @@ impl DeliveryIterator {
     }
 }
 
-/// Returns the next item of a loader that is paused, limited, or held while its state is saved.
+/// Returns the next item of a loader that is paused or limited, or that is on hold while its state is saved.
 #[cold]
 fn next_slowly<'py>(slf: &Bound<'py, DeliveryIterator>, delivery: &Delivery) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = slf.py();
-    // Busy until the item is returned, because before that, the item is not delivered.
+    // The loader stays busy until the item is returned, because the item is not delivered before that.
     delivery.pulse.enter();
     let stepped = match slf.call_method0("_wait_until_released") {
         Ok(_) => delivery.step(py),
@@ -341,7 +346,7 @@ fn next_slowly<'py>(slf: &Bound<'py, DeliveryIterator>, delivery: &Delivery) -> 
     };
     let counted = slf.call_method0("_count_to_limit");
     delivery.pulse.leave();
-    counted.map_err(|error| delivery.note(py, error))?; // an item may have been computed
+    counted.map_err(|error| delivery.note(py, error))?; // the computation of an item may have been interrupted
     delivery.count();
     Ok(Some(item))
 }

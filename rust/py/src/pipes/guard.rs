@@ -1,13 +1,13 @@
-//! The iterator guard: ensures that a pipe has one valid iterator, and counts its items, at a lower cost than a
-//! generator frame.
+//! The iterator guard: ensures that only the newest iterator of a pipe is valid, and counts the items. A guard is
+//! faster than a generator that does the same.
 //!
-//! Every item of every pipe passes through a guard, so the type consists of plain slots. The class macro of PyO3 adds a
-//! wrapper around `__next__` that costs more than everything else here. The hot path is [`next_item`]: compare two
-//! numbers, call the slot of the iterator, count. A guard owns references to its pipe, to the pipe's own iterator and
-//! to its token.
+//! Every item of every pipe passes through a guard, so the type is built from plain C slots. PyO3's class macro would
+//! add a wrapper around `__next__` that costs more than the whole guard. The hot path is [`next_item`]: it compares two
+//! numbers, calls the iterator, and counts the item. A guard owns references to its pipe, to the pipe's iterator and to
+//! the pipe's token.
 //!
-//! A panic in a slot would abort the process. Therefore everything except reads, writes and calls of C is wrapped by
-//! `caught`.
+//! A panic in a slot would abort the process. Therefore `caught` wraps all code of the slots, except memory accesses
+//! and calls of C functions.
 
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
@@ -29,61 +29,62 @@ use crate::pipes::metering::Metering;
 use crate::pipes::sequence::SequenceIterator;
 use crate::pipes::token::IterationToken;
 
-/// The number that no iterator has. A guard that the garbage collector has cleared is never valid.
+/// A number that no iterator has. The garbage collector gives this number to a guard that it clears, so the guard is
+/// invalid.
 const CLEARED: u64 = u64::MAX;
 
 #[repr(C)]
 struct Guard {
     ob_base: ffi::PyObject,
-    // Fields that each item needs come first, on one cache line.
-    /// The guard is valid while the current number of the token is this one.
+    // Fields that each item needs come first, so that they share one cache line.
+    /// The number of this iterator. The guard is valid while the token's current number equals it.
     id: u64,
-    /// The pipe's token, valid as long as `token_object` is owned.
+    /// The pipe's token. The pointer is valid as long as the guard owns `token_object`.
     token: *const IterationToken,
-    /// The function that returns the next item, and its argument: the slot of the iterator's type with the iterator, or
-    /// `next_timed` or `next_metered` with this guard. Neither is owned.
+    /// The function that returns the next item, and its argument. This is the iterator's own function with the
+    /// iterator, or `next_timed` or `next_metered` with this guard. The argument is not owned.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
-    /// The counter of items on a board, or null. Valid as long as the token.
+    /// The counter of items on a board, or null. Valid as long as the token exists.
     counter: *const AtomicU64,
-    /// The iterator returned by the pipe's own `__iter__`. Owned. NULL after clearing, like the next two fields.
+    /// The iterator that the pipe's own `__iter__` has returned. Owned, like the next two fields. NULL after clearing.
     iterator: *mut ffi::PyObject,
-    /// The pipe, kept alive while it is iterated.
+    /// The pipe. The guard keeps it alive during the iteration.
     pipe: *mut ffi::PyObject,
     token_object: *mut ffi::PyObject,
-    /// The slot of the iterator's type that returns the next item.
+    /// The function of the iterator's type that returns the next item.
     inner: ffi::iternextfunc,
-    /// The word on the board that contains the running pipe, and the number of this pipe, if all pipes are measured;
-    /// otherwise null. Valid as long as the token.
+    /// If all pipes are measured: the word on the board that contains the number of the running pipe. `mark` is the
+    /// number of this pipe. Otherwise null. Valid as long as the token exists.
     current: *const AtomicU32,
     mark: u32,
-    /// Whether the last call in `clocking` was nested in another.
+    /// Whether the last call through `clocking` was nested in another call.
     nested: bool,
-    /// Decides which calls `next_metered` measures. `next_timed` uses its countdown for checking whether this guard is
-    /// still nested.
+    /// Selects the calls that `next_metered` measures. `next_timed` uses only the countdown, to check from time to time
+    /// whether its calls are still nested.
     metering: Metering,
-    /// Whether an explicit StopIteration was raised by a function of the user. The built-in `map` passes the exception
-    /// on, and it must not end the iteration as if the data had ended (PEP 479).
+    /// Whether StopIteration may come from a user function and must not end the iteration. The built-in `map` lets such
+    /// an exception pass, which would look like the end of the data (PEP 479).
     sealed: bool,
-    /// How ranges are created if PyTorch is loaded: a boxed `Ranging`, otherwise NULL. Freed with the guard.
+    /// The settings for profiler ranges if PyTorch is loaded: a boxed `Ranging`, otherwise NULL. Freed with the guard.
     ranging: *mut Ranging,
 }
 
-/// How a guard creates ranges for torch's profiler.
+/// How a guard reports its calls as ranges to torch's profiler.
 struct Ranging {
-    /// The function that `next_ranged` calls, like `Guard::next` and `Guard::argument`.
+    /// The function and the argument that `next_ranged` calls. They correspond to `Guard::next` and `Guard::argument`.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
-    /// The dictionary of `torch.autograd.profiler`, and the key that shows whether a profiler runs.
+    /// The dictionary of `torch.autograd.profiler`, and the key whose value shows whether a profiler runs.
     profiler: Py<PyDict>,
     runs: Py<PyString>,
     /// Begins a range for a pipe, and returns a function that ends it.
     begin: Py<PyAny>,
 }
 
-/// The type object of guards.
+/// Returns the type object of guards.
 ///
-/// FORK: created during the import of the extension, so other threads never find the cell incomplete.
+/// FORK: the type is created while the extension is imported, so no thread ever waits for this cell.
 pub fn guard_type(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
     static TYPE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     TYPE.get_or_try_init(py, || make_type(py).map(Bound::unbind)).map(|class| class.bind(py))
@@ -128,7 +129,8 @@ fn make_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     Ok(class.cast_into::<PyType>()?)
 }
 
-/// Guards `iterator`, which the `__iter__` of `pipe` returned, as iterator number `iterator_id` of `token`.
+/// Creates a guard for `iterator`, which the `__iter__` of `pipe` has returned. The guard is iterator number
+/// `iterator_id` of `token`.
 #[pyfunction]
 #[pyo3(signature = (pipe, iterator, token, iterator_id, ranges = None))]
 pub fn guard_iterator<'py>(
@@ -192,7 +194,7 @@ pub fn guard_iterator<'py>(
     }
 }
 
-/// The `__next__` of guards. Nothing in the hot path can panic.
+/// The `__next__` of guards. The hot path contains no code that can panic.
 unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: the caller of the slot keeps the guard alive. A guard with a current number was not cleared, so it owns
     // its token and iterator.
@@ -203,7 +205,7 @@ unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject
     }
 }
 
-/// Calls the iterator of a valid guard and counts the item. Returns NULL if there is none.
+/// Calls the iterator of a valid guard and counts the item. Returns NULL if there is no item or the guard is invalid.
 ///
 /// # Safety
 /// As in `next_item`.
@@ -215,7 +217,7 @@ unsafe fn ask(guard: *mut Guard) -> *mut ffi::PyObject {
             return std::ptr::null_mut();
         }
         let item = ((*guard).next)((*guard).argument);
-        // If another thread has restarted the pipe meanwhile, the item is not counted.
+        // The item is not counted if another thread has restarted the pipe during the call.
         if !item.is_null() && (*guard).id != CLEARED && (*(*guard).token).is_current((*guard).id) {
             count(guard, 1);
         }
@@ -234,8 +236,7 @@ unsafe fn count(guard: *mut Guard, items: u64) {
     }
 }
 
-/// Lets the iterator of a guard skip up to `most` items, if the iterator supports skipping. Skipped items count as
-/// yielded.
+/// Makes a guard's iterator skip up to `most` items, if the iterator can skip items. Skipped items count as yielded.
 ///
 /// # Safety
 /// The iterator is a guard.
@@ -263,7 +264,7 @@ unsafe extern "C" fn next_metered(object: *mut ffi::PyObject) -> *mut ffi::PyObj
     }
 }
 
-/// Makes a measured call. No code of this function can panic.
+/// Makes a call and measures it. This function cannot panic.
 #[inline(never)]
 unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: as in `next_metered`. The record is not kept across the call, which may bind the token to another record.
@@ -284,7 +285,7 @@ unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
     }
 }
 
-/// Calls the iterator of a pipe if all pipes are measured, and marks the pipe as running meanwhile.
+/// Calls the iterator of a pipe if all pipes are measured. During the call, the board shows that this pipe is running.
 unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: as in `next_metered` and `metered`. The word is valid as long as the token, that is, until the guard is
     // cleared.
@@ -304,7 +305,7 @@ unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObjec
     }
 }
 
-/// Calls the last pipe of the loader or of a thread, or makes a call that may be measured.
+/// Calls the last pipe of the loader or of a thread, or another pipe whose call may be measured.
 unsafe fn clocked(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: as in `next_timed`.
     unsafe {
@@ -323,8 +324,8 @@ unsafe fn clocked(guard: *mut Guard) -> *mut ffi::PyObject {
     }
 }
 
-/// Records the measurements of a call. `first` is the first call of an epoch, and `came` means that it returned an
-/// item.
+/// Records the measurements of a call. `first` means the first call of an epoch, and `came` means that the call has
+/// returned an item.
 unsafe fn note(guard: *mut Guard, timed: &Option<clocking::Timed>, first: bool, came: bool) {
     // SAFETY: called with a guard that is not cleared.
     let token = unsafe { &*(*guard).token };
@@ -341,10 +342,10 @@ unsafe fn note(guard: *mut Guard, timed: &Option<clocking::Timed>, first: bool, 
     }
 }
 
-/// Calls the original function within a range, if torch's profiler runs.
+/// Calls the iterator within a profiler range if torch's profiler runs.
 unsafe extern "C" fn next_ranged(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: as in `next_metered`. The box exists as long as the guard, which the caller of `next_item` keeps alive.
-    // Keys of a module are strings, so the lookup raises no exception.
+    // The lookup raises no exception, because the keys of a module are strings.
     unsafe {
         let guard = object.cast::<Guard>();
         let ranging = &*(*guard).ranging;
@@ -361,7 +362,8 @@ unsafe extern "C" fn next_ranged(object: *mut ffi::PyObject) -> *mut ffi::PyObje
     }
 }
 
-/// Begins a range, and returns the function that ends it. An error does not affect the loading of data.
+/// Begins a profiler range, and returns the function that ends the range. An error is only reported, so that it does
+/// not stop the loading of data.
 ///
 /// # Safety
 /// The pipe exists.
@@ -371,7 +373,7 @@ unsafe fn begin_range(py: Python<'_>, begin: &Py<PyAny>, pipe: *mut ffi::PyObjec
     begin.call1(py, (pipe,)).map_err(|error| error.write_unraisable(py, Some(begin.bind(py)))).ok()
 }
 
-/// Ends a range. An exception of the pipe is preserved.
+/// Ends a profiler range. An exception that the pipe has raised is preserved.
 fn end_range(py: Python<'_>, end: Py<PyAny>) {
     let passing = PyErr::take(py);
     if let Err(error) = end.call1(py, (py.None(), py.None(), py.None())) {
@@ -382,7 +384,7 @@ fn end_range(py: Python<'_>, end: Py<PyAny>) {
     }
 }
 
-/// Begins the wait for the first item of an epoch, in the main process.
+/// In the main process: begins measuring the wait for the first item of an epoch.
 unsafe fn begin_first(guard: *mut Guard, first: bool) {
     // SAFETY: as in `next_metered`.
     if first && let Some(place) = unsafe { (*(*guard).token).place() } {
@@ -390,7 +392,7 @@ unsafe fn begin_first(guard: *mut Guard, first: bool) {
     }
 }
 
-/// Ends the wait for the first item. If an item was returned, the epoch is running.
+/// Ends measuring the wait for the first item. If an item was returned, marks the epoch as running.
 unsafe fn end_first(guard: *mut Guard, first: bool, came: bool) {
     // SAFETY: as in `next_metered`.
     if first && let Some(place) = unsafe { (*(*guard).token).place() } {
@@ -401,7 +403,7 @@ unsafe fn end_first(guard: *mut Guard, first: bool, came: bool) {
     }
 }
 
-/// The cold part of `next_item`: the end, an exception, or an invalid guard. If an exception is skipped, returns the
+/// Handles a call without an item: the end, an exception, or an invalid guard. If the exception is skipped, returns the
 /// next item.
 #[cold]
 unsafe fn no_item(guard: *mut Guard) -> *mut ffi::PyObject {
@@ -439,7 +441,7 @@ unsafe fn goes_on(guard: *mut Guard) -> bool {
     caught(false, || unsafe { Python::attach_unchecked(ended) })
 }
 
-/// Returns whether the current exception is a panic from below. Fetching this exception would panic again.
+/// Returns whether the current exception is a panic of Rust code. Fetching such an exception would panic again.
 fn is_panic(py: Python<'_>) -> bool {
     // SAFETY: `PyErr_ExceptionMatches` requires an exception, which is checked first. The two calls only read.
     unsafe {
@@ -447,7 +449,7 @@ fn is_panic(py: Python<'_>) -> bool {
     }
 }
 
-/// Returns Ok(false) at the normal end, or Ok(true) if the iteration continues after a skipped exception.
+/// Returns Ok(false) if the iteration has ended normally, or Ok(true) if it continues after a skipped exception.
 fn outcome(
     token: &IterationToken,
     pipe: &Bound<'_, PyAny>,
@@ -463,7 +465,7 @@ fn outcome(
                  IterDataPipe: {}. A pipe has one valid iterator at a time; `.fork()` gives a pipe several readers.",
                 describe(pipe)
             ));
-            error.value(py).setattr("_torchdata_invalid", true)?; // not a fault of an item, so it is not skipped
+            error.value(py).setattr("_torchdata_invalid", true)?; // not caused by an item, so never skipped
             return Err(error);
         }
         token.finish();
@@ -486,13 +488,13 @@ fn outcome(
     explained(error, pipe, token.yielded(), iterator)
 }
 
-/// Prepares `error` for users: removes frames of this package, and adds a note about the pipe. Returns Ok if it is
-/// skipped.
+/// Prepares an exception for users: removes frames of this package, and adds a note that names the pipe. Returns Ok if
+/// the exception is skipped.
 #[cold]
 fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = pipe.py();
     let value = error.value(py);
-    // Before Python 3.12, the frames of a raised exception are stored separately.
+    // Before Python 3.12, the traceback is stored separately from the exception.
     let passed = (value, error.traceback(py), pipe, yielded, iterator);
     let told = PyModule::import(py, "torchdata.datapipes._pipe.explaining")
         .and_then(|module| module.call_method1("explain", passed));
@@ -500,7 +502,8 @@ fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bou
         Ok(told) if told.is_instance_of::<PyBaseException>() => Err(PyErr::from_value(told)), // too many were skipped
         Ok(told) if told.is_truthy()? => Ok(true),
         Ok(_) => Err(PyErr::from_value(value.clone().into_any())),
-        // If the explanation fails, the exception is raised unchanged. A KeyboardInterrupt meanwhile must not be lost.
+        // If the explanation fails, the original exception is raised. But a KeyboardInterrupt during the explanation is
+        // raised instead.
         Err(other) if other.is_instance_of::<PyException>(py) => Err(error),
         Err(other) => Err(other),
     }
@@ -514,8 +517,8 @@ fn describe(pipe: &Bound<'_, PyAny>) -> String {
         .unwrap_or_else(|_| "a pipe".to_owned())
 }
 
-/// Attributes that the guard lacks are looked up in the pipe's own iterator, for example `close` of a generator. Only
-/// calls C.
+/// Looks up attributes that the guard does not have in the pipe's own iterator, for example `close` of a generator.
+/// Only calls C functions.
 unsafe extern "C" fn get_attribute(object: *mut ffi::PyObject, name: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: the interpreter calls the slot with an existing guard and a str. If a call returns NULL, an exception is
     //     set.
@@ -533,7 +536,7 @@ unsafe extern "C" fn get_attribute(object: *mut ffi::PyObject, name: *mut ffi::P
     }
 }
 
-/// Shows the references of a guard to the garbage collector. Only calls C.
+/// Reports the references of a guard to the garbage collector. Only calls C functions.
 unsafe extern "C" fn traverse(object: *mut ffi::PyObject, visit: ffi::visitproc, argument: *mut c_void) -> c_int {
     // SAFETY: the garbage collector calls the slot with an existing guard. NULLs are skipped.
     unsafe {
@@ -551,10 +554,10 @@ unsafe extern "C" fn traverse(object: *mut ffi::PyObject, visit: ffi::visitproc,
     0
 }
 
-/// Drops all references to break a cycle. Only calls C.
+/// Drops all references to break a reference cycle. Only calls C functions.
 unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
-    // SAFETY: as for `traverse`. The number is changed first, so the guard is invalid while the dropped references run
-    // code.
+    // SAFETY: as in `traverse`. The number is changed first, so the guard is already invalid when dropping a reference
+    // runs other code.
     unsafe {
         let guard = object.cast::<Guard>();
         (*guard).id = CLEARED;
@@ -567,7 +570,7 @@ unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
 }
 
 unsafe extern "C" fn deallocate(object: *mut ffi::PyObject) {
-    // SAFETY: the last reference is gone. The interpreter requires this order for heap types.
+    // SAFETY: no references to the object remain. The interpreter requires this order for heap types.
     unsafe {
         ffi::PyObject_GC_UnTrack(object.cast());
         clear(object);

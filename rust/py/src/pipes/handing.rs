@@ -1,12 +1,12 @@
-//! An iterator that lets Python code hand over its items, without losing an item to Ctrl-C.
+//! An iterator that returns items from Python code without losing an item to Ctrl-C.
 //!
-//! Python handles signals between any two instructions. If the handler raises after an item was taken and before it is
-//! returned, the item would be lost. Therefore an item is returned in two steps. Waiting can be interrupted anywhere,
-//! and leaves the item for the next call. Handing over is short: a Ctrl-C during this step is recorded, and raised
-//! after the item was returned, without Python code in between.
+//! Python can handle signals between any two instructions. If a handler raised after an item was taken and before it
+//! was returned, the item would be lost. Therefore an item is returned in two steps. The first step waits for an item.
+//! It can be interrupted anywhere, and the item remains for the next call. The second step takes the item and is short.
+//! A Ctrl-C during the second step is recorded, and raised after the item was returned, without Python code in between.
 //!
-//! The iterator runs in any threads that read, in one thread at a time. Only the main thread handles signals, so this
-//! does nothing in other threads.
+//! The iterator runs in the threads that read it, in one thread at a time. Only the main thread handles signals, so
+//! nothing is recorded in other threads.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -21,8 +21,9 @@ use torchdata_core::stats::PipeRef;
 use crate::pipes::metering::Meter;
 use crate::pipes::turn::Turn;
 
-/// The base class of such iterators. Subclasses have `_wait()`, which raises StopIteration at the end, and
-/// `_hand_over()`, which returns a tuple with the item, or None if it must wait again.
+/// The base class of iterators that return items in two steps. A subclass has a method `_wait()`, which raises
+/// StopIteration at the end, and a method `_hand_over()`, which returns a tuple with the item, or None if `_wait` must
+/// be called again.
 #[pyclass(subclass, frozen, module = "torchdata._native")]
 pub struct HandingIterator {
     turn: Py<Turn>,
@@ -30,7 +31,7 @@ pub struct HandingIterator {
 }
 
 impl HandingIterator {
-    /// From the next epoch on, counts and measures the items in the record of a pipe on the main process's page.
+    /// Counts and measures the items in the record of a pipe on the main process's page, starting with the next epoch.
     pub fn count_into(&self, py: Python<'_>, pipe: PipeRef) {
         self.meter.count_into(py, pipe);
     }
@@ -75,8 +76,8 @@ impl HandingIterator {
     }
 }
 
-/// The temporary handler of Ctrl-C, which records it. A second Ctrl-C is passed on, so that a user's function that
-/// hangs can be interrupted.
+/// The temporary handler of Ctrl-C, which records the signal. A second Ctrl-C is passed to the previous handler, so
+/// that a user function that hangs can be interrupted.
 #[pyclass(frozen)]
 struct Noted {
     pressed: AtomicBool,
@@ -103,7 +104,7 @@ struct Deferred<'py> {
 }
 
 impl<'py> Deferred<'py> {
-    /// Starts recording. Raises earlier signals.
+    /// Starts recording. Signals that arrived earlier are raised.
     fn new(py: Python<'py>) -> PyResult<Self> {
         let handler = signals(py)?.getattr("getsignal")?.call1((libc::SIGINT,))?;
         if !handler.is_callable() {
@@ -117,7 +118,7 @@ impl<'py> Deferred<'py> {
         }
     }
 
-    /// Stops recording. A recorded signal is handled after the caller has returned to Python code.
+    /// Stops recording. A recorded signal is handled once the caller has returned to Python code.
     fn end(mut self) -> PyResult<()> {
         self.restore()
     }
@@ -128,23 +129,23 @@ impl<'py> Deferred<'py> {
         let restored = if current.is(&noted) {
             install(self.py, noted.get().handler.bind(self.py))
         } else {
-            Ok(()) // the user's program has installed another handler meanwhile
+            Ok(()) // user code has installed another handler in the meantime
         };
         if noted.get().pressed.load(Relaxed) {
-            // SAFETY: the GIL is held. The call marks the signal as received, and runs no handler.
+            // SAFETY: the GIL is held. The call only marks the signal as received and runs no handler.
             unsafe { ffi::PyErr_SetInterruptEx(libc::SIGINT as c_int) };
         }
         restored
     }
 }
 
-/// The native part of Python's module `signal`. The functions of this module run no Python code. Created at import.
+/// Returns Python's built-in module `_signal`, which is imported once. Its functions run no Python code.
 pub fn signals(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
     static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     MODULE.get_or_try_init(py, || py.import("_signal").map(Bound::unbind)).map(|module| module.bind(py))
 }
 
-/// Installs a handler of Ctrl-C. Earlier signals go to the previous handler.
+/// Installs a handler of Ctrl-C. Signals that arrived earlier are handled by the previous handler.
 fn install<'py>(py: Python<'py>, handler: &Bound<'py, PyAny>) -> PyResult<()> {
     signals(py)?.getattr("signal")?.call1((libc::SIGINT, handler)).map(drop)
 }

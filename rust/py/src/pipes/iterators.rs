@@ -1,5 +1,5 @@
-//! The hot loops of `Filter` and of pipes that read by index: like the built-in `filter` and `map`, with the rules of the
-//! pipes.
+//! The fast loops of `Filter` and of pipes that read by index. They work like the built-in `filter` and `map`, but
+//! follow the rules of the pipes.
 
 use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration};
 use pyo3::ffi;
@@ -8,9 +8,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 unsafe extern "C" {
-    /// This function is part of the stable ABI since CPython 3.12, and also exported by 3.11, although the headers of
-    /// its limited API do not declare it. The functions that these headers declare create a tuple or read variable
-    /// arguments for each item.
+    /// This function is part of the stable ABI since CPython 3.12. CPython 3.11 also exports it, although the headers
+    /// of its limited API do not declare it. The declared functions would create a tuple or read variable arguments for
+    /// each item.
     fn PyObject_Vectorcall(
         callable: *mut ffi::PyObject,
         arguments: *const *mut ffi::PyObject,
@@ -19,14 +19,14 @@ unsafe extern "C" {
     ) -> *mut ffi::PyObject;
 }
 
-/// Allows the callee to use the slot before the arguments, which saves bound methods a copy.
+/// A flag that allows the called function to use the slot before the arguments. This saves a copy for bound methods.
 const ARGUMENTS_OFFSET: usize = 1 << (usize::BITS - 1);
 
 #[inline]
 pub fn call<'py>(function: &Bound<'py, PyAny>, argument: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let arguments = [std::ptr::null_mut(), argument.as_ptr()];
-    // SAFETY: one argument, with the free slot before it that the flag requires, all valid during the call. Returns a
-    // new reference, or NULL with an exception set.
+    // SAFETY: passes one argument, and before it the free slot that the flag requires. All are valid during the call,
+    // which returns a new reference, or NULL with an exception set.
     unsafe {
         let first = arguments.as_ptr().add(1);
         let result = PyObject_Vectorcall(function.as_ptr(), first, 1 | ARGUMENTS_OFFSET, std::ptr::null_mut());
@@ -36,7 +36,7 @@ pub fn call<'py>(function: &Bound<'py, PyAny>, argument: &Bound<'py, PyAny>) -> 
 
 #[inline]
 pub fn next_of<'py>(py: Python<'py>, iterator: &Py<PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
-    // SAFETY: an existing iterator, which the constructors check. NULL means the end or an exception.
+    // SAFETY: the constructors check that the object is an iterator. NULL means the end or an exception.
     let item = unsafe { Bound::from_owned_ptr_or_opt(py, ffi::PyIter_Next(iterator.as_ptr())) };
     match item {
         Some(item) => Ok(Some(item)),
@@ -44,19 +44,20 @@ pub fn next_of<'py>(py: Python<'py>, iterator: &Py<PyAny>) -> PyResult<Option<Bo
     }
 }
 
-/// `filter(predicate, source)` for predicates that return a bool.
+/// Yields the items for which `predicate` returns true, like `filter(predicate, source)`.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct FilterIterator {
     source: Py<PyAny>,
     predicate: Py<PyAny>,
-    /// Types of items that `on_dropped` is not called for.
+    /// The types of items for which `on_dropped` is not called.
     plain: Vec<Py<PyType>>,
     on_dropped: Py<PyAny>,
     to_bool: Py<PyAny>,
 }
 
 impl FilterIterator {
-    /// Converts a StopIteration of the predicate, which would look like the end of the data (see PEP 479).
+    /// Converts a StopIteration that the predicate raises into another error, because it would look like the end of the
+    /// data (PEP 479).
     #[cold]
     fn failure(&self, py: Python<'_>, error: PyErr) -> PyErr {
         if !error.is_instance_of::<PyStopIteration>(py) {
@@ -73,7 +74,7 @@ impl FilterIterator {
 
 #[pymethods]
 impl FilterIterator {
-    /// `on_dropped(item)` is called for dropped items with types that are not in `plain`. `to_bool(result)` converts
+    /// `on_dropped(item)` is called for each dropped item whose type is not in `plain`. `to_bool(result)` converts
     /// results other than True and False, or raises.
     #[new]
     fn new(
@@ -94,7 +95,7 @@ impl FilterIterator {
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         while let Some(item) = next_of(py, &self.source)? {
             let result = call(self.predicate.bind(py), &item).map_err(|error| self.failure(py, error))?;
-            // SAFETY: compares addresses of objects that are never freed.
+            // SAFETY: only compares addresses with objects that are never freed.
             let (is_true, is_false) =
                 unsafe { (result.as_ptr() == ffi::Py_True(), result.as_ptr() == ffi::Py_False()) };
             let keep = is_true || (!is_false && self.to_bool.bind(py).call1((result,))?.is_truthy()?);
@@ -110,8 +111,9 @@ impl FilterIterator {
         Ok(None)
     }
 
-    /// There is nothing to clear. Like the built-in `filter`, it never changes its references, so a cycle through it
-    /// contains another object that was changed later, and that object is cleared.
+    /// Needs no `__clear__`. Like the built-in `filter`, this iterator never changes its references. A reference cycle
+    /// through it therefore contains another object that was changed later, and the garbage collector clears that
+    /// object.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.source)?;
         visit.call(&self.predicate)?;
@@ -121,7 +123,8 @@ impl FilterIterator {
     }
 }
 
-/// `map(item_at, indices)`. Unlike a generator, it continues after an exception.
+/// Yields `item_at(index)` for each index, like `map(item_at, indices)`. Unlike a generator, it continues after an
+/// exception.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct IndexedIterator {
     item_at: Py<PyAny>,
@@ -131,7 +134,7 @@ pub struct IndexedIterator {
 
 #[pymethods]
 impl IndexedIterator {
-    /// `on_error(error, index)` is called with each exception of `item_at`, except Ctrl-C and the like.
+    /// `on_error(error, index)` is called for each exception of `item_at`, except for Ctrl-C and similar exceptions.
     #[new]
     fn new(item_at: Py<PyAny>, indices: &Bound<'_, PyAny>, on_error: Py<PyAny>) -> PyResult<Self> {
         Ok(Self { item_at, indices: indices.try_iter()?.into_any().unbind(), on_error })
@@ -151,7 +154,7 @@ impl IndexedIterator {
         })
     }
 
-    /// There is nothing to clear, as in `FilterIterator`.
+    /// Needs no `__clear__`, for the same reason as `FilterIterator`.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.item_at)?;
         visit.call(&self.indices)?;

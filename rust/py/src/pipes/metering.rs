@@ -1,7 +1,8 @@
-//! Measures the time that a program spends in `next` of a loader, by sampling calls.
+//! Measures the time that a program spends in `next` of a loader. Only some calls are measured.
 //!
-//! [`Metering`] decides which calls are measured. A measured call represents the calls before it. [`Meter`] counts and
-//! measures the items of iterators other than pipes. Both are used in the reading thread, with the GIL held.
+//! [`Metering`] selects the calls that are measured. A measured call represents itself and the calls before it.
+//! [`Meter`] counts and measures the items of iterators that are not pipes. Both are used in the reading thread, with
+//! the GIL held.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,12 +15,12 @@ use crate::pipes::clocking;
 
 pub struct Metering {
     pub countdown: u32,
-    /// The number of calls that a measured call represents, the state of the random generator, and the limit for the
-    /// mean of the next gap.
+    /// The number of calls that the next measured call represents. `random` is the state of the random generator, and
+    /// `most` the limit for the mean of the next gap.
     gap: u32,
     random: Cell<u64>,
     most: Cell<u64>,
-    /// The time of the end of the last measured call, or 0 before the first measured call.
+    /// The time at which the last measured call ended, or 0 before the first measured call.
     pub measured: u64,
 }
 
@@ -34,7 +35,7 @@ impl Metering {
         self.countdown == 0
     }
 
-    /// Records a measured call that has ended. Returns the nanoseconds of the calls that it represents.
+    /// Records that a measured call has ended. Returns the nanoseconds of all calls that the call represents.
     pub fn note(&mut self, began: u64) -> u64 {
         let now = nanoseconds();
         let (took, passed) = (now - began, now - self.measured);
@@ -48,7 +49,7 @@ impl Metering {
     }
 }
 
-/// Counts and measures the items of an iterator. Does nothing until `count_into` is called.
+/// Counts and measures the items of an iterator, once `count_into` was called.
 pub struct Meter(GilCell<Option<CountedItems>>);
 
 struct CountedItems {
@@ -61,12 +62,12 @@ impl Meter {
         Self(GilCell::new(None))
     }
 
-    /// Counts from the next call on, which begins an epoch, at a pipe of the main process's page.
+    /// Counts in the record of a pipe on the main process's page from now on. The next call begins an epoch.
     pub fn count_into(&self, py: Python<'_>, pipe: PipeRef) {
         self.0.with(py, |counted| *counted = Some(CountedItems { pipe, metering: Metering::new() }));
     }
 
-    /// Makes a call that returns an item or an error.
+    /// Makes a call that returns an item or an error, and measures it if a measurement is due.
     #[inline]
     pub fn around<T>(&self, py: Python<'_>, call: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
         let began = self.0.with(py, |counted| counted.as_mut().and_then(CountedItems::begin));
@@ -120,11 +121,11 @@ impl CountedItems {
     }
 }
 
-/// Counts items that were computed outside of any pipe, and their time, in the record of a pipe.
+/// Adds items that were computed outside of any pipe, and their time, to the record of a pipe.
 pub fn add_work(pipe: &PipeRef, items: u64, own: u64, weight: u64) {
     let record = pipe.record();
     let all = own.saturating_mul(weight);
     let count = items.max(1);
     add(&record.yielded, items);
-    record.sample(all / count, all, count); // the table shows how long single items take
+    record.sample(all / count, all, count); // the statistics show how long a single item takes
 }

@@ -1,5 +1,5 @@
-//! Iteration of pipes: tokens of valid iterators, guards around the iterators of users, turns of reading threads, and
-//! measurements.
+//! The iteration of pipes: tokens that identify the valid iterator, guards around the iterators of users, the order in
+//! which threads read, and the measurement of time.
 
 pub mod calling;
 pub mod clocking;

@@ -1,4 +1,4 @@
-//! The columns that `pack` adds to its rows, as arrays. NumPy would need one view for each piece.
+//! Creates the columns that `pack` adds to its rows, as arrays. NumPy would need one view for each piece.
 
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
@@ -6,7 +6,7 @@ use torchdata_core::packing;
 
 use crate::codec::array_of;
 
-/// The positions of tokens in their pieces, for pieces of these sizes.
+/// Returns the position of each token in its piece, for pieces of the given sizes.
 #[pyfunction]
 pub fn row_positions(py: Python<'_>, sizes: Vec<u32>) -> PyResult<Bound<'_, PyAny>> {
     array_of(py, &packing::positions(&sizes))

@@ -1,6 +1,6 @@
-//! Iterates over a sequence by index, and can skip items: [`SequenceIterator`].
+//! Iterates over a sequence by index, and can skip items.
 //!
-//! The iterator runs in any process and thread that iterates the pipes. The GIL orders all accesses.
+//! The iterator runs in each process and thread that iterates the pipes. The GIL orders all accesses.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -31,20 +31,20 @@ pub struct SequenceIterator {
     kind: SequenceKind,
     /// The length of an immutable sequence. For lists, the length is read each time.
     length: usize,
-    /// The index of the next item, or `usize::MAX` after the end. The end is final, even if a list grows afterwards.
+    /// The index of the next item, or `usize::MAX` after the end. A list that grows after the end yields no more items.
     position: AtomicUsize,
 }
 
 impl SequenceIterator {
     fn length(&self, py: Python<'_>) -> usize {
         match self.kind {
-            // SAFETY: the kind ensures that it is a list.
+            // SAFETY: this kind means that the sequence is a list.
             SequenceKind::List => unsafe { self.sequence.bind(py).cast_unchecked::<PyList>() }.len(),
             _ => self.length,
         }
     }
 
-    /// Skips up to `most` items, and returns the number of skipped items.
+    /// Skips up to `most` items, and returns how many items were skipped.
     pub fn pass_over(&self, py: Python<'_>, most: usize) -> usize {
         let position = self.position.load(Relaxed);
         let passed = self.length(py).saturating_sub(position).min(most);
@@ -55,7 +55,7 @@ impl SequenceIterator {
 
 #[pymethods]
 impl SequenceIterator {
-    /// An iterator over `sequence`, starting with item number `position`.
+    /// Creates an iterator over `sequence` that starts with item number `position`.
     #[new]
     fn new(sequence: &Bound<'_, PyAny>, position: usize) -> PyResult<Self> {
         let length = sequence.len()?;
@@ -84,11 +84,11 @@ impl SequenceIterator {
         let sequence = self.sequence.bind(py);
         let item = match self.kind {
             SequenceKind::Range { start, step } => (start + step * position as i64).into_pyobject(py)?.into_any(),
-            // SAFETY: the kind ensures that it is a list.
+            // SAFETY: this kind means that the sequence is a list.
             SequenceKind::List => unsafe { sequence.cast_unchecked::<PyList>() }.get_item(position)?,
-            // SAFETY: the kind ensures that it is a tuple.
+            // SAFETY: this kind means that the sequence is a tuple.
             SequenceKind::Tuple => unsafe { sequence.cast_unchecked::<PyTuple>() }.get_item(position)?,
-            // SAFETY: an existing object. Returns a new reference, or NULL with an exception set.
+            // SAFETY: the object exists. The call returns a new reference, or NULL with an exception set.
             SequenceKind::Other => unsafe {
                 let item = ffi::PySequence_GetItem(sequence.as_ptr(), position as ffi::Py_ssize_t);
                 Bound::from_owned_ptr_or_err(py, item)?
@@ -98,7 +98,7 @@ impl SequenceIterator {
         Ok(Some(item))
     }
 
-    /// There is nothing to clear, as in `FilterIterator`.
+    /// Needs no `__clear__`, for the same reason as `FilterIterator`.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.sequence)
     }

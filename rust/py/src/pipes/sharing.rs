@@ -1,10 +1,10 @@
-//! Shares of a source that is read by index: items of other shares are skipped, and never read.
+//! Splits a source that is read by index into shares, without reading the items of other shares.
 //!
-//! On request, a source iterates with a `SequenceIterator` (`sequence.rs`), which skips items by an addition. A
-//! [`ShareIterator`] reads it through the guard of the source, which counts skipped items as yielded. Positions, states
-//! and counts are therefore the same as if all items were read and the skipped items dropped. Only the time differs: it
-//! does not grow with the number of shares. This code runs in any process and thread that iterates the pipes. The GIL
-//! orders all accesses.
+//! The source iterates with a `SequenceIterator` (`sequence.rs`) on request, which skips items by increasing its index.
+//! A [`ShareIterator`] reads the source through its guard, which counts skipped items as yielded. Positions, states and
+//! counts are therefore the same as if all items were read and the items of other shares were dropped. Only the time is
+//! different: it does not grow with the number of shares. This code runs in each process and thread that iterates the
+//! pipes. The GIL orders all accesses.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -15,21 +15,21 @@ use pyo3::prelude::*;
 use crate::pipes::guard;
 use crate::pipes::iterators::next_of;
 
-/// Yields runs of items of a source, and skips the items between them.
+/// Alternately yields several consecutive items of a source and skips the items of other shares.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct ShareIterator {
     source: Py<PyAny>,
     run: usize,
     between: usize,
-    /// The number of items to skip before the next item is yielded, and the remaining length of the run after them.
+    /// The number of items to skip before the next item. `left` is the number of items to yield after that.
     before: AtomicUsize,
     left: AtomicUsize,
 }
 
 #[pymethods]
 impl ShareIterator {
-    /// Skips `before` items of `source`, the guard of a `SequenceIterator`, and yields `left` items. After these, the
-    /// iterator alternately skips `between` items and yields `run` items. `left` and `run` are positive.
+    /// Skips `before` items of `source`, which is the guard of a `SequenceIterator`, and yields `left` items. Then
+    /// alternately skips `between` items and yields `run` items. `left` and `run` are positive.
     #[new]
     fn new(source: &Bound<'_, PyAny>, before: usize, left: usize, between: usize, run: usize) -> PyResult<Self> {
         if !source.get_type().is(guard::guard_type(source.py())?) {
@@ -50,7 +50,7 @@ impl ShareIterator {
             (before, left) = (self.between, self.run);
         }
         if before > 0 {
-            // SAFETY: the constructor has checked that it is a guard.
+            // SAFETY: the constructor has checked that the source is a guard.
             unsafe { guard::pass_over(self.source.bind(py), before) };
             self.before.store(0, Relaxed);
             self.left.store(left, Relaxed);
@@ -62,7 +62,7 @@ impl ShareIterator {
         Ok(item)
     }
 
-    /// There is nothing to clear, as in `FilterIterator`.
+    /// Needs no `__clear__`, for the same reason as `FilterIterator`.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.source)
     }

@@ -1,6 +1,6 @@
-//! The token of a pipe: which of its iterators is valid, and how many items that iterator has yielded.
+//! The token of a pipe records which iterator of the pipe is valid, and how many items that iterator has yielded.
 //!
-//! The token is used in any process and thread that iterates the pipe. A pipe owns one [`IterationToken`]. Each
+//! Each process and thread that iterates a pipe uses the token of the pipe. A pipe owns one [`IterationToken`]. Each
 //! iterator of the pipe is an `IteratorGuard` (see `guard_type`), which stores the number that the token had when the
 //! iterator was created.
 
@@ -15,7 +15,7 @@ use crate::pipes::clocking::Timed;
 /// The record of a pipe on a board of counters.
 pub struct BoardSlot {
     pub pipe: PipeRef,
-    /// Whether the pipe is the last pipe of its process, and of the loader.
+    /// Whether the pipe is the last pipe of its process. `main` is true if it is also the last pipe of the loader.
     pub root: bool,
     pub main: bool,
     _before: Option<Box<BoardSlot>>,
@@ -29,25 +29,25 @@ impl BoardSlot {
     }
 }
 
-/// The state of a pipe's current iteration. The state is never pickled or copied, so a copy of the pipe starts from the
-/// beginning.
+/// The state of a pipe's current iteration. The state is never pickled or copied. A copy of the pipe therefore starts
+/// from the beginning.
 ///
-/// The fields are atomics so that they can be shared without locks. The GIL orders all accesses.
+/// The fields are atomics, so that threads can share them without locks. The GIL orders all accesses.
 #[pyclass(frozen, module = "torchdata._native")]
 #[repr(C)]
 pub struct IterationToken {
-    /// The number of the valid iterator, or 0 before the first iterator. Incremented by each `begin`.
+    /// The number of the valid iterator, or 0 before the first iterator. Each call of `begin` increments the number.
     current: AtomicU64,
-    /// The number of items that the valid iterator has yielded, including restored and skipped ones. States contain
-    /// this number.
+    /// The number of items that the valid iterator has yielded, including skipped items and items from before a resume.
+    /// Saved states contain this number.
     own: AtomicU64,
-    /// The record on a board, which also counts the items for display: a boxed `BoardSlot`, or null. Another token may
-    /// also count in this record, if this token has replaced it in a loader.
+    /// The record on a board of counters, which counts the items for display: a boxed `BoardSlot`, or null. If a loader
+    /// has replaced the pipe by a copy, the tokens of both may count in this record.
     place: AtomicPtr<BoardSlot>,
-    /// The record to use from the next `begin` on.
+    /// The record to use after the next call of `begin`.
     pending: AtomicPtr<BoardSlot>,
     finished: AtomicBool,
-    /// Whether the next `begin` resumes from a loaded state instead of resetting the pipe.
+    /// Whether the next `begin` resumes from a loaded state. Otherwise it resets the pipe.
     armed: AtomicBool,
 }
 
@@ -58,7 +58,8 @@ impl IterationToken {
         self.current.load(Relaxed) == id
     }
 
-    /// The counter of items on the board for the iterator that has just begun, or null. Valid as long as the token.
+    /// Returns the counter of items on the board for the current iterator, or null. The pointer is valid as long as the
+    /// token.
     pub fn counter(&self) -> *const AtomicU64 {
         self.place().map_or(ptr::null(), |place| &raw const place.pipe.record().yielded)
     }
@@ -68,21 +69,21 @@ impl IterationToken {
         self.own.store(self.own.load(Relaxed) + items, Relaxed);
     }
 
-    /// The record of the pipe on a board of counters, if there is one. Do not keep it across a call into Python, which
-    /// may bind the token to another record.
+    /// Returns the record of the pipe on a board of counters, or None. Do not keep the record while Python code runs,
+    /// because Python code may bind the token to another record.
     #[inline]
     pub fn place(&self) -> Option<&BoardSlot> {
-        // SAFETY: null, or a box that exists as long as the token.
+        // SAFETY: the pointer is null, or points to a box that exists as long as the token.
         unsafe { self.place.load(Relaxed).as_ref() }
     }
 
-    /// Counts on a board from the next iteration on. `root` means the last pipe of its process, and `main` the last
-    /// pipe of the loader.
+    /// Counts on a board from the next iteration on. `root` means that this is the last pipe of its process, and `main`
+    /// that it is the last pipe of the loader.
     pub fn bind(&self, pipe: PipeRef, root: bool, main: bool) {
         let is_same =
             |place: &BoardSlot| ptr::eq(place.pipe.record(), pipe.record()) && (place.root, place.main) == (root, main);
         let pending = self.pending.load(Relaxed);
-        // SAFETY: null, or a box that is only freed here and in `activate`, with the GIL held.
+        // SAFETY: the pointer is null, or points to a box that is only freed here and in `activate`, with the GIL held.
         match unsafe { pending.as_ref() } {
             None if self.place().is_some_and(is_same) => return,
             Some(place) if is_same(place) => return,
@@ -90,28 +91,28 @@ impl IterationToken {
         }
         let place = Box::into_raw(Box::new(BoardSlot { pipe, root, main, _before: None }));
         let old = self.pending.swap(place, Relaxed);
-        // SAFETY: as above.
+        // SAFETY: as for the pending record above.
         drop((!old.is_null()).then(|| unsafe { Box::from_raw(old) }));
     }
 
-    /// Activates the pending record. The previous record stays allocated, because a guard that is in the middle of a
-    /// call may still count into it.
+    /// Activates the pending record. The previous record stays allocated, because a guard may still count in it at the
+    /// end of a call that is in progress.
     pub fn activate(&self) {
         let pending = self.pending.swap(ptr::null_mut(), Relaxed);
         if pending.is_null() {
             return;
         }
-        // SAFETY: created by `into_raw` in `bind`, and just removed.
+        // SAFETY: `bind` has created the pointer with `into_raw`, and the swap above has removed it.
         let mut place = unsafe { Box::from_raw(pending) };
         let yielded = self.yielded();
         place.pipe.record().restart(yielded, true);
         let old = self.place.load(Relaxed);
-        // SAFETY: also created by `into_raw`, below, and owned by the new record from now on.
+        // SAFETY: an earlier call has created the pointer with `into_raw` below. The new record owns it from now on.
         place._before = (!old.is_null()).then(|| unsafe { Box::from_raw(old) });
         self.place.store(Box::into_raw(place), Relaxed);
     }
 
-    /// Sets the count of the valid iterator. On a board, items of earlier iterators stay counted.
+    /// Sets the count of the valid iterator. The count on the board still includes the items of earlier iterators.
     fn restart(&self, yielded: u64) {
         self.own.store(yielded, Relaxed);
         if let Some(place) = self.place() {
@@ -131,7 +132,7 @@ impl IterationToken {
 impl Drop for IterationToken {
     fn drop(&mut self) {
         for place in [*self.place.get_mut(), *self.pending.get_mut()] {
-            // SAFETY: created by `into_raw`, and no references to the token remain.
+            // SAFETY: the pointer was created with `into_raw`, and no references to the token remain.
             drop((!place.is_null()).then(|| unsafe { Box::from_raw(place) }));
         }
     }
@@ -151,7 +152,7 @@ impl IterationToken {
         }
     }
 
-    /// Starts an iteration, which invalidates every older iterator.
+    /// Starts an iteration, which makes every older iterator invalid.
     ///
     /// Returns (iterator id, whether to resume from a loaded state).
     fn begin(&self) -> (u64, bool) {
@@ -175,12 +176,12 @@ impl IterationToken {
         self.restart(yielded);
     }
 
-    /// Discards a loaded state, so that the next iteration starts from the beginning.
+    /// Discards a loaded state. The next iteration then starts from the beginning.
     fn disarm(&self) {
         self.armed.store(false, Relaxed);
     }
 
-    /// Whether a board measures the time of this pipe, now or from the next iteration on.
+    /// Whether a board measures the time of this pipe, now or after the next `begin`.
     #[getter]
     fn is_timed(&self) -> bool {
         // SAFETY: as in `bind`.
@@ -188,14 +189,14 @@ impl IterationToken {
         pending.or_else(|| self.place()).is_some_and(|place| place.pipe.page().is_full())
     }
 
-    /// Counts an item that was skipped because of an exception of this type, for display.
+    /// For display: counts an item that was skipped because of an exception of type `kind`.
     fn count_skipped(&self, kind: &str) {
         if let Some(place) = self.place() {
             place.pipe.record().skip(kind);
         }
     }
 
-    /// Counts a network request that is repeated after an error, for display.
+    /// For display: counts a network request that is repeated after an error.
     fn count_retry(&self) {
         if let Some(place) = self.place() {
             place.pipe.record().retries.fetch_add(1, Relaxed);
@@ -222,7 +223,7 @@ impl IterationToken {
         self.finished.load(Relaxed)
     }
 
-    /// Copying or unpickling a token creates a new token.
+    /// Makes copying or unpickling a token create a new token.
     fn __reduce__(slf: &Bound<'_, Self>) -> PyResult<(Py<PyAny>, ())> {
         Ok((slf.get_type().into_any().unbind(), ()))
     }

@@ -1,8 +1,9 @@
-//! Turns of reading: threads that share an iterator read one at a time, in the order of their requests.
+//! Lets threads that share an iterator read one at a time, in the order of their requests.
 //!
-//! This code runs in all threads that read. Shared state is accessed with the GIL held, which orders the accesses. A
-//! waiting thread sleeps without the GIL, in slices, so that Ctrl-C works. If a thread asks again during its own read,
-//! in a signal handler or a function of the pipeline, it gets an error, because it would wait for itself.
+//! This code runs in all threads that read a shared iterator. Shared state is accessed with the GIL held, which orders
+//! the accesses. A waiting thread sleeps without the GIL, in slices, so that Ctrl-C works. If a thread requests an item
+//! during its own read, in a signal handler or a function of the pipeline, it gets an error, because it would wait for
+//! itself.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -22,28 +23,29 @@ use crate::pipes::iterators::call;
 use crate::pipes::metering::Meter;
 use crate::seconds::duration;
 
-/// A closed turn counts as this many waiting threads.
+/// The number that a closed turn adds to the count of waiting threads.
 const CLOSED: usize = 1 << 32;
 /// The number of bits in the address of a thread.
 const ADDRESS: u32 = 48;
 
-/// Identifies this thread in this process. A forked child has the same addresses as its parent.
+/// Returns a number that identifies this thread in this process. A thread of the parent process may have the same
+/// address, so the number also depends on the number of forks.
 #[inline]
 fn this_thread() -> u64 {
     watching::this_thread() ^ (fork::current() << ADDRESS)
 }
 
-/// Returns whether this is a thread of an ancestor process.
+/// Returns whether a number identifies a thread of a parent process.
 fn is_inherited(thread: u64) -> bool {
     thread >> ADDRESS != this_thread() >> ADDRESS
 }
 
-/// The thread that has the turn to read an iterator, and the threads that wait for it.
+/// The right to read an iterator, which one thread has at a time, and the threads that wait for it.
 #[pyclass(frozen, weakref, module = "torchdata._native")]
 pub struct Turn {
-    /// The reading thread, or 0.
+    /// The number of the reading thread, or 0 if no thread reads.
     reader: AtomicU64,
-    /// The number of waiting threads, plus `CLOSED` if the turn is closed. Almost always 0.
+    /// The number of waiting threads, plus `CLOSED` if the turn is closed. Usually 0.
     crowd: AtomicUsize,
     waiting: GilCell<VecDeque<(u64, Thread)>>,
     closed: GilCell<Option<String>>,
@@ -78,7 +80,8 @@ impl Default for Turn {
 }
 
 impl Turn {
-    /// Takes the turn after all threads that asked before. Dropping the guard releases it.
+    /// Takes the turn, after all threads that have requested it before. The turn is released when the returned guard is
+    /// dropped.
     #[inline]
     pub fn take<'a, 'py>(&'a self, py: Python<'py>) -> PyResult<TakenTurn<'a, 'py>> {
         let thread = this_thread();
@@ -89,19 +92,19 @@ impl Turn {
         Ok(TakenTurn { turn: self, py })
     }
 
-    /// Waits for the turn. `reads` is true if the thread will read, which a closed turn refuses.
+    /// Waits for the turn. `reads` means that the thread wants to read an item, which a closed turn does not allow.
     #[cold]
     fn queue_up(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<()> {
         let is_waiting = self.waiting.with(py, |waiting| {
             let before = waiting.len();
-            waiting.retain(|(one, _)| !is_inherited(*one)); // threads of the parent process
+            waiting.retain(|(one, _)| !is_inherited(*one)); // threads of a parent process do not exist here
             self.crowd.fetch_sub(before - waiting.len(), Relaxed);
             waiting.iter().any(|(one, _)| *one == thread)
         });
         if is_waiting || self.reader.load(Relaxed) == thread {
             return Err(PyRuntimeError::new_err(
-                "this thread is reading an item already, and requests another one (in a signal handler, or in a \
-                 function of the pipeline): request it after the first one has arrived",
+                "this thread is already reading an item, and requests another item (in a signal handler, or in a \
+                 function of the pipeline): request it after the first item has arrived",
             ));
         }
         if self.crowd.load(Relaxed) == 0 && self.reader.load(Relaxed) == 0 {
@@ -130,7 +133,7 @@ impl Turn {
         Ok(())
     }
 
-    /// Returns whether a waiting thread has the turn, or an error if it can never get it.
+    /// Returns whether it is the turn of a waiting thread. Returns an error if the thread can never get the turn.
     fn is_next(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<bool> {
         if reads
             && self.crowd.load(Relaxed) >= CLOSED
@@ -158,7 +161,7 @@ impl Turn {
         }
     }
 
-    /// Returns whether no other thread reads, ignoring threads of a parent process.
+    /// Returns whether no other thread reads. Threads of a parent process are ignored.
     fn is_left(&self) -> bool {
         let reader = self.reader.load(Relaxed);
         reader == 0 || reader == this_thread() || is_inherited(reader)
@@ -167,8 +170,8 @@ impl Turn {
 
 #[pymethods]
 impl Turn {
-    /// Calls a function in turn with the reading threads, and returns its result. In the thread that is reading, calls
-    /// it at once.
+    /// Calls a function in turn with the reading threads, and returns its result. If the current thread is already
+    /// reading, the function is called immediately.
     fn call<'py>(&self, function: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = function.py();
         let _turn = if self.reader.load(Relaxed) == this_thread() {
@@ -182,7 +185,7 @@ impl Turn {
         function.call0()
     }
 
-    /// Closes the turn: from now on, requests for an item raise a RuntimeError with this text.
+    /// Closes the turn. From now on, requests for an item raise a RuntimeError with this text.
     #[pyo3(signature = (why = "this program is exiting, and one of its threads requests another item from a loader"))]
     fn close(&self, py: Python<'_>, why: &str) {
         if self.closed.with(py, |closed| closed.replace(why.to_owned())).is_none() {
@@ -198,25 +201,26 @@ impl Turn {
         enter::poll(py, Some(duration(seconds)), is_free).map(drop)
     }
 
-    /// Waits until no other thread reads, for up to `seconds`, or without limit if None. Returns whether that is the
-    /// case.
+    /// Waits up to `seconds` until no other thread reads, or without limit if `seconds` is None. Returns whether no
+    /// other thread reads.
     #[pyo3(signature = (seconds = None))]
     fn await_left(&self, py: Python<'_>, seconds: Option<f64>) -> PyResult<bool> {
         enter::poll(py, seconds.map(duration), |_| Ok(self.is_left()))
     }
 }
 
-/// The base class of iterators that threads share. A subclass has a method `next()`, which one thread at a time calls.
+/// The base class of iterators that several threads share. A subclass has a method `next()`, which only one thread
+/// calls at a time.
 #[pyclass(subclass, frozen, module = "torchdata._native")]
 pub struct SharedIterator {
     turn: Py<Turn>,
-    /// The `next` function of the subclass, after its first lookup.
+    /// The `next` method of the subclass, stored after the first lookup.
     next: OnceLock<Py<PyAny>>,
     meter: Meter,
 }
 
 impl SharedIterator {
-    /// Counts and measures the items from the next epoch on, at a pipe of the main process's page.
+    /// Counts and measures the items in the record of a pipe on the main process's page, starting with the next epoch.
     pub fn count_into(&self, py: Python<'_>, pipe: PipeRef) {
         self.meter.count_into(py, pipe);
     }

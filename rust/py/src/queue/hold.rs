@@ -1,4 +1,4 @@
-//! Python class for a hold on the queue.
+//! The Python class for a hold, which temporarily stops the workers of a queue.
 
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -6,12 +6,13 @@ use pyo3::prelude::*;
 use super::ReadAheadQueue;
 use crate::gil_cell::GilCell;
 
-/// A hold on a queue: no worker starts an item until the last hold is released.
+/// A hold on a queue. No worker starts an item until the last hold on the queue is released.
 ///
-/// A forked child does not inherit the workers, but may have inherited a held lock, so it does not release the hold.
+/// A forked child does not inherit the worker threads, but it may have inherited a locked lock. The child therefore
+/// does not release the hold.
 #[pyclass(frozen, name = "ReadAheadHold", module = "torchdata._native")]
 pub struct ReadAheadHold {
-    /// The held queue, or None after the release.
+    /// The queue that is held, or None after the release.
     queue: GilCell<Option<Py<ReadAheadQueue>>>,
 }
 

@@ -1,11 +1,11 @@
-//! Python class for the queue of threads that read ahead. The queue contains Python objects, and its waits release the
-//! GIL.
+//! The Python class for the queue of threads that read ahead. The queue contains Python objects, and waiting for the
+//! queue releases the GIL.
 //!
-//! Several Python threads work and another one consumes, through one [`ReadAheadQueue`]. References enter and leave the
-//! queue only with the GIL held, so the garbage collector, which holds the GIL, sees an unchanging queue. A result is
-//! taken and its position recorded in one call, without handling signals in between. A forked child does not inherit
-//! the worker threads, but may have inherited a held lock. In a forked child, methods that need the lock raise an
-//! error, and nothing is dropped.
+//! Several worker threads and one consumer thread share a [`ReadAheadQueue`]. References enter and leave the queue only
+//! with the GIL held. The garbage collector also holds the GIL, so the queue does not change during a collection. One
+//! call takes a result and records its position; no signal is handled in between. A forked child does not inherit the
+//! worker threads, but may have inherited a locked lock. In a forked child, methods that need the lock raise an error,
+//! and the objects in the queue are never dropped.
 
 mod hold;
 mod reading;
@@ -31,14 +31,14 @@ use crate::seconds::duration;
 
 struct Entry {
     content: Py<PyAny>,
-    /// The number of the item, if positions are recorded.
+    /// The number of the item, or None if positions are not recorded.
     index: Option<Index>,
-    /// The state of the source after the item. If the item is not numbered, this is an object that the worker stores
+    /// The state of the source after the item. For an item without a number, this is an object that the worker stores
     /// with the content.
     mark: Option<Py<PyAny>>,
-    /// Whether holds need not wait for the worker of this item.
+    /// Whether a hold need not wait until the worker of this item has finished.
     is_plain: bool,
-    /// Whether both the item and its result are small.
+    /// Whether both the item and its result count as small.
     is_small: bool,
 }
 
@@ -57,37 +57,39 @@ type Queue = OrderedQueue<Entry>;
 
 type ClaimedItems = (Vec<Slot>, Vec<Py<PyAny>>);
 
-/// Waits for an event of the queue without limit. `sleep` returns whether it has occurred within a slice. A signal that
-/// came during the wait is handled before the caller takes an item, because Ctrl-C would lose the item.
+/// Waits without limit for an event of the queue. `sleep` waits for one slice and returns whether the event has
+/// occurred. A signal that arrives during the wait is handled before the caller takes an item, because Ctrl-C would
+/// otherwise lose the item.
 fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyResult<()> {
     enter::wait(py, None, Slices::LONG, sleep, |_| Ok(false))?;
     py.check_signals()
 }
 
-/// The state of the source, the number of items delivered after it, the number of all delivered items, and the numbers
-/// of delivered items after a gap.
+/// The state of the source, how many items were delivered after that state, how many items were delivered in total, and
+/// the numbers of the items that were delivered out of order.
 type PlaceParts = (Py<PyAny>, u64, u64, Vec<Index>);
 
-/// One slot: its number, its kind ("waiting", "running", "result" or "error"), its content, and the object stored with
-/// it.
+/// One slot: its number, its kind ("waiting", "running", "result" or "error"), its content, and the object that is
+/// stored with the content.
 type SlotParts = (Slot, &'static str, Py<PyAny>, Option<Py<PyAny>>);
 
-/// The queue between threads that read ahead and the consumer of their results. See [`OrderedQueue`] for most methods.
+/// The queue between threads that read ahead and the consumer of their results. Most methods are documented in
+/// [`OrderedQueue`].
 #[pyclass(frozen, name = "ReadAheadQueue", module = "torchdata._native")]
 pub struct ReadAheadQueue {
     queue: ManuallyDrop<Queue>,
     place: GilCell<Option<QueuePosition<Py<PyAny>>>>,
-    /// Set if more small items are read ahead.
+    /// The number of items to read ahead, if it grows for small items; otherwise None.
     window: GilCell<Option<Window>>,
-    /// The process of the worker threads: its number of forks and its id.
+    /// The process of the worker threads, identified by its number of forks and its process id.
     generation: u64,
     process: u32,
-    /// The name of the pipe, for messages.
+    /// The name of the pipe, used in messages.
     name: String,
     /// Whether buffered objects are kept when the queue is closed.
     keeps: bool,
-    /// The error message for a consumer of a closed queue. Without this message, the consumer of a closed queue sees
-    /// the end.
+    /// The error message for a consumer that reads from the closed queue. Without a message, the closed queue ends like
+    /// an iterator.
     when_closed: Option<String>,
 }
 
@@ -108,12 +110,12 @@ impl ReadAheadQueue {
     #[cold]
     fn is_the_parents(&self) -> PyErr {
         PyRuntimeError::new_err(format!(
-            "the threads of {} run in process {}, of which this one is a forked child: begin a new iteration in the child",
+            "the threads of {} run in process {}, and this process is a forked child of it: begin a new iteration in the child",
             self.name, self.process
         ))
     }
 
-    /// Puts the outcome of a slot, or without a slot, appends it at the end.
+    /// Stores the outcome of a slot, or appends the outcome at the end of the queue if no slot is given.
     fn settle(&self, slot: Option<Slot>, outcome: Outcome<Entry>) -> PyResult<()> {
         let queue = self.get()?;
         match slot {
@@ -124,16 +126,16 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Drops buffered objects of a closed queue. An error would keep its threads alive through the frames of its
-    /// traceback.
+    /// Drops the buffered objects of a closed queue. The traceback of a buffered error would keep the worker threads
+    /// alive.
     fn drop_if_closed(&self, queue: &Queue) {
         if !self.keeps && queue.is_closed() {
             drop(queue.drain());
         }
     }
 
-    /// Changes the position, and drops superseded marks. Usually one mark is superseded, and then no vector is
-    /// allocated.
+    /// Changes the recorded position, and drops the states that it no longer needs. Usually only one state is dropped,
+    /// which needs no vector.
     fn note(&self, py: Python<'_>, change: impl FnOnce(&mut QueuePosition<Py<PyAny>>)) {
         let spent = self.place.with(py, |place| {
             place.as_mut().map(|place| {
@@ -144,7 +146,7 @@ impl ReadAheadQueue {
         drop(spent);
     }
 
-    /// Returns the content of an entry that the consumer takes.
+    /// Records that the consumer takes an entry, and returns the content of the entry.
     fn given(&self, py: Python<'_>, entry: Entry) -> Py<PyAny> {
         if let Some(index) = entry.index {
             let mut given = 0;
@@ -203,8 +205,8 @@ impl ReadAheadQueue {
         })
     }
 
-    /// Waits until both the source and a slot for its next item are available. Returns None if the queue is closed or
-    /// the source has ended.
+    /// Waits until the source is free and there is a slot for its next item. Returns None if the queue is closed or the
+    /// source has ended.
     fn reserve(&self, py: Python<'_>) -> PyResult<Option<Slot>> {
         let queue = self.get()?;
         loop {
@@ -216,7 +218,7 @@ impl ReadAheadQueue {
         }
     }
 
-    /// Waits for a submitted item. Returns None if the queue is closed.
+    /// Waits for a submitted item, and claims it. Returns None if the queue is closed.
     fn claim(&self, py: Python<'_>) -> PyResult<Option<(Slot, Py<PyAny>)>> {
         let queue = self.get()?;
         loop {
@@ -237,8 +239,9 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Waits for submitted items, and claims some: more than one only if all are small. The number is the share of one
-    /// of `sharers`, but at least `least` and at most `most`. Returns None if there will be no more.
+    /// Waits for submitted items, and claims some of them. Claims more than one item only if all of them are small. The
+    /// number is the part that each of `sharers` workers gets, but at least `least` and at most `most`. Returns None if
+    /// no more items will be submitted.
     fn claim_some(&self, py: Python<'_>, least: usize, most: usize, sharers: usize) -> PyResult<Option<ClaimedItems>> {
         let queue = self.get()?;
         let take = |entry: &mut Entry| std::mem::replace(&mut entry.content, py.None());
@@ -274,7 +277,7 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Releases the slot of an item that was delivered in an earlier run. Records the state of the source after it.
+    /// Releases the slot of an item of an earlier run, and records the state of the source after that item.
     #[pyo3(signature = (slot, index, mark=None))]
     fn skip(&self, py: Python<'_>, slot: Slot, index: Index, mark: Option<Py<PyAny>>) -> PyResult<()> {
         self.get()?.skip(slot);
@@ -289,8 +292,8 @@ impl ReadAheadQueue {
         self.settle(Some(slot), Outcome::Item(Entry { mark, ..Entry::new(item) }))
     }
 
-    /// Puts the result of a slot, with the number of the item and its mark. Returns the next slot, with the source, if
-    /// it is available at once.
+    /// Stores the result of a slot, with the number of the item and the state after it. Also reserves the next slot and
+    /// the source, if both are available immediately, and returns this slot.
     fn put_and_reserve(
         &self,
         slot: Slot,
@@ -311,18 +314,19 @@ impl ReadAheadQueue {
         self.settle(Some(slot), Outcome::Error(Entry { index, mark, ..Entry::new(error) }))
     }
 
-    /// Puts an error of the source. After the consumer has received the error, the source is read further.
+    /// Stores an error of the source. After the consumer has received the error, reading from the source continues.
     fn break_off(&self, slot: Slot, error: Py<PyAny>) -> PyResult<()> {
         self.settle(Some(slot), Outcome::Break(Entry::new(error)))
     }
 
-    /// Puts the end, with the error that caused it if given.
+    /// Stores the end of the results, with the error that caused the end, if given.
     #[pyo3(signature = (slot, error=None))]
     fn finish(&self, slot: Option<Slot>, error: Option<Py<PyAny>>) -> PyResult<()> {
         self.settle(slot, Outcome::End(error.map(Entry::new)))
     }
 
-    /// Submits an item for the workers. Holds do not wait for a plain item, because workers cannot change it.
+    /// Submits an item for the workers. A hold does not wait for a plain item, because workers cannot change such an
+    /// item.
     fn submit(&self, item: Py<PyAny>, is_plain: bool) -> PyResult<()> {
         self.get()?.submit(Entry { is_plain, ..Entry::new(item) });
         Ok(())
@@ -342,7 +346,7 @@ impl ReadAheadQueue {
         if queue.wait_filled(Duration::ZERO) { Ok(()) } else { wait_for(py, |slice| queue.wait_filled(slice)) }
     }
 
-    /// Returns the next result. Raises an error in its order, and StopIteration at the end.
+    /// Returns the next result. Errors are raised in the order of the items, and StopIteration at the end.
     fn pop(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let queue = self.get()?;
         loop {
@@ -362,7 +366,7 @@ impl ReadAheadQueue {
         }
     }
 
-    /// Appends the next result to a list, so that no signal is handled before it is stored.
+    /// Appends the next result to a list. No signal is handled between taking the result and storing it.
     fn pop_into(&self, hand: &Bound<'_, PyList>) -> PyResult<()> {
         hand.append(self.pop(hand.py())?)
     }
@@ -374,8 +378,8 @@ impl ReadAheadQueue {
         })
     }
 
-    /// The number of consecutive small items delivered, and the number of items that may have been taken beyond those
-    /// delivered. None without a window.
+    /// Returns how many small items were delivered in a row, and how many items may have been taken from the source but
+    /// not delivered. Returns None without a window.
     fn growth(&self, py: Python<'_>) -> Option<(u64, u64)> {
         let given = self.place.with(py, |place| place.as_ref().map_or(0, QueuePosition::given));
         let window = self.window.with(py, |window| *window)?;
@@ -401,7 +405,7 @@ impl ReadAheadQueue {
         }
     }
 
-    /// Returns all buffered outcomes and items in order.
+    /// Returns all buffered outcomes and items, in order.
     fn slots(&self, py: Python<'_>) -> PyResult<Vec<SlotParts>> {
         let mut slots = Vec::new();
         self.get()?.for_each(|slot, view| {
@@ -467,9 +471,10 @@ impl ReadAheadQueue {
         self.get().map_or(0, Queue::len)
     }
 
-    /// Waits for the lock of the queue, because an object that is visited in one pass of the garbage collector and not
-    /// in the next would be taken for garbage. Threads hold the lock for a few instructions, and do not need the GIL
-    /// meanwhile. In a forked child the lock may be held forever, so no pass visits anything, and nothing is collected.
+    /// Waits for the lock of the queue. If an object were visited in one pass of the garbage collector but not in the
+    /// next, it would be mistaken for garbage. Threads hold the lock only for a few instructions and do not need the
+    /// GIL while they hold it. In a forked child, the lock may never be released, so nothing is visited and nothing is
+    /// collected.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(queue) = self.get() else { return Ok(()) };
         queue.try_for_each(|_, view| view.content().visit(&visit))?;

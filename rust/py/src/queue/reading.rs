@@ -1,4 +1,5 @@
-//! Takes the items of a source in threads that read ahead: each item has a number, and some have a state of the source.
+//! Takes the items of a source for threads that read ahead. Each item has a number, and some items have a state of the
+//! source.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -13,32 +14,33 @@ use super::window::is_small;
 use super::{Entry, ReadAheadQueue};
 use crate::gil_cell::GilCell;
 
-/// An item, its number, and the state of the source after it, if any.
+/// An item, its number, and the state of the source after the item, if one was taken.
 type Taken = (Py<PyAny>, Index, Option<Py<PyAny>>);
 
-/// Reads a source. All fields except the numbers belong to the thread that has reserved the source.
+/// Reads a source. The thread that has reserved the source owns all fields except the numbers.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct SourceReader {
-    /// The functions that return the next item, and the state after it.
+    /// The function that returns the next item, and the function that returns the state after it.
     #[pyo3(get)]
     advance: Py<PyAny>,
     state_of: Py<PyAny>,
-    /// Creates a placeholder for the state of a source without states, from the error that reports this.
+    /// Creates a placeholder for the state of a source that does not support states. The argument is the error that the
+    /// source has raised.
     unsaved: Py<PyAny>,
-    /// The number of items between two states, or 0 for no states.
+    /// The number of items between two states, or 0 if no states are taken.
     frequency: u64,
-    /// The number of items to drop at the beginning, and the numbers of further items to drop.
+    /// The number of items to drop at the beginning. `ahead` contains the numbers of further items to drop.
     dropped: Index,
     ahead: HashSet<Index>,
     index: AtomicU64,
-    /// Whether the source has ended, or has failed and was not read since.
+    /// Whether the source has ended, or has raised an error and was not read since then.
     ended: AtomicBool,
-    /// The error of the state after the last item, which is raised after the item.
+    /// An error from taking the state after the last item. The error is raised after that item.
     untold: GilCell<Option<Py<PyAny>>>,
 }
 
 impl SourceReader {
-    /// Returns the next item. If the source raises an exception, its position has not changed.
+    /// Returns the next item. If an exception is raised, the recorded position of the source has not changed.
     fn next(&self, py: Python<'_>) -> PyResult<Taken> {
         self.ended.store(false, Relaxed);
         if let Some(untold) = self.untold.with(py, Option::take) {
@@ -85,7 +87,7 @@ impl SourceReader {
         Self { advance, state_of, unsaved, frequency, dropped, ahead, index, ended, untold }
     }
 
-    /// Takes the item of a slot. Returns None if it is dropped. Raises the error of the source.
+    /// Takes the next item for a slot. Returns None if the item must be dropped. Raises the errors of the source.
     fn take(&self, py: Python<'_>, queue: &Bound<'_, ReadAheadQueue>, slot: Slot) -> PyResult<Option<Taken>> {
         let (item, index, mark) = self.next(py)?;
         if self.is_dropped(index) {
@@ -95,8 +97,8 @@ impl SourceReader {
         Ok(Some((item, index, mark)))
     }
 
-    /// Takes items and submits them for other threads, as long as the queue is open. If the source raises an error,
-    /// returns the slot and the error. Returns None if the queue is closed.
+    /// Takes items and submits them for other threads until the queue is closed. Returns None if the queue is closed.
+    /// If the source raises an error, returns the slot and the error.
     fn hand_over(&self, py: Python<'_>, queue: &Bound<'_, ReadAheadQueue>) -> PyResult<Option<(Slot, Py<PyAny>)>> {
         let queue = queue.get();
         let mut reserved = None;

@@ -1,15 +1,15 @@
-//! How many items are read ahead, and which items count as small.
+//! Determines how many items are read ahead, and which items count as small.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-/// One more item is read ahead for this many consecutive small items delivered.
+/// The window grows by one item whenever this many consecutive small items were delivered.
 const GROWTH: u64 = 8;
 
-/// The number of items to read ahead, which grows with the number of consecutive small items delivered. The window
-/// depends only on the delivered items. Therefore the position of the source at the end of an abandoned epoch also
-/// depends only on them.
+/// The number of items to read ahead. It grows with the number of consecutive small items delivered, and depends on
+/// nothing else. Therefore the position of the source at the end of an abandoned epoch also depends only on the
+/// delivered items.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Window {
     least: usize,
@@ -21,8 +21,8 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Creates a window between `least` and `most`. `ahead` more items than `given` may have been taken from the
-    /// source.
+    /// Creates a window between `least` and `most` items. `given` items were delivered, and up to `ahead` more may have
+    /// been taken from the source.
     pub fn new(least: usize, most: usize, row: u64, given: u64, ahead: u64) -> Self {
         let mut window = Self { least, most: most.max(least), row, reach: 0 };
         window.reach = given.saturating_add(ahead.min(window.most as u64).max(window.size() as u64));
@@ -33,26 +33,26 @@ impl Window {
         usize::try_from(self.row / GROWTH).map_or(self.most, |size| size.clamp(self.least, self.most))
     }
 
-    /// Records a delivered item; `given` is the number of all delivered items. The slot of the item was freed before
-    /// the size changes.
+    /// Records a delivered item. `given` is the number of all delivered items. The slot of the item was already free
+    /// before this call changes the window.
     pub fn note(&mut self, is_small: bool, given: u64) {
         let before = self.size();
         self.row = if is_small { self.row.saturating_add(1) } else { 0 };
         self.reach = self.reach.max(given.saturating_add(before.max(self.size()) as u64));
     }
 
-    /// Returns how many items may have been taken beyond those delivered.
+    /// Returns how many items may have been taken from the source but not delivered.
     pub fn ahead_of(&self, given: u64) -> u64 {
         self.reach.saturating_sub(given)
     }
 }
 
-/// Strings up to this length are small.
+/// Strings of at most this length are small.
 const SHORT: ffi::Py_ssize_t = 256;
-/// Tuples with at most this many small members are small.
+/// Tuples of at most this many small members are small.
 const FEW: usize = 16;
 
-/// Returns whether an object is immutable and small enough to read many of its kind ahead and process them together.
+/// Returns whether an object is immutable and so small that many such objects can be read ahead and processed together.
 pub(super) fn is_small(object: &Bound<'_, PyAny>) -> bool {
     let is_member = |object: &Bound<'_, PyAny>| {
         let pointer = object.as_ptr();

@@ -1,7 +1,7 @@
-//! Access to the reader: by one thread at a time, for one epoch.
+//! Limits access to the [`Reader`]: only one thread reads at a time, and only for the current epoch.
 //!
-//! Any thread can stop or pause the reader, or begin another epoch, and so can a signal handler that runs while the
-//! reader waits. These calls set flags, which the reading thread checks in its waits.
+//! Any thread can stop or pause the reader, or start another epoch. A signal handler can do so even while its own
+//! thread waits for an item. These calls set flags, which the reading thread checks while it waits.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -16,21 +16,22 @@ use super::owning::OwningProcess;
 use super::reader::{Reader, Signs};
 use crate::enter;
 
-/// The reader, and the flags that other threads set for it.
+/// A reader, and the flags that other threads set to control the reading thread.
 pub struct Access {
     reader: Exclusive<Reader>,
     signs: Signs,
-    /// Whether streams begin when they are read, as in a worker that reads dispatched items, and not with the epoch.
+    /// Whether a stream begins when its first item is requested, as in a worker that reads dispatched items. Otherwise
+    /// streams begin with the epoch.
     on_demand: bool,
-    /// The process that reads. A forked child must not take items of its parent.
+    /// The process that may read. A forked child must not take items of its parent.
     owner: OwningProcess,
 }
 
 pub struct Start {
-    /// By peer: the items received in an earlier run.
+    /// For each peer, the items received in an earlier run.
     pub accounts: Vec<Account>,
     pub turn: Option<usize>,
-    /// The number of passes of dispatched items that were read.
+    /// The number of passes over the dispatched items that were read.
     pub passed: u32,
 }
 
@@ -47,12 +48,13 @@ impl Access {
         self.owner.check()
     }
 
-    /// Returns the current epoch, and the first pass of an iterator: 0 if its first item begins a pass.
+    /// Returns the current epoch, and the first pass of a new iterator. The pass is 0 if the iterator begins a pass
+    /// when its first item is requested.
     pub fn epoch(&self) -> (u32, u64) {
         (self.signs.epoch.load(Relaxed) as u32, u64::from(!self.on_demand))
     }
 
-    /// Returns the reader, unless any thread is reading, including the current thread.
+    /// Returns the reader, or None if a thread is already reading, even if it is the current thread.
     pub fn try_hold(&self) -> Option<Held<'_, Reader>> {
         self.reader.try_hold()
     }
@@ -66,15 +68,15 @@ impl Access {
         })
     }
 
-    /// Returns the reader once the thread that reads has stopped. The caller has set the signs that ask the reading
-    /// thread to release the reader.
+    /// Waits until the reading thread has stopped, and returns the reader. The caller has already set the flags that
+    /// ask the reading thread to stop.
     fn hold_once_left(&self, py: Python<'_>) -> PyResult<Held<'_, Reader>> {
         self.owner.check()?; // in a forked child, a reading thread of the parent never stops
         let mut held = None;
         enter::poll(py, None, |_| {
             held = self.reader.try_hold();
             if held.is_none() {
-                self.refuse_here("an epoch cannot begin while this thread waits for an item of the previous one")?;
+                self.refuse_here("an epoch cannot begin while this thread waits for an item of the previous epoch")?;
                 self.signs.own.ring();
             }
             Ok(held.is_some())
@@ -82,7 +84,8 @@ impl Access {
         Ok(held.expect("a poll without a limit ends with a result"))
     }
 
-    /// Returns an error if the current thread is reading, because a signal handler would then wait forever.
+    /// Returns an error if the current thread is reading, because a signal handler that waits for its own thread would
+    /// wait forever.
     fn refuse_here(&self, why: &str) -> PyResult<()> {
         if self.reader.is_held_here() {
             return Err(PyRuntimeError::new_err(format!(
@@ -92,8 +95,8 @@ impl Access {
         Ok(())
     }
 
-    /// Begins an epoch. The process that sends over a link may be `window` items ahead. A thread that still reads for
-    /// an earlier epoch is asked to leave.
+    /// Starts an epoch. The process that sends over a link may be `window` items ahead. A thread that still reads for
+    /// an earlier epoch is asked to stop.
     pub fn start_epoch(&self, py: Python<'_>, epoch: u32, window: u64, start: Start) -> PyResult<()> {
         self.signs.epoch.store(u64::from(epoch), Relaxed);
         let mut held = self.hold_once_left(py)?;
@@ -131,9 +134,9 @@ impl Access {
         self.signs.paused.store(paused, Relaxed);
         match self.try_hold() {
             Some(mut held) if self.owner.is_this() => held.apply_pause(&self.signs),
-            Some(_) => {} // the peers belong to the parent
+            Some(_) => {} // in a forked child, the peers belong to the parent
             None => {
-                self.signs.own.ring(); // the reading thread applies it
+                self.signs.own.ring(); // the reading thread applies the pause
             }
         }
     }
@@ -143,23 +146,23 @@ impl Access {
         self.set_paused(true);
     }
 
-    /// Replaces the processes in `dead`, and all further processes that have exited. Returns false if another thread is
-    /// reading, which then replaces them.
+    /// Replaces the processes in `dead`, and all other processes that have exited. Returns false if another thread is
+    /// reading. In this case the reading thread replaces these processes.
     pub fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.owner.check()?;
-        self.refuse_here("a process has died and cannot be replaced while this thread waits for an item")?;
+        self.refuse_here("a process has exited and cannot be replaced while this thread waits for an item")?;
         let Some(mut reader) = self.try_hold() else { return Ok(false) };
         reader.replace_dead(py, dead).map(|()| true)
     }
 
-    /// Returns the next item of a pass. `pass` is 0 before the first item, which begins a pass.
+    /// Returns the next item of a pass. A `pass` of 0 means that this is the first request, which begins a pass.
     pub fn next<'py>(&self, py: Python<'py>, epoch: u32, pass: &AtomicU64) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.owner.check()?;
         let mut held = self.hold()?;
         let reader = &mut *held;
         if self.signs.epoch.load(Relaxed) != u64::from(epoch) {
             return Err(PyRuntimeError::new_err(
-                "this iterator belongs to an earlier epoch: the loader has begun another one",
+                "this iterator belongs to an earlier epoch: the loader has begun another epoch",
             ));
         }
         if pass.load(Relaxed) == 0 {
@@ -168,19 +171,19 @@ impl Access {
             pass.store(u64::from(next.pass()), Relaxed);
         }
         if pass.load(Relaxed) != u64::from(reader.stream.pass()) {
-            return Err(PyRuntimeError::new_err("a later iterator over the same items has replaced this one"));
+            return Err(PyRuntimeError::new_err("a later iterator over the same items has replaced this iterator"));
         }
         let next = reader.next(py, &self.signs, epoch);
         reader.apply_pause(&self.signs);
         next
     }
 
-    /// Leaves a pass. A worker that leaves its share before the end must not block the shares of other workers.
+    /// Ends a pass early. The items that this worker has not read must not block other workers.
     pub fn leave(&self, epoch: u32, pass: u64) {
         if !self.on_demand || pass == 0 {
             return;
         }
-        // If another thread is reading, it reads a later pass, and the sender knows this from its grant.
+        // A thread that is reading now reads a later pass, and its grant already informs the sender of that.
         if let Some(mut held) = self.try_hold()
             && self.owner.is_this()
             && u64::from(held.stream.pass()) == pass

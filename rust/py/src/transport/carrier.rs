@@ -1,7 +1,7 @@
-//! Python class for carriers: frames to and from another machine.
+//! The Python class `Carrier`, which exchanges frames with another machine.
 //!
 //! A carrier runs in the main process, and in the process that hosts a worker on another machine. Several threads of
-//! that process may call it. The lock is never held while waiting for the GIL.
+//! such a process may call the carrier. Its lock is never held while a thread waits for the GIL.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,12 +21,13 @@ use crate::buffers::LeasedBuffer;
 use crate::errors;
 use crate::seconds::duration;
 
-/// Carries units and control words between two links on this machine and their copies on another machine.
+/// Carries units and control words between the two links on this machine and the copies of these links on another
+/// machine.
 #[pyclass(frozen, name = "Carrier", module = "torchdata._native")]
 pub struct PyCarrier {
     carrier: Mutex<Carrier>,
     own: BellRef,
-    /// Whether the bell was rung for another reason than units and words.
+    /// Whether `ring` was called since the last wait.
     rung: AtomicBool,
 }
 
@@ -53,8 +54,8 @@ impl PyCarrier {
     }
 
     /// Takes units until the link is empty or the frame has `most` bytes. Returns (words, frame). The control words are
-    /// None if they have not changed since the last call. The frame consists of a head and large buffers, and is empty
-    /// without units.
+    /// None if they have not changed since the last call. The frame is a list with a head and large buffers, and is
+    /// empty if there are no units.
     fn take<'py>(&self, py: Python<'py>, most: usize) -> PyResult<(Option<Words>, Bound<'py, PyList>)> {
         let (words, frame) = py
             .detach(|| {
@@ -76,15 +77,16 @@ impl PyCarrier {
         Ok((words, parts))
     }
 
-    /// Puts a frame. Returns False if the frame did not fit completely. The caller then retries with the same frame.
+    /// Writes a frame into the link. Returns False if only a part of the frame fitted. The caller then retries with the
+    /// same frame.
     fn put(&self, py: Python<'_>, frame: Vec<PyBuffer<u8>>) -> PyResult<bool> {
         let mut parts = Vec::with_capacity(frame.len());
         for buffer in &frame {
             if !buffer.is_c_contiguous() {
                 return Err(PyBufferError::new_err("a part of a frame is not contiguous"));
             }
-            // SAFETY: the buffer is contiguous, and held until the end of this call. The memory of a frame is never
-            // modified.
+            // SAFETY: the buffer is contiguous, and this function holds it until it returns. The memory of a frame is
+            // never modified.
             parts.push(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) });
         }
         let Some((head, beside)) = parts.split_first() else { return Ok(true) };
@@ -97,8 +99,9 @@ impl PyCarrier {
         Ok(())
     }
 
-    /// Waits up to `seconds` until a word has changed or `ring` is called. If `units` is true, also until units are
-    /// pending. If `lacks` is true, also until there is room for the last frame. Then returns idle memory to the system.
+    /// Waits up to `seconds` until a control word changes or `ring` is called. With `units`, the wait also ends when
+    /// units are pending. With `lacks`, the wait also ends when there is room for the rest of the last frame. Then
+    /// returns idle memory to the system.
     fn wait(&self, py: Python<'_>, seconds: f64, units: bool, lacks: bool) -> PyResult<()> {
         let (began, limit) = (Instant::now(), duration(seconds));
         let ready = || {
@@ -112,7 +115,7 @@ impl PyCarrier {
         py.detach(|| self.held().tidy(Instant::now())).map_err(errors::corrupted)
     }
 
-    /// Ends the current wait, or the next wait.
+    /// Ends the wait in progress, or the next wait if no thread waits now.
     fn ring(&self) {
         self.rung.store(true, Relaxed);
         self.own.ring();

@@ -1,5 +1,5 @@
-//! The time that a reader waits for one item: its limit, the action when the limit is exceeded, and the earlier
-//! warnings.
+//! Limits the time that a reader waits for one item: warnings during a long wait, and the action when the limit is
+//! exceeded.
 
 use std::time::{Duration, Instant};
 
@@ -10,24 +10,24 @@ use pyo3::prelude::*;
 struct Stall {
     patience: Duration,
     next: Duration,
-    /// Called with (peer, seconds) to warn.
+    /// Called with (peer, seconds) to warn of a long wait.
     on_stall: Py<PyAny>,
 }
 
-/// What happens instead of an error when a wait is too long.
+/// The settings for calling `on_hang` instead of raising an error when a wait is too long.
 struct Hang {
     next: Duration,
-    /// Called with (peer, seconds, seconds of patience). Kills a process that hangs, and returns whether it has killed
-    /// one.
+    /// Called with (peer, seconds, seconds of patience). Kills a process that hangs, and returns whether a process was
+    /// killed.
     on_hang: Py<PyAny>,
 }
 
-/// The number of checks per limit whether the awaited processes make progress.
+/// How often per time limit a waiting reader checks whether the awaited processes make progress.
 const LOOKS: u32 = 4;
-/// The maximum number of times that the limit is doubled.
+/// The maximum number of times that the limit is doubled for one item.
 const MOST_TRIES: u32 = 8;
 
-/// Measures one wait, which may consist of several sleeps.
+/// Measures the wait for one item, which may consist of several sleeps.
 pub struct Clock {
     limit: Option<Duration>,
     /// The kind of peer, for the error message.
@@ -36,7 +36,7 @@ pub struct Clock {
     began: Option<Instant>,
     stall: Option<Stall>,
     hang: Option<Hang>,
-    /// The number of processes killed because this item did not arrive. Each attempt has twice the time of the previous
+    /// The number of processes killed because this item did not arrive. Each kill doubles the time limit of the next
     /// attempt.
     tries: u32,
 }
@@ -46,13 +46,13 @@ impl Clock {
         Self { limit, name: name.to_owned(), began: None, stall: None, hang: None, tries: 0 }
     }
 
-    /// Calls `on_hang` regularly during waits, instead of raising an error.
+    /// Sets the function that is called regularly during waits, instead of raising an error.
     pub fn tell_hang_to(&mut self, on_hang: Py<PyAny>) {
         self.hang = Some(Hang { next: Duration::ZERO, on_hang });
         self.rearm();
     }
 
-    /// Calls `on_stall` when a wait has lasted for `patience`, and each time that its duration has doubled.
+    /// Sets the function that warns when a wait has lasted for `patience`, and again whenever the duration has doubled.
     pub fn tell_stall_to(&mut self, patience: Duration, on_stall: Py<PyAny>) {
         self.stall = Some(Stall { patience, next: patience, on_stall });
     }
@@ -61,7 +61,7 @@ impl Clock {
         self.limit
     }
 
-    /// Begins a wait, or continues the current wait.
+    /// Starts measuring a wait, unless a wait is already being measured.
     pub fn start(&mut self) {
         if self.began.is_none() {
             self.began = Some(Instant::now());
@@ -69,20 +69,20 @@ impl Clock {
         }
     }
 
-    /// Ends the wait. The next wait may be for the same item, from a replacement process.
+    /// Ends the measured wait. The next wait may be for the same item, sent by a replacement process.
     #[inline]
     pub fn stop(&mut self) {
         self.began = None;
     }
 
-    /// Records that an item has arrived or was abandoned.
+    /// Records that the awaited item has arrived or was abandoned.
     #[inline]
     pub fn came(&mut self) {
         self.began = None;
         self.tries = 0;
     }
 
-    /// Resets warnings and checks for hanging processes to the full patience.
+    /// Resets the warnings and the checks for hanging processes, so that they wait for the full time again.
     pub fn rearm(&mut self) {
         if let Some(stall) = &mut self.stall {
             stall.next = stall.patience;
@@ -92,8 +92,8 @@ impl Clock {
         }
     }
 
-    /// Warns or returns an error, depending on the duration of the wait for `peer`. A wait while all peers are `paused`
-    /// is not a stall.
+    /// Warns or returns an error if the wait for `peer` is too long. A wait while all peers are `paused` is not counted
+    /// as a stall.
     pub fn look(&mut self, py: Python<'_>, peer: Option<usize>, paused: bool) -> PyResult<()> {
         let waited = self.began.map_or(Duration::ZERO, |began| began.elapsed());
         match &mut self.stall {
@@ -113,7 +113,7 @@ impl Clock {
         }
     }
 
-    /// Warns if the wait for `peer` is long enough.
+    /// Calls `on_stall` if the wait for `peer` is long enough for the next warning.
     pub fn tell_stall(&mut self, py: Python<'_>, peer: Option<usize>, waited: Duration) -> PyResult<()> {
         if let Some(stall) = self.stall.as_mut().filter(|stall| waited >= stall.next) {
             stall.next = stall.next.saturating_mul(2);
@@ -122,7 +122,7 @@ impl Clock {
         Ok(())
     }
 
-    /// Calls `on_hang` if the wait has lasted long enough.
+    /// Calls `on_hang` if the wait has lasted long enough for the next check.
     fn tell_hang(
         &mut self,
         py: Python<'_>,
@@ -146,7 +146,7 @@ impl Clock {
         visit.call(self.hang.as_ref().map(|hang| &hang.on_hang))
     }
 
-    /// Takes the callbacks, to be dropped by the caller.
+    /// Removes and returns the callbacks. The caller must drop them.
     pub fn clear(&mut self) -> [Option<Py<PyAny>>; 2] {
         [self.stall.take().map(|stall| stall.on_stall), self.hang.take().map(|hang| hang.on_hang)]
     }

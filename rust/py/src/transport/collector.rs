@@ -1,9 +1,8 @@
-//! The receiving side: takes the items of all workers in turn, or the items that the dispatching process sends to a
-//! worker.
+//! The receiving side of links. In the main process, it takes the items of all workers in turn. In a worker, it takes
+//! the items that the dispatching process sends.
 //!
-//! This code runs in the consumer process, in the thread that requests the next item: the main thread, or the thread of
-//! a pipe that reads ahead. This file contains the Python class. `access.rs` decides who may read, and `reader.rs`
-//! reads.
+//! The collector runs in the thread that requests the next item: the main thread, or the thread of a pipe that reads
+//! ahead. This file contains the Python class. `access.rs` decides which thread may read, and `reader.rs` reads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -32,31 +31,31 @@ use crate::gil_cell::GilCell;
 use crate::pipes::delivery::Delivery;
 use crate::seconds::duration;
 
-/// Reads several links as one, from their consumer ends.
+/// Reads the items of several links as one sequence.
 ///
-/// One thread reads at a time. Any thread can stop or pause it, or begin another epoch. The reading thread then stops,
-/// and takes nothing more of its epoch.
+/// One thread reads at a time. Any thread can stop or pause the collector, or start another epoch. A thread that is
+/// reading then stops, and takes no further item of its epoch.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Collector {
     access: Access,
-    /// The records of the reader, which are always consistent.
+    /// The positions and snapshots of all peers. They are consistent at any time, even for other threads.
     books: Arc<GilCell<Books<Content>>>,
     pub(super) relay: Arc<Relay>,
 }
 
 #[pymethods]
 impl Collector {
-    /// The prefix of a snapshot's content if the process could not take a snapshot.
+    /// The prefix of a snapshot's content if the process could not take a snapshot. The reason follows the prefix.
     #[classattr]
     const REASON: &[u8] = REASON;
 
-    /// Takes the consumer's end of each link.
+    /// Takes the consumer end of each link.
     ///
-    /// `peers` are the processes at the opposite ends of the links, and `own` is this process, given as indices of
-    /// bells. `shards` is the number of shards that send over the links; shard i uses link number i modulo the number
-    /// of links. None means one shard per link. Shards are also called peers. `on_error(peer, description)` is called
-    /// for a failure and must raise. With `on_demand`, a sender begins a pass when an iterator requests its first item,
-    /// and begins a further pass for each further iterator.
+    /// `peers` are the bell indices of the processes at the opposite ends of the links, and `own` is the bell index of
+    /// this process. `shards` is the number of shards that send over the links; shard i uses link number i modulo the
+    /// number of links. None means one shard per link. Shards are also called peers. `on_error(peer, description)` is
+    /// called for a failure and must raise. With `on_demand`, a sender begins a pass when an iterator requests its
+    /// first item, and begins a further pass for each further iterator.
     #[new]
     #[pyo3(signature = (
         links, board, own, peers, on_error, *, in_order = true, timeout = None, name = "worker process", on_demand = false,
@@ -80,7 +79,7 @@ impl Collector {
         }
         let shards = shards.unwrap_or(links.len());
         if shards < links.len() {
-            return Err(PyValueError::new_err("somebody has to send over each link"));
+            return Err(PyValueError::new_err("at least one shard must send over each link"));
         }
         let mut consumers = Vec::with_capacity(links.len());
         for (link, &peer) in links.iter().zip(&peers) {
@@ -94,25 +93,26 @@ impl Collector {
         Ok(Self { access: Access::new(reader, own, on_demand), books, relay })
     }
 
-    /// Watches processes, each by its id or by a descriptor that becomes readable when it exits. If a process has
-    /// exited while this side waits, `on_exit(index)` is called and must raise.
+    /// Watches processes, each given by its id or by a descriptor that becomes readable when the process exits. If a
+    /// watched process has exited while the reader waits, `on_exit(index)` is called and must raise.
     fn watch(&self, processes: Vec<(usize, Sign<'_>)>, on_exit: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.watch.watch(processes, on_exit).map_err(errors::open)
     }
 
-    /// Watches processes, and replaces processes that exit.
+    /// Watches processes, and replaces each process that exits.
     ///
-    /// Once processes have exited, `on_death(dead, received, ended, paused)` is called. `dead` are the numbers of these
-    /// processes. `received` holds the number of items received from each peer, `ended` whether each peer has ended,
-    /// and `paused` whether all are paused. The callback returns the processes to replace, which have all exited by
-    /// then.
+    /// Once processes have exited, `on_death(dead, received, ended, paused)` is called. `dead` contains the indices of
+    /// these processes. For each peer, `received` contains the number of received items, and `ended` whether the peer
+    /// has ended. `paused` is true if all peers are paused. The callback returns the processes to replace, after making
+    /// sure that all of them have exited.
     ///
     /// After that, `on_replace(dead, places, ended)` is called. `places` contains the position of each peer: the number
-    /// of items received, the newest snapshot, and the snapshot of the dispatching process. For each process, the
-    /// callback returns the number, the link to this side or None, and the id or descriptor of the replacement.
+    /// of received items, the newest snapshot, and the snapshot of the dispatching process. For each replaced process,
+    /// the callback returns its index, the new link to this process or None, and the id or descriptor of the
+    /// replacement.
     ///
-    /// If one of them raises an exception, nothing has changed, and the next call tries again. Process i sends over
-    /// link i.
+    /// If one of the callbacks raises an exception, nothing has changed, and the next call tries again. Process i sends
+    /// over link i.
     fn watch_and_replace(
         &self,
         processes: Vec<(usize, Sign<'_>)>,
@@ -123,29 +123,29 @@ impl Collector {
         Ok(())
     }
 
-    /// Replaces the processes in `dead`, and all further processes that have exited. Returns False if another thread is
-    /// reading, which then replaces them.
+    /// Replaces the processes in `dead`, and all other processes that have exited. Returns False if another thread is
+    /// reading. In this case the reading thread replaces these processes.
     fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.access.replace_dead(py, dead)
     }
 
-    /// Calls `on_surplus(awaited peer, received peer, bytes)`, at most once per epoch, if items that were received
-    /// before their turn use more than `most` bytes of memory in this process.
+    /// Sets a function to call when items that were received before their turn use more than `most` bytes of memory in
+    /// this process. `on_surplus(awaited peer, received peer, bytes)` is called at most once per epoch.
     fn tell_surplus(&self, most: u64, on_surplus: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.peers.tell_surplus_to(most, on_surplus);
         Ok(())
     }
 
-    /// Calls `on_note(peer, note)` for each note from a peer. An exception from the callback ends the read.
+    /// Sets `on_note(peer, note)` to be called for each note from a peer. An exception from the callback ends the read.
     fn tell_note(&self, on_note: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.on_note = Some(on_note);
         Ok(())
     }
 
-    /// Counts on a page of the board from now on. The end of each link uses one flow, starting with `first`, and
-    /// `peers` are the pages of the peers.
+    /// Counts the received units on a page of the board from now on. Each link uses one flow; the flow of the first
+    /// link is `first`. `peers` contains the pages of the peers.
     ///
-    /// In the main process, the wait for the first item of an epoch is counted separately (see `IteratorGuard`).
+    /// In the main process, `IteratorGuard` counts the wait for the first item of an epoch instead.
     fn count_into(
         &self,
         board: &Bound<'_, PyStatsBoard>,
@@ -160,29 +160,29 @@ impl Collector {
         Ok(())
     }
 
-    /// Counts waits for messages as idle time of the process with that page.
+    /// Counts waits for messages as idle time of the process that owns this page.
     fn count_idle(&self, board: &Bound<'_, PyStatsBoard>, page: usize) -> PyResult<()> {
         self.access.hold()?.meters.count_idle(board.get(), page)
     }
 
-    /// Calls `on_stall(peer, seconds)` when a wait has lasted for this many seconds, and each time that its duration
-    /// has doubled.
+    /// Sets `on_stall(peer, seconds)` to be called when a wait has lasted for `seconds`, and again whenever the
+    /// duration has doubled.
     fn tell_stall(&self, seconds: f64, on_stall: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.clock.tell_stall_to(duration(seconds), on_stall);
         Ok(())
     }
 
-    /// Calls `on_hang(peer, seconds, patience)` regularly during a wait, instead of raising an error after the timeout.
-    /// `patience` is the timeout, doubled for each process that was killed at this item before. A process that takes
-    /// longer hangs. The callback kills it and returns whether it has killed one, which is then replaced (see
-    /// `watch_and_replace`).
+    /// Sets `on_hang(peer, seconds, patience)` to be called regularly during a wait, instead of raising an error after
+    /// the timeout. `patience` is the timeout, doubled for each process that was already killed while this item was
+    /// awaited. A process that takes longer than `patience` hangs. The callback kills such a process and returns
+    /// whether it has killed one. The killed process is then replaced (see `watch_and_replace`).
     fn tell_hang(&self, on_hang: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.clock.tell_hang_to(on_hang);
         Ok(())
     }
 
-    /// Raises `exception` in every wait once the `control` link orders another epoch or a stop. While this process
-    /// waits, it also informs the main process through the link `output` and the bell `main`.
+    /// Makes every wait raise `exception` once a command in the `control` link starts another epoch or a stop. While
+    /// this process waits, it informs the main process through the link `output` and the bell `main`.
     fn set_interrupt(
         &self,
         control: &Bound<'_, PyLink>,
@@ -196,13 +196,14 @@ impl Collector {
         Ok(())
     }
 
-    /// Starts an epoch. The process that sends over a link may be `window` items ahead. Call this before the peers
+    /// Starts an epoch. The process that sends over a link may be `window` items ahead. Must be called before the peers
     /// receive the command to start.
     ///
-    /// If a thread still reads for an earlier epoch, it is asked to stop, and the call waits until it has stopped.
+    /// If another thread still reads for an earlier epoch, that thread is asked to stop, and the call waits until it
+    /// has stopped.
     ///
-    /// `starts` are the positions of an earlier run of the epoch, by peer; `turn` is the peer of the next item;
-    /// `passed` is the number of passes over the dispatched items that were read.
+    /// `starts` contains for each peer the position reached by an earlier run of the epoch. `turn` is the peer that
+    /// sends the next item. `passed` is the number of passes over the dispatched items that were read.
     #[pyo3(signature = (epoch, window, starts = None, turn = None, passed = 0))]
     fn start_epoch(
         &self,
@@ -217,17 +218,18 @@ impl Collector {
         self.access.start_epoch(py, epoch, window, Start { accounts, turn, passed })
     }
 
-    /// Takes the number of items that the user has received from `delivery`. None means that the delivery is unknown.
+    /// Gets the number of items that the user has received from `delivery`, or treats it as unknown if given None.
     fn follow(&self, delivery: Option<Bound<'_, Delivery>>) -> PyResult<()> {
         let given = delivery.map_or(Given::Unknown, |delivery| Given::Counted(delivery.get().given()));
         self.access.hold()?.progress.given = given;
         Ok(())
     }
 
-    /// Returns the positions of all peers after `delivered` items of the epoch, or now. The result is (by peer: the
-    /// delivered items and the latest snapshot before them; the peer with the turn; the matching snapshot of the
-    /// dispatching process), or None if the log is too short. Can be called at any time, also while another thread
-    /// waits. Do not pass a count of deliveries that Python maintains, because it is updated too late.
+    /// Returns the positions of all peers after `delivered` items of the epoch, or the current positions. The result is
+    /// a tuple: for each peer, the delivered items and the latest snapshot before them; the peer that sends the next
+    /// item; and the matching snapshot of the dispatching process. Returns None if the log is too short. Can be called
+    /// at any time, even while another thread waits. Do not pass a number that Python code counts, because Python
+    /// updates it too late.
     #[pyo3(signature = (delivered=None))]
     #[expect(clippy::type_complexity, reason = "a tuple for Python")]
     fn places(
@@ -243,23 +245,24 @@ impl Collector {
         })
     }
 
-    /// Waits until each peer has sent its first unit of the epoch, usually a snapshot. The timeout is that for an item.
+    /// Waits until each peer has sent its first unit of the epoch, usually a snapshot. The timeout is the same as for
+    /// an item.
     fn await_snapshots(&self, py: Python<'_>, dealt: bool) -> PyResult<()> {
         self.access.hold()?.await_snapshots(py, self.access.signs(), dealt)
     }
 
-    /// In a worker: waits for the dispatching process's snapshot of the beginning of the epoch, in order to relay it. A
-    /// command ends the wait.
+    /// In a worker: waits for the snapshot that the dispatching process takes at the beginning of the epoch, in order
+    /// to relay it to the main process. A command ends the wait.
     fn await_relayed(&self, py: Python<'_>, epoch: u32) -> PyResult<()> {
         self.access.hold()?.await_relayed(py, Stream::first(epoch))
     }
 
-    /// The number of items delivered since the epoch began here.
+    /// The number of items that this collector has delivered in the current epoch.
     fn delivered(&self, py: Python<'_>) -> u64 {
         self.books.with(py, |books| books.total())
     }
 
-    /// Keeps the snapshots that this run resumes from.
+    /// Stores the snapshots that this run resumes from.
     fn keep(&self, py: Python<'_>, snapshots: Vec<Option<Kept>>, dealt: Option<KeptDealt>) {
         let superfluous: Vec<Content> = self.books.with(py, |books| {
             let mut superfluous = Vec::new();
@@ -272,17 +275,18 @@ impl Collector {
         drop(superfluous);
     }
 
-    /// Returns the part of the dispatched items that a worker has read: (pass, (items, checksum)).
+    /// Returns the position of a worker in the dispatched items: (pass, (items read, checksum)).
     fn share(&self, py: Python<'_>) -> (u64, Entry) {
         (self.access.signs().pass.load(Relaxed), self.books.with(py, |books| entry(books.taken(0))))
     }
 
-    /// Ends this epoch, even if it was not read: the peers need not send further items of the epoch.
+    /// Ends this epoch, even if some items were not read. The peers then send no further items of the epoch.
     fn finish_epoch(&self, py: Python<'_>, epoch: u32) -> PyResult<()> {
         self.access.finish_epoch(py, epoch)
     }
 
-    /// Pauses all peers. Items that were sent stay valid. Can be called at any time, also while another thread reads.
+    /// Pauses all peers. Items that were already sent stay valid. Can be called at any time, even while another thread
+    /// reads.
     fn pause(&self) {
         self.access.set_paused(true);
     }
@@ -291,20 +295,20 @@ impl Collector {
         self.access.set_paused(false);
     }
 
-    /// Ends the epoch on this side: no more items are returned, and the peers stop computing them.
+    /// Ends the epoch in this process. No more items are returned, and the peers stop computing items.
     ///
-    /// Can be called at any time, also by a signal handler, or while another thread reads.
+    /// Can be called at any time, even by a signal handler or while another thread reads.
     fn stop(&self) {
         self.access.stop();
     }
 
-    /// Receives items of some peers early, and allows them to compute more, if another peer waits for the dispatching
-    /// process, which may wait for them.
+    /// Receives items of some peers before their turn, so that these peers can compute more. This is needed while
+    /// another peer waits for the dispatching process, because the dispatching process may be waiting for these peers.
     ///
-    /// While the main process waits for something other than an item, it calls this repeatedly, and finally with
-    /// `done`.
+    /// The main process calls this method repeatedly while it waits for something other than an item. The last call
+    /// passes `done`.
     fn relieve(&self, py: Python<'_>, done: bool) -> PyResult<()> {
-        let Some(mut held) = self.access.try_hold() else { return Ok(()) }; // the reading thread does it
+        let Some(mut held) = self.access.try_hold() else { return Ok(()) }; // the reading thread does this
         if done {
             held.peers.links_mut().iter_mut().for_each(Consumer::restore_grant);
             return Ok(());
@@ -313,12 +317,12 @@ impl Collector {
         peers.help_starving(py, collecting)
     }
 
-    /// Items taken from each link in this epoch.
+    /// The number of items taken from each link in this epoch.
     fn taken(&self) -> PyResult<Vec<u64>> {
         Ok(self.access.hold()?.peers.links().iter().map(Consumer::taken).collect())
     }
 
-    /// Bytes of shared memory that received items hold, by link.
+    /// For each link, the bytes of shared memory that received items still use.
     fn leased(&self) -> PyResult<Vec<u64>> {
         Ok(self.access.hold()?.peers.links().iter().map(Consumer::leased).collect())
     }
@@ -329,7 +333,7 @@ impl Collector {
         Ok(())
     }
 
-    /// Returns an iterator over the items of the current epoch. In a later epoch, the iterator returns no items.
+    /// Returns an iterator over the items of the current epoch. The iterator ends when a later epoch starts.
     fn __iter__(slf: Bound<'_, Self>) -> PyResult<ItemStream> {
         let (epoch, pass) = slf.get().access.epoch();
         Ok(ItemStream { collector: slf.unbind(), epoch, pass: AtomicU64::new(pass) })
@@ -337,16 +341,16 @@ impl Collector {
 
     /// Waits up to `seconds` for a message from `peer`. Units of earlier epochs are skipped.
     ///
-    /// Items before the message are lost, so this is only for peers that send no items.
+    /// Items that precede the message are lost, so this method is only for peers that send no items.
     #[pyo3(signature = (peer, seconds = None))]
     fn receive<'py>(&self, py: Python<'py>, peer: usize, seconds: Option<f64>) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.access.check_owner()?;
         self.access.hold()?.receive(py, peer, seconds.map(duration))
     }
 
-    /// Returns the received results from `peer` after number `last`, their total time in seconds, and the message that
-    /// ends the sequence, or the error of a result that cannot be decoded, if received. Waits for the first result like
-    /// `receive`.
+    /// Returns the results received from `peer` after number `last`, their total time in seconds, and the message that
+    /// ends the sequence, if it was received. If a result cannot be decoded, its error is returned in place of the
+    /// message. Waits for the first result like `receive`.
     #[pyo3(signature = (peer, last, seconds = None))]
     fn receive_results<'py>(
         &self,
@@ -359,16 +363,16 @@ impl Collector {
         self.access.hold()?.receive_results(py, peer, last, seconds.map(duration))
     }
 
-    /// Visits nothing while a thread reads, because the reference of that thread keeps this object alive. The lock is
-    /// only used with the GIL held, which the garbage collector also holds, so that all passes of one collection see
-    /// the same references.
+    /// Visits nothing while a thread reads, because that thread holds a reference that keeps this object alive. The
+    /// lock is only used with the GIL held. The garbage collector also holds the GIL, so it sees the same references
+    /// throughout one collection.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.access.try_hold().map_or(Ok(()), |reader| reader.traverse(&visit))
     }
 
     fn __clear__(&self) {
         let cleared = self.access.try_hold().map(|mut reader| reader.clear());
-        drop(cleared); // the reader is not held here, because a drop may run arbitrary code that calls this object
+        drop(cleared); // the reader was released first, because a drop may run arbitrary code that calls this object
     }
 }
 

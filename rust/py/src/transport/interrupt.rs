@@ -1,12 +1,12 @@
-//! The reader's view of a worker's control link: orders of the main process end a wait, and the main process is
-//! informed of the wait.
+//! Connects the reader in a worker to the worker's control link. A command of the main process ends a wait, and the
+//! main process is informed that the worker waits.
 
 use pyo3::prelude::*;
 use torchdata_core::link::{Announcer, Probe};
 
 pub struct Interrupt {
     control: Probe,
-    /// The exception class for another epoch or a stop.
+    /// The exception class that is raised when another epoch or a stop is ordered.
     pub exception: Py<PyAny>,
     /// Informs the main process that this process waits for the dispatching process.
     announcer: Announcer,
@@ -21,8 +21,8 @@ impl Interrupt {
         self.control.pending()
     }
 
-    /// Returns whether the main process has ordered something else than `epoch`. Returns true for a damaged word: the
-    /// child then finds no command.
+    /// Returns whether the main process has ordered something else than `epoch`. Returns true if the control word is
+    /// damaged; the worker then finds no command.
     #[inline]
     pub fn is_superseded(&self, epoch: u32) -> bool {
         self.control.is_superseded(epoch).unwrap_or(true)

@@ -1,26 +1,26 @@
-//! The kinds of units.
+//! The kinds of units that links transport.
 
 pub const ITEM: u16 = 0;
 /// The end of the pipe in this epoch.
 pub const END: u16 = 1;
-/// A failure of the pipe, with a description of the exception.
+/// A failure of the pipe. The unit contains a description of the exception.
 pub const ERROR: u16 = 2;
-/// A message of the control protocol: a command.
+/// A message of the control protocol, such as a command.
 pub const MESSAGE: u16 = 3;
-/// Set if the inline payload was too long and is sent as the last buffer.
+/// A flag that is set if the payload was too long to be sent inline. The payload is then the last buffer.
 pub const PAYLOAD_IN_BUFFER: u16 = 0x100;
-/// A snapshot of the graph after the preceding items.
+/// A snapshot of the graph after all items that were sent before the snapshot.
 pub const STATE: u16 = 4;
 /// A snapshot of the dispatching process, relayed by a worker.
 pub const RELAYED: u16 = 5;
-/// The result of a function call, followed by its number (see `result_tail`).
+/// The result of a function call, followed by the number of the call (see `result_tail`).
 pub const RESULT: u16 = 6;
-/// A note from a worker to the main process, delivered in the turn of the worker.
+/// A note from a worker to the main process. The note is delivered in order with the worker's items.
 pub const NOTE: u16 = 7;
-/// The bits that contain the kind. The other bits describe the format.
+/// A mask for the bits that contain the kind. The other bits describe the format.
 pub const WHAT: u16 = 0xff;
 
-/// The bytes after the object of a result: its number, and the seconds since the first item of its batch was started.
+/// Returns the bytes that follow the object of a result: its number, and the seconds since work on its batch began.
 pub fn result_tail(number: u64, spent: f64) -> [u8; 16] {
     (u128::from(number) | u128::from(spent.to_bits()) << 64).to_le_bytes()
 }

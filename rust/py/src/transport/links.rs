@@ -1,4 +1,4 @@
-//! Python classes for links and bells.
+//! The Python classes for links and for doorbells, which wake up waiting processes.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub fn bell(board: &Bound<'_, PyBellBoard>, index: usize) -> PyResult<BellRef> {
     bells.bell(index).ok_or_else(|| PyIndexError::new_err(format!("there are {} bells, not {index}", bells.len())))
 }
 
-/// The shared memory of one link. A `Sender` and a `Collector` take its ends.
+/// The shared memory of one link. A `Sender` uses one end of the link, and a `Collector` the other end.
 #[pyclass(frozen, name = "Link", module = "torchdata._native")]
 pub struct PyLink(pub Link);
 
@@ -34,7 +34,7 @@ impl PyLink {
         Link::create(config).map(Self).map_err(errors::open)
     }
 
-    /// Maps a link from a descriptor, which is closed.
+    /// Maps the link of a descriptor, and closes the descriptor.
     #[staticmethod]
     fn attach(fd: i32) -> PyResult<Self> {
         Link::attach(take_fd(fd)?).map(Self).map_err(errors::open)
@@ -58,7 +58,8 @@ impl PyLink {
     }
 }
 
-/// The doorbells of all processes of a loader.
+/// The doorbells of all processes of a loader. A process that waits sleeps on its doorbell until another process rings
+/// it.
 #[pyclass(frozen, name = "BellBoard", module = "torchdata._native")]
 pub struct PyBellBoard(pub Arc<BellBoard>);
 
@@ -69,7 +70,7 @@ impl PyBellBoard {
         BellBoard::create(count).map(Self).map_err(errors::open)
     }
 
-    /// Maps bells from a descriptor, which is closed.
+    /// Maps the doorbells of a descriptor, and closes the descriptor.
     #[staticmethod]
     fn attach(fd: i32) -> PyResult<Self> {
         BellBoard::attach(take_fd(fd)?).map(Self).map_err(errors::open)
@@ -85,8 +86,8 @@ impl PyBellBoard {
     }
 }
 
-/// Call in a forked child before it starts threads. Drops all shared memory of the parent, except the arguments and
-/// memory in use.
+/// Drops all shared memory that a forked child has inherited, except the arguments and memory that is in use. Must be
+/// called before the child starts threads.
 #[pyfunction]
 #[pyo3(signature = (links, bells, stats = None))]
 pub fn drop_inherited(

@@ -1,23 +1,23 @@
-//! The counters for the waits of a reader.
+//! The counters that measure how long a reader waits.
 
 use pyo3::prelude::*;
 use torchdata_core::stats::{FlowRef, PageRef, WaitRef};
 
 use super::stats::PyStatsBoard;
 
-/// The counters of one reader. Empty without statistics.
+/// The counters of one reader. Empty if statistics are disabled.
 #[derive(Default)]
 pub struct Meters {
-    /// By link: waits for its items.
+    /// For each link, the counter of waits for its items.
     waits: Vec<WaitRef>,
     idle: Option<WaitRef>,
     page: Option<PageRef>,
-    /// Whether no item of this epoch has arrived yet. Only for the main process.
+    /// Whether no item of this epoch has arrived yet. Only set in the main process.
     first: bool,
 }
 
 impl Meters {
-    /// Counts on a page from now on; returns the flows, by link. See `Collector.count_into`.
+    /// Counts on a page from now on, and returns the flow of each link. See `Collector.count_into`.
     pub fn count_into(
         &mut self,
         board: &PyStatsBoard,
@@ -41,14 +41,14 @@ impl Meters {
         self.first = self.page.is_some();
     }
 
-    /// Records that a unit of the stream has arrived.
+    /// Records that a unit of the current stream has arrived.
     #[inline]
     pub fn came(&mut self) {
         self.first = false;
     }
 
-    /// Returns the counter of waits for units of a link. The wait for main's first item is counted elsewhere (see
-    /// `IteratorGuard`).
+    /// Returns the counter of waits for units of a link. Returns None while the main process waits for the first item
+    /// of an epoch, because `IteratorGuard` counts that wait.
     pub fn wait(&self, link: Option<usize>) -> Option<&WaitRef> {
         if !self.first {
             return self.waits.get(link.unwrap_or(0));

@@ -1,4 +1,4 @@
-//! Sending and receiving items between processes.
+//! Sends and receives items between processes.
 
 mod access;
 pub mod carrier;

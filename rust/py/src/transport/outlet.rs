@@ -1,7 +1,7 @@
-//! The state of the thread that sends in a child: the links, the unit in progress, and the reason why the thread waits.
+//! The state of the thread that sends in a child: the links, the unit that is being sent, and how the thread waits.
 //!
-//! A [`Sender`](super::sender::Sender) owns it and gives it to one thread at a time. If a command interrupts a unit,
-//! the unit is kept and sent in the next call of the pump, so that no command loses an item.
+//! A [`Sender`](super::sender::Sender) owns the outlet and lends it to one thread at a time. If a command interrupts
+//! the sending of a unit, the unit is kept and sent in the next call of the pump, so that no item is lost.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -27,8 +27,8 @@ pub(super) fn is_over(deadline: Option<Instant>) -> bool {
     deadline.is_some_and(|deadline| Instant::now() >= deadline)
 }
 
-/// Returns whether a command is pending that must not wait. While an epoch is `held`, only a newer order counts (see
-/// `Outlet::held`).
+/// Returns whether a command is pending that must interrupt the thread. While items of the epoch `held` are recomputed,
+/// only an order for a later epoch interrupts (see `Outlet::held`).
 pub(super) fn is_interrupted(control: &Option<Probe>, held: Option<u32>) -> bool {
     let obeys = |probe: &Probe| held.is_none_or(|epoch| probe.is_superseded(epoch).unwrap_or(true));
     control.as_ref().is_some_and(|probe| probe.pending() && obeys(probe))
@@ -37,62 +37,62 @@ pub(super) fn is_interrupted(control: &Option<Probe>, held: Option<u32>) -> bool
 /// The state of a thread that sends.
 pub(super) struct Outlet {
     pub owner: OwningProcess,
-    /// A worker has one producer for all its shards. The dispatching process has one for each worker.
+    /// A worker has one producer for all its shards. The dispatching process has one producer for each worker.
     pub producers: Vec<Producer>,
-    /// The arenas of the producers, for calling `tidy` while a producer waits.
+    /// The arenas of the producers, which `tidy` needs while a producer waits.
     arenas: Vec<Arc<Arena>>,
-    /// The turn of the shards, or of the workers that items are dealt to.
+    /// Selects the shard that computes the next item, or the worker that receives it.
     pub dealing: Dealing,
-    /// Whether shards, which have separate iterators, take turns. The dispatching process has one iterator for all
-    /// workers.
+    /// Whether this process is a worker with one iterator for each shard. The dispatching process has one iterator for
+    /// all workers.
     pub has_shards: bool,
     /// Whether a shard may still have to recompute items.
     pub owes: bool,
-    /// The shard with an iterator that has ended. The end of this shard must be sent.
+    /// A shard with an iterator that has ended. The end of this shard must still be sent.
     pub closing: Option<usize>,
-    /// The shard that was read last. Out of range if the next shard must be entered first.
+    /// The shard that computed the last item. Out of range if the `enter` callback must be called before the next item.
     pub entered: usize,
     pub own: BellRef,
-    /// The control link. Pending commands interrupt the pump.
+    /// The control link. A pending command interrupts the pump.
     pub control: Option<Probe>,
     pub encoder: Encoder,
-    /// Whether another message follows at once, so that the peer need not be woken for this one.
+    /// Whether another message follows immediately, so that the peer need not be woken up for the current one.
     pub more_comes: bool,
-    /// A unit that was started and is not sent yet.
+    /// A unit that was encoded but not completely sent.
     pub departing: Option<Departing>,
-    /// Whether all items of the pass were computed, so that only ends must be sent.
+    /// Whether all items of the pass were computed, so that only the ends of streams must be sent.
     pub ending: bool,
-    /// When sending fails with a TimeoutError, or None.
+    /// The time after which sending fails with a TimeoutError, or None.
     pub deadline: Option<Instant>,
     /// The function that takes snapshots of the graph, and its schedule.
     pub taker: Option<(Py<PyAny>, Cadence)>,
     /// The function that returns the next note for the main process, or None.
     pub noter: Option<Py<PyAny>>,
-    /// In a worker: snapshots of the dispatching process to relay.
+    /// In a worker: snapshots of the dispatching process that must be relayed to the main process.
     pub relay: Option<Arc<Relay>>,
-    /// By shard or reader: the checksum after the recomputed items; None if it is not compared.
+    /// For each shard or reader, the expected checksum after the recomputed items, or None if it is not checked.
     pub expected: Vec<Option<u64>>,
     pub next_link: usize,
-    /// By reader: counters for waits for space and grants. Empty without statistics.
+    /// For each reader, the counter of waits for space and for grants. Empty if statistics are disabled.
     pub meters: Vec<WaitRef>,
-    /// The counter for waits for another pass.
+    /// The counter of waits for the next pass.
     pub idle: Option<WaitRef>,
     pub page: Option<PageRef>,
 }
 
-/// A unit that waits for free space. Commands may be executed before it is sent.
+/// A unit that waits for free space. Commands may be executed before the unit is sent.
 pub(super) struct Departing {
-    /// The shard that the unit belongs to, or the reader that receives it.
+    /// The shard that has produced the unit, or the reader that receives it.
     pub target: usize,
     pub kind: u16,
     pub encoder: Encoder,
-    /// The buffers of the encoder that are stored, followed by the payload if it is long.
+    /// The encoder's buffers that were already stored, followed by the payload if it is long.
     pub parts: Vec<Part>,
-    /// Bytes of the next buffer that were sent in fragments.
+    /// The number of bytes of the next buffer that were already sent in fragments.
     pub streamed: usize,
 }
 
-/// Returns the producer of a shard, after making this shard its current shard, or the producer of a reader.
+/// Selects the producer of a shard or reader. The producer of several shards switches to the given shard.
 #[inline]
 fn turned(producers: &mut [Producer], has_shards: bool, target: usize) -> &mut Producer {
     if !has_shards {
@@ -102,7 +102,7 @@ fn turned(producers: &mut [Producer], has_shards: bool, target: usize) -> &mut P
     &mut producers[0]
 }
 
-/// Returns unused shared memory to the system. Returns whether there may be more to return later.
+/// Returns unused shared memory to the system. The result is true if more memory may become unused later.
 pub(super) fn tidy(py: Python<'_>, arenas: &[Arc<Arena>]) -> PyResult<bool> {
     let mut untidy = false;
     for arena in arenas.iter().filter(|arena| arena.is_untidy()) {
@@ -114,7 +114,7 @@ pub(super) fn tidy(py: Python<'_>, arenas: &[Arc<Arena>]) -> PyResult<bool> {
 /// The result of an attempt to send.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sent {
-    /// The unit was sent, or its reader does not want it.
+    /// The unit was sent, or was dropped because its reader does not want it.
     Done,
     Interrupted,
 }
@@ -125,7 +125,8 @@ pub(super) fn item_kind(encoder: &Encoder) -> u16 {
 }
 
 impl Outlet {
-    /// With one producer, this is a worker with `shards` shards. Only the dispatching process has several.
+    /// One producer means that this process is a worker with `shards` shards. Only the dispatching process has several
+    /// producers.
     pub fn new(mut producers: Vec<Producer>, shards: u16, own: BellRef, control: Option<Probe>) -> Self {
         let has_shards = producers.len() == 1;
         if has_shards {
@@ -169,27 +170,27 @@ impl Outlet {
         self.dealing.begin();
     }
 
-    /// The producer of a shard, after making this shard its current shard, or the producer of a reader.
+    /// Returns the producer of a shard or reader. The producer of several shards switches to the given shard.
     #[inline]
     pub fn producer(&mut self, target: usize) -> &mut Producer {
         turned(&mut self.producers, self.has_shards, target)
     }
 
-    /// Returns a shard of a worker that still recomputes items. All shards recompute such items first, because the main
-    /// process already has them and waits for later ones.
+    /// Returns a shard that must still recompute items. All shards of a worker recompute such items first, because the
+    /// main process already has these items and waits for later ones.
     #[inline]
     fn owing(&mut self) -> Option<usize> {
         self.owes = self.owes && self.has_shards && self.producers[0].owing().is_some();
         if self.owes { self.producers[0].owing().map(usize::from) } else { None }
     }
 
-    /// Returns the current epoch if a worker still recomputes items in it. Calls are postponed meanwhile, because the
-    /// main process received these items before the call.
+    /// Returns the current epoch if this worker still has to recompute items of the epoch. Function calls are postponed
+    /// until these items were recomputed, because the main process received the items before it made the call.
     fn held(&mut self) -> Option<u32> {
         self.owing().map(|_| self.producers[0].stream().epoch())
     }
 
-    /// Waits until the reader of the next item is known and returns what to do with the item, or returns None if a
+    /// Waits until it is known which reader receives the next item. Returns what to do with the item, or None if a
     /// command is pending.
     #[inline]
     pub fn wait_for_turn(&mut self, py: Python<'_>) -> PyResult<Option<Deal>> {
@@ -219,7 +220,7 @@ impl Outlet {
             self.flush();
             let Self { producers, arenas, control, meters, .. } = self;
             let link = if self.has_shards { 0 } else { target };
-            // A damaged word ends the wait, and is reported afterwards.
+            // A damaged word ends the wait. The code after the wait reports the damage.
             let ready = || producers[link].permit() != Ok(Permit::Wait) || is_interrupted(control, None);
             wait_until(py, &self.own, meters.get(link), ready, || (), |py| tidy(py, arenas).map(drop))?;
         }
@@ -250,14 +251,14 @@ impl Outlet {
         self.dealing.end(target);
     }
 
-    /// Ends a shard after the end of its iterator. `settle` then sends the last note of the shard, and its end.
+    /// Ends a shard whose iterator has ended. `settle` then sends the last note and the end of the shard.
     pub fn close_shard(&mut self, py: Python<'_>, shard: usize) -> PyResult<()> {
         self.check_all_came_again(shard)?;
         self.closing = Some(shard);
         self.depart_note(py, shard)
     }
 
-    /// Sends the unit in progress, and the end of a shard if one must be sent.
+    /// Sends the unit that is being sent, and then the end of a shard if one must be sent.
     #[inline]
     pub fn settle(&mut self, py: Python<'_>) -> PyResult<Sent> {
         if self.go_on(py)? == Sent::Interrupted {
@@ -268,7 +269,7 @@ impl Outlet {
         self.go_on(py)
     }
 
-    /// Encodes an item. A small item is sent at once if there is space, which is the fast path.
+    /// Encodes an item. A small item is sent immediately if there is space, which is the fast path.
     #[inline]
     pub fn depart_item(&mut self, target: usize, item: &Bound<'_, PyAny>) -> PyResult<()> {
         let Self { encoder, producers, has_shards, .. } = self;
@@ -284,25 +285,25 @@ impl Outlet {
             encoder.clear();
             return Ok(());
         }
-        producer.give_up(); // fragments of an item that was abandoned after an exception
+        producer.give_up(); // removes the fragments of an item that was abandoned after an exception
         let encoder = std::mem::take(encoder);
         let kind = item_kind(&encoder);
         self.departing = Some(Departing { target, kind, encoder, parts: Vec::new(), streamed: 0 });
         Ok(())
     }
 
-    /// Encodes an object, followed by the bytes in `behind`. `go_on` sends the result.
+    /// Encodes an object, followed by the bytes in `behind`. `go_on` sends the encoded unit.
     pub fn depart(&mut self, target: usize, kind: u16, object: &Bound<'_, PyAny>, behind: &[u8]) -> PyResult<()> {
         let mut encoder = std::mem::take(&mut self.encoder);
         encoder.encode(object, self.producer(target).arena())?;
         encoder.payload.extend_from_slice(behind);
-        self.owner.check()?; // pickling runs code of the user
-        self.producer(target).give_up(); // fragments of a message that was abandoned after an exception
+        self.owner.check()?; // pickling runs user code, which may have forked this process
+        self.producer(target).give_up(); // removes the fragments of a message that was abandoned after an exception
         self.departing = Some(Departing { target, kind, encoder, parts: Vec::new(), streamed: 0 });
         Ok(())
     }
 
-    /// Encodes the pending note of a shard, if there is one, to be sent by `go_on`.
+    /// Encodes the pending note of a shard, if there is one. `go_on` sends the note.
     pub fn depart_note(&mut self, py: Python<'_>, shard: usize) -> PyResult<()> {
         let Some(noter) = &self.noter else { return Ok(()) };
         let note = noter.call1(py, (shard,))?;
@@ -314,7 +315,8 @@ impl Outlet {
         if self.departing.is_none() { Ok(Sent::Done) } else { self.go_on_with(py, None) }
     }
 
-    /// Sends the unit in progress. An exception (from a signal handler, from `tick`, or a timeout) abandons it.
+    /// Sends the unit that is being sent. The unit is abandoned if a signal handler or `tick` raises, or if the
+    /// deadline expires.
     pub fn go_on_with(&mut self, py: Python<'_>, tick: Option<&Bound<'_, PyAny>>) -> PyResult<Sent> {
         let Some(mut departing) = self.departing.take() else { return Ok(Sent::Done) };
         let sent = self.send(py, &mut departing, tick)?;
@@ -361,8 +363,7 @@ impl Outlet {
         })
     }
 
-    /// Copies a buffer into the arena. If the buffer does not fit, sends it in fragments, starting with byte
-    /// `streamed`.
+    /// Copies a buffer into the arena. A buffer that does not fit is sent in fragments, starting with byte `streamed`.
     fn put_in_memory(
         &mut self,
         py: Python<'_>,
@@ -399,8 +400,8 @@ impl Outlet {
         Ok(Placed::At(Part::Streamed(unsafe { sampled_len(from, len) })))
     }
 
-    /// Copies a buffer into a block. Waits for memory if blocks are in flight. Returns None if no memory will become
-    /// free.
+    /// Copies a buffer into a block of the arena. Waits for memory if blocks are in use by units that were sent.
+    /// Returns None if no memory will become free.
     fn put_in_arena(
         &mut self,
         py: Python<'_>,
@@ -418,7 +419,7 @@ impl Outlet {
             if !producer.blocks_in_flight().map_err(errors::corrupted)? {
                 return Ok(None);
             }
-            // An error ends the wait. The next call of the producer reports it.
+            // An error ends the wait. The next call of the producer reports the error.
             let sent = self.wait_for_room(py, target, tick, |producer| producer.worth_allocating().unwrap_or(true))?;
             if let Some(sent) = sent {
                 return Ok(Some(Placed::Nowhere(sent)));
@@ -426,8 +427,7 @@ impl Outlet {
         }
     }
 
-    /// Pushes a unit of this size once there is space. The call also succeeds if the reader does not want the unit any
-    /// more.
+    /// Pushes a unit of this size once there is space. The call also succeeds if the reader no longer wants the unit.
     fn push_with(
         &mut self,
         py: Python<'_>,
@@ -448,7 +448,7 @@ impl Outlet {
         }
     }
 
-    /// Waits for space. Returns the result if something else ended the wait.
+    /// Waits for space. If the wait ends for another reason, returns the result to report.
     fn wait_for_room(
         &mut self,
         py: Python<'_>,
@@ -479,11 +479,11 @@ impl Outlet {
         if is_interrupted(control, held) {
             return Ok(Some(Sent::Interrupted));
         }
-        // A unit in progress for a reader that wants no more items is dropped.
+        // The unit is dropped if its reader wants no more items.
         let gone = unwanted(producer) && !room(producer);
         Ok(gone.then(|| {
             producer.give_up();
-            producer.skip(); // if the unit is an end, the count is no longer used
+            producer.skip(); // for the end of a stream, the count is no longer used
             Sent::Done
         }))
     }
@@ -491,6 +491,6 @@ impl Outlet {
 
 enum Placed {
     At(Part),
-    /// The buffer is not stored: a command is pending, or the reader does not want it.
+    /// The buffer was not stored, because a command is pending or the reader does not want the unit.
     Nowhere(Sent),
 }

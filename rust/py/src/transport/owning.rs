@@ -1,8 +1,8 @@
-//! Ensures that only the process that created an end of a link uses it, and not a process forked from it.
+//! Ensures that the end of a link is only used by the process that created it, and not by a process forked from it.
 //!
-//! A child of the main process that reads or sends commands receives an error. If user code forks inside a worker, the
-//! child returns into the loop of the worker, with a value or an exception from the user's function. The forked child
-//! must not send units in the name of the worker, so it exits at this point.
+//! A forked child of the main process that reads or sends commands gets an error. If user code forks inside a worker,
+//! the child returns from the user's function into the loop of the worker. The child must not send units in the name of
+//! the worker, so the child exits at this point.
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -25,8 +25,8 @@ impl OwningProcess {
         self.generation == fork::generation()
     }
 
-    /// Returns an error in a process that was forked from the owner. If user code has forked the process inside a
-    /// worker, the process exits instead.
+    /// Returns an error in a process that was forked from the owner. A process that user code has forked inside a
+    /// worker exits instead.
     #[inline]
     pub fn check(self) -> PyResult<()> {
         if self.is_this() { Ok(()) } else { Err(Python::attach(|py| refused(py, self.pid))) }
@@ -38,8 +38,8 @@ fn refused(py: Python<'_>, owner: u32) -> PyErr {
     match py.import("torchdata._engine.processes.strangers").and_then(|module| module.call_method0("leave")) {
         Err(error) => error,
         Ok(_) => PyRuntimeError::new_err(format!(
-            "this loader's workers belong to process {owner}, but this is a forked child of it: create another loader \
-             in the child"
+            "this loader's workers belong to process {owner}, but this process is a forked child of it: create \
+             another loader in the child"
         )),
     }
 }

@@ -1,9 +1,9 @@
-//! The reader's view of the senders, and the units that were taken out of their rings before their turn.
+//! The processes that send to a reader, and the units that the reader took out of their rings before their turn.
 //!
-//! Runs in the thread that reads. A peer is a shard, and each link carries the units of the shards that one process
-//! runs: of peer number p over link p modulo links, where it is shard number p / links. A unit leaves its ring when its
-//! peer has the turn. The unit is taken earlier if a unit of another peer follows it in the ring, if another peer waits
-//! for this one, or if the process that sends over the link has exited.
+//! This code runs in the thread that reads. A peer is a shard, and each link carries the units of all shards that one
+//! process runs. The units of peer p come over link number p modulo links, in which the shard has number p / links. A
+//! unit is taken out of its ring when it is its peer's turn. The unit is taken earlier if a unit of another peer
+//! follows it in the ring, if another peer waits for its peer, or if the process that sends over the link has exited.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -19,11 +19,11 @@ use super::kinds as kind;
 use super::snapshots;
 use crate::errors;
 
-/// A unit that was taken from its ring.
+/// A unit that was taken out of its ring.
 #[derive(Default)]
 pub struct Taken {
     pub unit: Unit,
-    /// Whether the unit was counted, so that its sender may have computed another item.
+    /// Whether the unit was counted. Its sender may compute another item once the unit is counted.
     pub counted: bool,
 }
 
@@ -38,13 +38,14 @@ impl Taken {
     }
 }
 
-/// Returns whether a ring contains a unit. A corrupted ring counts as ready, and taking from it reports the error.
+/// Returns whether a ring contains a unit. A corrupted ring counts as ready, because the attempt to take a unit reports
+/// the error.
 #[inline]
 fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
 }
 
-/// Returns whether more memory may be leased. Otherwise buffers are copied from the memory of the sender.
+/// Returns whether more shared memory may be leased. Otherwise buffers are copied out of the memory of the sender.
 fn may_lease(consumer: &Consumer) -> bool {
     !consumer.should_copy(0)
 }
@@ -60,28 +61,28 @@ fn count_copies(consumer: &Consumer, unit: &Unit) {
 /// The memory of units that were received before the turn of their peer.
 struct Surplus {
     bytes: u64,
-    /// The number of bytes above which a warning is given.
+    /// The number of bytes above which the user is warned.
     most: u64,
-    /// Whether a warning was given in this epoch.
+    /// Whether the user was already warned in this epoch.
     said: bool,
     /// Called with (awaited peer, received peer, bytes) to warn.
     on_surplus: Option<Py<PyAny>>,
 }
 
 pub struct Peers {
-    /// By link.
+    /// The consumer end of each link.
     links: Vec<Consumer>,
     /// For each peer, the units that were received before its turn, or could not be decoded yet.
     taken_in: Vec<VecDeque<Taken>>,
-    /// The number of items that each peer may be ahead.
+    /// How many items each peer may compute ahead of this reader.
     window: u64,
     paused: bool,
-    /// The only link with items that wake this process, or None if the items of all links do.
+    /// The only link whose items wake up this process, or None if items of all links wake it up.
     awaited: Option<usize>,
-    /// Whether a peer has starved in this epoch, so that items of other peers may help it. From then on, items of all
-    /// peers wake this process.
+    /// Whether a peer has starved in this epoch, that is, has waited for items of the dispatching process. From then
+    /// on, items of all peers wake up this process, because receiving these items may help the starving peer.
     has_starved: bool,
-    /// The last unit taken. The memory is reused for the next unit.
+    /// The last unit that was taken. Its memory is reused for the next unit.
     pub current: Taken,
     surplus: Surplus,
 }
@@ -112,10 +113,11 @@ impl Peers {
         &mut self.links
     }
 
-    /// Returns the link that a peer's units come over.
+    /// Returns the link that transports the units of a peer.
     #[inline]
     pub fn link_of(&self, peer: usize) -> usize {
-        // Without shards, each peer has its own link. A division would double the cost of a check.
+        // Without several shards per link, each peer has its own link. A division would double the cost of this
+        // function.
         if peer < self.links.len() { peer } else { peer % self.links.len() }
     }
 
@@ -130,10 +132,10 @@ impl Peers {
     #[inline]
     fn peer_of(&self, link: usize, unit: &Unit) -> PyResult<usize> {
         let peer = link + usize::from(unit.shard) * self.links.len();
-        if peer < self.len() { Ok(peer) } else { Err(errors::corrupted(Corrupted("a unit is of no shard"))) }
+        if peer < self.len() { Ok(peer) } else { Err(errors::corrupted(Corrupted("a unit has an unknown shard"))) }
     }
 
-    /// Returns whether there may be something to deliver.
+    /// Returns whether the next unit of a peer can be delivered now.
     #[inline]
     fn is_ready(&mut self, peer: usize) -> bool {
         !self.taken_in[peer].is_empty() || self.has_arrived(peer)
@@ -152,7 +154,7 @@ impl Peers {
         self.paused
     }
 
-    /// Begins an epoch. Each peer may be `window` items ahead.
+    /// Begins an epoch. Each peer may compute `window` items ahead.
     pub fn begin_epoch(&mut self, window: u64) {
         self.window = window;
         self.has_starved = false;
@@ -160,7 +162,8 @@ impl Peers {
         self.taken_in.iter_mut().for_each(VecDeque::clear);
     }
 
-    /// Begins a stream. If `looked_into` is true, the stream has already begun with a window of 0.
+    /// Begins a stream. If `looked_into` is true, the stream was already begun with a window of 0, to get its first
+    /// snapshot.
     pub fn begin(&mut self, stream: Stream, looked_into: bool) {
         self.paused = false;
         if looked_into {
@@ -170,7 +173,7 @@ impl Peers {
         self.links.iter_mut().for_each(|link| link.begin(stream, self.window));
     }
 
-    /// Pauses or resumes the peers, unless this was already done.
+    /// Pauses or resumes the peers, unless they are already in that state.
     pub fn set_paused(&mut self, paused: bool) {
         if paused != self.paused {
             self.paused = paused;
@@ -182,7 +185,7 @@ impl Peers {
         self.links.iter_mut().for_each(|link| link.set_window(window));
     }
 
-    /// Returns the next step: deliver from a peer, receive from one early, or wait.
+    /// Returns the next step: deliver from a peer, receive a unit of a peer before its turn, or wait.
     pub fn next(&mut self, collecting: &mut Collecting) -> Next {
         loop {
             let all = RefCell::new(&mut *self);
@@ -199,12 +202,12 @@ impl Peers {
                 return next;
             }
             self.has_starved = true;
-            self.await_all(); // then check again, because a unit may have arrived before this was set
+            self.await_all(); // then check again, because a unit may have arrived in the meantime
         }
     }
 
-    /// Lets only items of this peer's link wake this process from now on, unless another may starve. In a loader with
-    /// many workers, all other workers would wake this process in vain.
+    /// Lets only the items of this peer's link wake up this process from now on, unless another peer may starve. In a
+    /// loader with many workers, items of the other workers would wake up this process without need.
     pub fn await_one(&mut self, peer: usize) {
         let link = self.link_of(peer);
         match self.awaited {
@@ -217,21 +220,21 @@ impl Peers {
         self.awaited = Some(link);
     }
 
-    /// Lets items of all peers wake this process.
+    /// Lets items of all peers wake up this process.
     pub fn await_all(&mut self) {
         if self.awaited.take().is_some() {
             self.links.iter_mut().for_each(|link| link.want_items(true));
         }
     }
 
-    /// Returns the peer to deliver from, or the end. Receives nothing early.
+    /// Returns the peer to deliver from, or the end. Receives no unit before its turn.
     #[inline]
     pub fn next_to_deliver(&mut self, collecting: &mut Collecting) -> Next {
         collecting.next(|peer| self.is_ready(peer), |_| false, |_| false)
     }
 
-    /// Makes the next unit of a peer the current unit; returns whether a unit of this peer was found. If the next unit
-    /// in the ring belongs to another peer, it is kept for later.
+    /// Makes the next unit of a peer the current unit, and returns whether there was one. If the next unit in the ring
+    /// belongs to another peer, that unit is kept for later.
     #[inline]
     pub fn take(&mut self, peer: usize) -> PyResult<bool> {
         if let Some(taken) = self.taken_in[peer].pop_front() {
@@ -252,7 +255,7 @@ impl Peers {
         Ok(whose == peer)
     }
 
-    /// Removes the snapshots from the units of a peer that were kept for later, and returns them.
+    /// Removes the snapshots from the units of a peer that were kept for later, and returns these snapshots.
     pub fn snapshots_taken_in(&mut self, peer: usize) -> VecDeque<Taken> {
         let all = std::mem::take(&mut self.taken_in[peer]);
         let (snapshots, others): (VecDeque<_>, _) =
@@ -274,7 +277,7 @@ impl Peers {
         may_lease(&self.links[self.link_of(peer)])
     }
 
-    /// Records that the current unit was delivered. If `leased` is false, its leases were copied.
+    /// Records that the current unit was delivered. If `leased` is false, the leased buffers of the unit were copied.
     #[inline]
     pub fn delivered(&mut self, peer: usize, leased: bool) {
         let link = self.link_of(peer);
@@ -284,15 +287,15 @@ impl Peers {
         if !self.current.counted {
             self.links[link].item_taken();
         }
-        self.current.unit.buffers.clear(); // only the item holds its leases
+        self.current.unit.buffers.clear(); // from now on, only the item holds the leases
     }
 
-    /// Returns the peer to receive from early, because another peer starves.
+    /// Returns a peer whose next unit must be received before its turn, because another peer starves.
     fn next_to_take_in(&mut self, collecting: &Collecting, starving: &[bool]) -> Option<usize> {
         collecting.to_take_in(|peer| self.has_arrived(peer), |peer| starving[peer])
     }
 
-    /// Takes one unit out of a peer's ring before its turn.
+    /// Takes one unit of a peer out of its ring before the peer's turn.
     pub fn take_in(&mut self, py: Python<'_>, peer: usize, turn: Option<usize>) -> PyResult<()> {
         let link = self.link_of(peer);
         let consumer = &mut self.links[link];
@@ -302,7 +305,7 @@ impl Peers {
             return Ok(());
         }
         if !may_lease {
-            // The memory of the sender is for units in flight, but this unit may stay for long.
+            // The memory of the sender is meant for units in flight, but this unit may be kept for a long time.
             count_copies(consumer, &unit);
             let buffers = std::mem::take(&mut unit.buffers);
             unit.buffers = py.detach(|| buffers.into_iter().map(Buffer::into_owned).collect());
@@ -312,7 +315,7 @@ impl Peers {
         self.tell_surplus(py, peer, turn)
     }
 
-    /// Counts a unit, if it is an item, and keeps it until its peer has the turn.
+    /// Keeps a unit until it is its peer's turn. An item is counted now.
     #[cold]
     fn keep_for_later(&mut self, peer: usize, unit: Unit) {
         let taken = Taken { unit, counted: true };
@@ -335,15 +338,15 @@ impl Peers {
         Ok(())
     }
 
-    /// Sets the callback for a warning, and the number of bytes above which it is called.
+    /// Sets the function that warns of surplus items, and the number of bytes above which the function is called.
     pub fn tell_surplus_to(&mut self, most: u64, on_surplus: Py<PyAny>) {
         (self.surplus.most, self.surplus.on_surplus) = (most, Some(on_surplus));
     }
 
-    /// Receives items of some peers early, and allows them to compute more, while another peer starves.
+    /// While a peer starves, receives items of other peers before their turn, so that these peers can compute more.
     pub fn help_starving(&mut self, py: Python<'_>, collecting: &Collecting) -> PyResult<()> {
-        // Items of the peer that has the turn do not end this, because the main process waits for an answer that
-        // follows the next item.
+        // An item of the peer whose turn it is does not end this loop, because the main process waits for an answer
+        // that follows the next item.
         let starving: Vec<bool> = (0..self.len()).map(|peer| self.consumer(peer).starves()).collect();
         while let Some(peer) = self.next_to_take_in(collecting, &starving) {
             self.take_in(py, peer, collecting.turn())?;
@@ -368,7 +371,8 @@ impl Peers {
         }
     }
 
-    /// Adds the items that were received but not delivered to the delivered items.
+    /// Returns the account of a peer's received items: the delivered items, and the items that were received but not
+    /// delivered.
     pub fn received(&self, peer: usize, mut delivered: Account) -> Account {
         let items = self.taken_in[peer].iter().filter(|taken| taken.kind() == kind::ITEM);
         items.for_each(|taken| delivered.count(taken.unit.digest));
@@ -384,7 +388,7 @@ impl Peers {
         visit.call(&self.surplus.on_surplus)
     }
 
-    /// Takes the callback, to be dropped by the caller.
+    /// Removes and returns the callback. The caller must drop it.
     pub fn clear(&mut self) -> Option<Py<PyAny>> {
         self.surplus.on_surplus.take()
     }

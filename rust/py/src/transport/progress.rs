@@ -1,4 +1,4 @@
-//! The items received from each peer, and the matching snapshots.
+//! Records the items received from each peer, and the matching snapshots.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -12,12 +12,12 @@ use super::snapshots::{Content, Opened, Relay, Relayed};
 use crate::gil_cell::GilCell;
 
 pub struct StreamProgress {
-    /// Always consistent, also for other threads.
+    /// The positions and snapshots of all peers, which are consistent at any time, even for other threads.
     pub books: Arc<GilCell<Books<Content>>>,
-    /// In a worker: snapshots of the dispatching process to relay.
+    /// In a worker: snapshots of the dispatching process that must be relayed to the main process.
     pub relay: Arc<Relay>,
     pub given: Given,
-    /// By peer: where the next stream begins.
+    /// For each peer, the position at which the next stream begins.
     pub starts: Vec<Account>,
 }
 
@@ -31,14 +31,14 @@ impl StreamProgress {
         }
     }
 
-    /// Begins a stream at `starts`, which is cleared.
+    /// Begins a stream at `starts`, and clears `starts`.
     pub fn begin(&mut self, py: Python<'_>) {
         let starts = std::mem::take(&mut self.starts);
         drop(self.books.with(py, |books| books.begin(&starts)));
     }
 
-    /// Begins a stream in the records before it begins with the peers, because other threads may ask for positions at
-    /// once.
+    /// Begins a stream in the records before the peers begin it, because other threads may request positions at any
+    /// time.
     pub fn begin_early(&mut self, py: Python<'_>, starts: Vec<Account>) {
         drop(self.books.with(py, |books| books.begin(&starts)));
         self.starts = starts;
@@ -57,8 +57,8 @@ impl StreamProgress {
         self.books.with(py, |books| books.taken(peer))
     }
 
-    /// Returns whether the first snapshot of a peer was received. With `dealt`, also that of the dispatching process,
-    /// which peer 0 relays.
+    /// Returns whether the first snapshot of a peer was received. With `dealt`, peer 0 must also have relayed the first
+    /// snapshot of the dispatching process.
     pub fn has_snapshot(&self, py: Python<'_>, peer: usize, dealt: bool) -> bool {
         self.books.with(py, |books| books.has_snapshot(peer) && (!dealt || peer > 0 || books.has_dealt()))
     }
@@ -73,11 +73,11 @@ impl StreamProgress {
             let dealt = dealt.map(|dealt| books.keep_dealt(dealt)).unwrap_or_default();
             (dealt, snapshot.map(|snapshot| books.keep(peer, snapshot, lag)))
         });
-        drop(superfluous); // outside of the lock, because dropping an object may run arbitrary code
+        drop(superfluous); // outside of the lock, because dropping may run arbitrary code
         Ok(())
     }
 
-    /// In a worker: keeps a snapshot of the dispatching process for relaying.
+    /// In a worker: keeps a snapshot of the dispatching process, which the pump then relays.
     pub fn pass_on(&self, unit: &Unit) -> PyResult<()> {
         self.relay.put(Relayed::of(unit)?);
         Ok(())
@@ -86,11 +86,11 @@ impl StreamProgress {
 
 /// The number of delivered items that the user has received.
 pub enum Given {
-    /// All of them.
+    /// All delivered items.
     All,
-    /// This many.
+    /// The number in this counter.
     Counted(Arc<AtomicU64>),
-    /// Unknown.
+    /// The number is unknown.
     Unknown,
 }
 

@@ -1,7 +1,7 @@
-//! Reads items: chooses the peer of the next item, does other work while this item is missing, and decodes units.
+//! Reads items: selects the peer of the next item, does other work while this item is missing, and decodes units.
 //!
-//! A [`Collector`](super::collector::Collector) owns it and gives it to one thread at a time.
-//! `torchdata_core::protocol::Collecting` makes the decisions, which are executed here.
+//! A [`Collector`](super::collector::Collector) owns the reader and lends it to one thread at a time.
+//! `torchdata_core::protocol::Collecting` decides what to do next, and the reader executes the decisions.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ use super::watched::{DeathWatch, Replacing};
 use crate::codec;
 use crate::errors;
 
-/// Commands for the reading thread, which checks for them whenever it waits.
+/// The flags that other threads set for the reading thread, which checks these flags whenever it waits.
 pub struct Signs {
     /// The current epoch. A thread that reads another epoch must stop.
     pub epoch: AtomicU64,
@@ -63,12 +63,12 @@ pub struct Reader {
     /// In a worker: commands that end a wait.
     pub interrupt: Option<Interrupt>,
     pub stream: Stream,
-    /// The stream that was begun only to receive its first snapshot. No item of it was requested yet.
+    /// A stream that was begun only to receive its first snapshot. No item of this stream was requested yet.
     looked_into: Option<Stream>,
     own: BellRef,
-    /// Called with (peer, description) of a failure; raises.
+    /// Called with (peer, description) when a peer reports a failure. The callback must raise.
     on_error: Py<PyAny>,
-    /// Called with (peer, note), if notes are requested.
+    /// Called with (peer, note) for each note, or None if notes are ignored.
     pub on_note: Option<Py<PyAny>>,
 }
 
@@ -125,7 +125,7 @@ impl Reader {
                         if !self.handle(py, peer)? {
                             return Ok(None);
                         }
-                    } // otherwise leftovers of an earlier epoch, or fragments
+                    } // any other unit is left over from an earlier epoch, or a fragment
                 }
                 Next::Over => return Ok(None),
                 Next::Fail if self.watch.replaces() => self.replace_dead(py, Vec::new())?,
@@ -141,7 +141,7 @@ impl Reader {
         ))
     }
 
-    /// Handles the current unit if it is not an item. Returns whether items may follow.
+    /// Handles the current unit if it is not an item. Returns whether more items may follow.
     #[cold]
     fn handle(&mut self, py: Python<'_>, peer: usize) -> PyResult<bool> {
         match self.peers.current.unit.kind & kind::WHAT {
@@ -151,8 +151,8 @@ impl Reader {
             }
             kind::ERROR => {
                 let description = decode(py, &self.peers.current.unit, self.peers.may_lease(peer));
-                // The unit is kept, so that a later call returns the error again, for example after a signal handler
-                // has raised.
+                // The unit is kept, so that the next call returns this error again, even if a signal handler raises
+                // now.
                 self.peers.put_back(peer);
                 self.on_error.call1(py, (peer, description?))?;
                 return Ok(false); // `on_error` should have raised
@@ -164,13 +164,13 @@ impl Reader {
                 }
             }
             unit_kind if snapshots::is_snapshot(unit_kind) => self.keep(py, peer)?,
-            _ => {} // an answer that is no longer needed
+            _ => {} // an answer that nobody waits for any more
         }
         Ok(true)
     }
 
     /// Decodes the item of the current unit. If decoding fails, for example because a signal handler raises, the unit
-    /// is kept for the next call.
+    /// is kept and the next call decodes it again.
     #[inline]
     fn deliver<'py>(&mut self, py: Python<'py>, peer: usize) -> PyResult<Bound<'py, PyAny>> {
         let may_lease = self.peers.may_lease(peer);
@@ -188,25 +188,25 @@ impl Reader {
         Ok(item)
     }
 
-    /// Keeps the snapshot in the current unit.
+    /// Stores the snapshot of the current unit.
     fn keep(&mut self, py: Python<'_>, peer: usize) -> PyResult<()> {
         self.keep_unit(py, peer, &self.peers.current.unit)?;
         self.peers.current.unit.buffers.clear();
         Ok(())
     }
 
-    /// Keeps a snapshot: in the records, or in a worker, for relaying.
+    /// Stores a snapshot in the records. A worker stores it for relaying instead.
     pub fn keep_unit(&self, py: Python<'_>, peer: usize, unit: &Unit) -> PyResult<()> {
         if self.interrupt.is_some() { self.progress.pass_on(unit) } else { self.progress.keep(py, peer, unit) }
     }
 
-    /// Keeps the snapshots of a peer that were taken in.
+    /// Stores the snapshots among the units of a peer that were received before their turn.
     pub fn keep_taken_in(&mut self, py: Python<'_>, peer: usize) -> PyResult<()> {
         self.peers.snapshots_taken_in(peer).iter().try_for_each(|taken| self.keep_unit(py, peer, &taken.unit))
     }
 
-    /// Takes the next unit of a peer. A snapshot is kept, and any other unit stays for reading. Returns whether there
-    /// was a unit.
+    /// Takes the next unit of a peer. A snapshot is stored, and any other unit is kept for reading. Returns whether
+    /// there was a unit.
     fn take_snapshot(&mut self, py: Python<'_>, peer: usize) -> PyResult<bool> {
         let taken = self.peers.take(peer)?;
         if taken && snapshots::is_snapshot(self.peers.current.unit.kind) {
@@ -217,8 +217,8 @@ impl Reader {
         Ok(taken)
     }
 
-    /// In a worker: waits for the dispatching process's snapshot of the beginning of a stream, in order to relay it.
-    /// The items of the stream are not requested yet. If another unit arrives first, it stays for reading.
+    /// In a worker: waits for the snapshot that the dispatching process takes at the beginning of a stream, in order to
+    /// relay it. No item of the stream is requested yet. If another unit arrives first, that unit is kept for reading.
     pub fn await_relayed(&mut self, py: Python<'_>, stream: Stream) -> PyResult<()> {
         self.looked_into = Some(stream);
         self.peers.links_mut()[0].begin(stream, 0);
@@ -237,17 +237,17 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits for the first unit of each peer in this epoch, and keeps it if it is a snapshot. With `dealt`, also
-    /// waits for the snapshot of the dispatching process, which the first peer relays. A peer sends its snapshot before
-    /// its first item, so the wait is not longer than that for an item. The wait ends for the same reasons, and the
-    /// next read reports the reason.
+    /// Waits for the first unit of each peer in this epoch, and stores it if it is a snapshot. With `dealt`, also waits
+    /// for the snapshot of the dispatching process, which the first peer relays. A peer sends its snapshot before its
+    /// first item, so this wait is not longer than the wait for an item. The wait ends for the same reasons as a wait
+    /// for an item, and the next read reports the reason.
     pub fn await_snapshots(&mut self, py: Python<'_>, signs: &Signs, dealt: bool) -> PyResult<()> {
         let (began, epoch) = (Instant::now(), signs.epoch.load(Relaxed) as u32);
         self.clock.rearm();
         self.peers.await_all();
         for peer in 0..self.peers.len() {
             // For example, only a replacement process may have to send a snapshot.
-            self.keep_taken_in(py, peer)?; // what came while another one was waited for
+            self.keep_taken_in(py, peer)?; // arrived while another peer was awaited
             while !self.peers.has_taken_in(peer) && !self.progress.has_snapshot(py, peer, dealt) {
                 if !self.take_snapshot(py, peer)? && !self.await_first(py, signs, epoch, peer, began)? {
                     return Ok(());
@@ -257,8 +257,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits for the first unit of a peer. Returns false if there is something else to do: the epoch ends, the timeout
-    /// expires or a process exits.
+    /// Waits for the first unit of a peer. Returns false if the epoch ends, the timeout expires or a process exits
+    /// first.
     fn await_first(
         &mut self,
         py: Python<'_>,
@@ -290,21 +290,21 @@ impl Reader {
         if died { Ok(false) } else { waited.map(|()| true) }
     }
 
-    /// Waits until an item can be delivered, or does other necessary work.
+    /// Waits until an item can be delivered, or until other work must be done, and does that work.
     fn wait(&mut self, py: Python<'_>, signs: &Signs, epoch: u32) -> PyResult<()> {
         let turn = self.collecting.turn();
         let awoken = self.sleep(py, signs, epoch, turn);
         let next = match awoken {
             Ok(Some(next)) => next,
             Ok(None) => {
-                // Items that the exited process had published are delivered first, as far as the order allows.
+                // Items that the exited process had sent completely are delivered first, as far as the order allows.
                 self.watch.note_death();
                 self.collecting.note_death();
                 return Ok(());
             }
             Err(error) => {
                 if error.is_instance_of::<PyTimeoutError>(py) {
-                    self.clock.stop(); // a caller that retries waits for the full timeout
+                    self.clock.stop(); // so that a caller that retries waits for the full timeout
                 }
                 return Err(error);
             }
@@ -319,7 +319,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Sleeps until there is something to do, and returns it, or None if a process has exited.
+    /// Sleeps until there is a next step, and returns the step. Returns None if a process has exited.
     fn sleep(&mut self, py: Python<'_>, signs: &Signs, epoch: u32, turn: Option<usize>) -> PyResult<Option<Next>> {
         let Self { peers, collecting, clock, meters, watch, interrupt, own, .. } = self;
         clock.start();
@@ -354,11 +354,11 @@ impl Reader {
         if died {
             return Ok(None);
         }
-        // A signal that came during the wait is handled before the item is taken, because Ctrl-C would lose the item.
+        // A signal from the time of the wait is handled before the item is taken. Ctrl-C would otherwise lose the item.
         awoken.and_then(|()| py.check_signals()).map(|()| Some(next))
     }
 
-    /// Waits for a unit of a peer until `limit` has passed since `started`. Returns whether one has arrived.
+    /// Waits for a unit of a peer until `limit` has passed since `started`. Returns whether a unit has arrived.
     fn await_unit(
         &mut self,
         py: Python<'_>,
@@ -397,9 +397,9 @@ impl Reader {
         Ok(None)
     }
 
-    /// Returns the received results from a peer after number `last`, their total time in seconds, and the message that
-    /// ends the sequence, or the error of a result that cannot be decoded, if received. Waits for the first result like
-    /// `receive`.
+    /// Returns the results received from a peer after number `last`, their total time in seconds, and the message that
+    /// ends the sequence, if it was received. If a result cannot be decoded, its error is returned in place of the
+    /// message. Waits for the first result like `receive`.
     pub fn receive_results<'py>(
         &mut self,
         py: Python<'py>,
@@ -446,8 +446,8 @@ impl Reader {
     }
 }
 
-/// Callbacks taken from a reader. The callbacks must be dropped after the reader is released, because a drop may run
-/// arbitrary code.
+/// Callbacks that were removed from a reader. They must be dropped after the reader is released, because dropping may
+/// run arbitrary code.
 pub type Callbacks = (
     Option<Py<PyAny>>,
     Option<Replacing>,
@@ -457,17 +457,17 @@ pub type Callbacks = (
     Option<Py<PyAny>>,
 );
 
-/// Ends a wait internally. Users never see this error.
+/// Creates an error that ends a wait inside this module. Users never see it.
 fn a_process_has_died() -> PyErr {
     PyRuntimeError::new_err("a process has died")
 }
 
-/// Results, their total time in seconds, and the message after them.
+/// Results, their total time in seconds, and the message that follows them.
 pub type Row<'py> = (Vec<Bound<'py, PyAny>>, f64, Option<Bound<'py, PyAny>>);
 
-/// The meaning of a unit for the receiver of results.
+/// What a unit means for a caller that waits for results.
 enum Came<'py> {
-    /// A result, and the seconds since the first item of its batch was started.
+    /// A result, and the seconds since work on its batch began.
     Result(Bound<'py, PyAny>, f64),
     Message(Bound<'py, PyAny>),
     Late,
@@ -488,8 +488,8 @@ fn decode<'py>(py: Python<'py>, unit: &Unit, may_lease: bool) -> PyResult<Bound<
     with_payload(py, unit, |payload, buffers| codec::decode(py, payload, buffers, may_lease))
 }
 
-/// Passes the payload and the buffers of a unit to `look`. A long payload is copied first, so that it cannot change
-/// during decoding.
+/// Passes the payload and the buffers of a unit to `look`. A long payload is copied out of shared memory first, so that
+/// its sender cannot change it during decoding.
 #[inline]
 fn with_payload<R>(py: Python<'_>, unit: &Unit, look: impl FnOnce(&[u8], &[Buffer]) -> PyResult<R>) -> PyResult<R> {
     match unit.buffers.split_last() {

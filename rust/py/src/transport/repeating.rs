@@ -1,6 +1,6 @@
-//! The work of a pump besides sending items: snapshots, and recomputed items that an earlier run has sent.
+//! What a pump sends besides new items: snapshots, and checks of items that are recomputed after a restart.
 //!
-//! An epoch that resumes an earlier run begins at a snapshot. Items that the reader received after that snapshot are
+//! An epoch that resumes an earlier run starts from a snapshot. Items that the reader received after that snapshot are
 //! recomputed, counted and dropped. A rolling checksum verifies that the recomputed items equal the original items.
 
 use std::sync::Arc;
@@ -19,11 +19,12 @@ use super::snapshots::{self, Entry, Relay, account};
 use crate::codec::{OutBuffer, Owner, Source};
 use crate::errors;
 
-/// The result of the snapshot function: the position in the dispatched items (pass, items and checksum), and the bytes.
+/// What the snapshot function returns: the position in the dispatched items (pass, items and checksum), and the
+/// snapshot.
 type Made = (u32, Entry, Py<PyBytes>);
 
 impl Outlet {
-    /// Call between two items.
+    /// Takes and sends snapshots that are due. Call this between two items.
     #[inline]
     pub fn snapshot_if_due(&mut self, py: Python<'_>) -> PyResult<()> {
         if self.relay.as_ref().is_some_and(|relay| relay.waits()) {
@@ -33,7 +34,7 @@ impl Outlet {
         if is_due { self.snapshot(py) } else { Ok(()) }
     }
 
-    /// Relays a pending snapshot over the first link, in the same way as an item.
+    /// Relays a pending snapshot of the dispatching process over the first link. Waits for space as for an item.
     pub fn send_relayed(&mut self, py: Python<'_>) -> PyResult<bool> {
         let Some(relay) = self.relay.as_ref().filter(|relay| relay.waits()) else { return Ok(true) };
         let mut encoder = std::mem::take(&mut self.encoder);
@@ -71,7 +72,7 @@ impl Outlet {
         }))
     }
 
-    /// Makes a snapshot of a shard, and sends it as an item is sent.
+    /// Takes a snapshot of a shard and sends it. Waits for space as for an item.
     pub fn send_snapshot(&mut self, py: Python<'_>, shard: usize) -> PyResult<bool> {
         let Some((head, content)) = self.take(py, shard)? else { return Ok(true) };
         let mut encoder = std::mem::take(&mut self.encoder);
@@ -88,8 +89,8 @@ impl Outlet {
         Ok(self.go_on(py)? == Sent::Done)
     }
 
-    /// Takes a snapshot, in a worker of each shard, and sends it if there is space. A note is encoded after it, to be
-    /// sent by `go_on`.
+    /// Takes a snapshot, or one per shard in a worker, and sends it if there is space. Then encodes a pending note,
+    /// which `go_on` sends.
     #[cold]
     pub fn snapshot(&mut self, py: Python<'_>) -> PyResult<()> {
         let began = Instant::now();
@@ -111,7 +112,7 @@ impl Outlet {
             for step in 0..count {
                 let target = if self.has_shards { shard } else { (first + step) % count };
                 let producer = self.producer(target);
-                // A reader that wants no more items would drop it.
+                // A reader that wants no more items would drop the snapshot.
                 if !matches!(producer.reader(), Ok(Reader::Here(_) | Reader::Behind)) {
                     continue;
                 }
@@ -125,7 +126,7 @@ impl Outlet {
         Ok(())
     }
 
-    /// Counts an item that the reader already has. After the last of them, compares the checksum.
+    /// Counts a recomputed item that the reader already has. After the last such item, compares the checksum.
     #[cold]
     pub fn make_again(&mut self, py: Python<'_>, target: usize, item: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut encoder = std::mem::take(&mut self.encoder);
@@ -155,7 +156,7 @@ impl Outlet {
         self.compare(target)
     }
 
-    /// Checks that the recomputed items are those sent before.
+    /// Checks that the recomputed items equal the items that were sent before.
     fn compare(&mut self, target: usize) -> PyResult<()> {
         let producer = self.producer(target);
         let (account, owed) = (producer.account(), producer.owed());
@@ -168,7 +169,7 @@ impl Outlet {
         }
     }
 
-    /// Call at the end of the items for a reader. Checks that all items that it already has were recomputed.
+    /// Checks that all items that a reader already has were recomputed. Call this when the reader's items have ended.
     pub fn check_all_came_again(&mut self, target: usize) -> PyResult<()> {
         let producer = self.producer(target);
         let (account, owed) = (producer.account(), producer.owed());

@@ -1,9 +1,9 @@
-//! Replaces processes that have exited in the middle of a stream.
+//! Replaces processes that exit in the middle of a stream.
 //!
-//! This runs in the main process, in the reading thread. All units that an exited process had published count as
-//! received, including snapshots. Therefore its link is drained, and the replacement resumes from the latest snapshot,
-//! over a new link. Leases keep the memory of the old link. Python decides which processes are replaced, and starts the
-//! replacements.
+//! This code runs in the main process, in the reading thread. All units that an exited process has sent completely
+//! count as received, including snapshots. Therefore all units in its link are received first. The replacement resumes
+//! from the latest snapshot and uses a new link. The memory of the old link stays mapped while received items use it.
+//! Python code decides which processes are replaced, and starts the replacements.
 
 use pyo3::prelude::*;
 use torchdata_core::protocol::Account;
@@ -14,12 +14,12 @@ use super::snapshots::{KeptPlaces, kept_places};
 use super::watched::{Replacing, Sign};
 use crate::errors;
 
-/// A replacement: the number of the process that it replaces, the link over which it sends to this side, if any, and
-/// its process id or descriptor.
+/// A replacement: the index of the process that it replaces, the link over which the replacement sends to this process,
+/// if any, and its process id or descriptor.
 type Heir<'py> = (usize, Option<Bound<'py, PyLink>>, Sign<'py>);
 
 impl Reader {
-    /// Replaces the processes in `also`, and all further processes that have exited.
+    /// Replaces the processes in `also`, and all other processes that have exited.
     #[cold]
     pub fn replace_dead(&mut self, py: Python<'_>, also: Vec<usize>) -> PyResult<()> {
         let Some(Replacing { on_death, on_replace }) = self.watch.replacing(py) else { return Ok(()) };
@@ -29,7 +29,7 @@ impl Reader {
         let asked = on_death.call1(py, (dead.clone(), received, self.have_ended(), self.peers.are_paused()))?;
         let replaced: Vec<usize> = asked.extract(py)?;
         if !replaced.is_empty() {
-            self.drain(py, &replaced)?; // other processes may have been stopped for this
+            self.drain(py, &replaced)?; // `on_death` may have stopped further processes
             let heirs = on_replace.call1(py, (replaced, self.places_received(py), self.have_ended()))?;
             for heir in heirs.bind(py).try_iter()? {
                 self.inherit(heir?.extract()?)?;
@@ -49,8 +49,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Receives all units that exited processes had committed, and keeps their snapshots. A dispatching process sends
-    /// no units to this reader.
+    /// Receives all units that exited processes had committed, and stores their snapshots. A dispatching process is
+    /// ignored, because it sends no units to this reader.
     fn drain(&mut self, py: Python<'_>, dead: &[usize]) -> PyResult<()> {
         let links = self.peers.links().len();
         dead.iter().filter(|&&link| link < links).try_for_each(|&link| self.peers.drain(link))?;

@@ -1,8 +1,9 @@
-//! The sending side: the pump that runs a pipe in a worker, or distributes its items from the dispatching process.
+//! The sending side of links: the pump that runs the pipe of a worker, or distributes items from the dispatching
+//! process.
 //!
-//! The pump runs in the main thread of a child. The loop over the iterator of the pipe is implemented here, so that an
-//! item is sent without a Python frame of this package. Commands are obeyed between two items, or while an item waits
-//! for space (see `outlet.rs`).
+//! The pump runs in the main thread of a child. It loops over the iterator of the pipe, so that sending an item creates
+//! no Python frame of this package. Commands are executed between two items, or while an item waits for space (see
+//! `outlet.rs`).
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -30,21 +31,22 @@ use crate::codec::{self, Dtype, OUT_OF_BAND};
 use crate::errors;
 use crate::seconds::duration;
 
-/// Returns the end of a wait of this many seconds, or None for no limit.
+/// Returns when a wait of this many seconds ends, or None for no limit.
 fn deadline(seconds: Option<f64>) -> Option<Instant> {
-    // A wait that exceeds the range of the clock is not limited either.
+    // A wait that exceeds the range of the clock has no limit either.
     seconds.and_then(|seconds| Instant::now().checked_add(duration(seconds)))
 }
 
-/// Sends the items of shards over one link (a worker), or deals items to several (the dispatching process).
+/// Sends the items of a worker's shards over one link, or distributes the dispatching process's items over several
+/// links.
 ///
-/// One thread sends; any thread of the process may allocate.
+/// One thread sends. Any thread of the process may allocate arena memory.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Sender {
     outlet: Mutex<Outlet>,
-    /// By link: its arena.
+    /// The arena of each link.
     arenas: Vec<Arc<Arena>>,
-    /// The link that the next item goes out over.
+    /// The link that transports the next item.
     link: AtomicUsize,
 }
 
@@ -64,11 +66,11 @@ impl Sender {
 
 #[pymethods]
 impl Sender {
-    /// Takes the producer's end of each link.
+    /// Takes the producer end of each link.
     ///
-    /// `peers` are the processes at the opposite ends of the links, and `own` is this process, given as indices of
-    /// bells. A message that waits in the `control` link interrupts the pump and every wait. `shards` is the number of
-    /// shards that send over a single link.
+    /// `peers` are the bell indices of the processes at the opposite ends of the links, and `own` is the bell index of
+    /// this process. A pending message in the `control` link interrupts the pump and every wait. `shards` is the number
+    /// of shards that send over a single link.
     #[new]
     #[pyo3(signature = (links, board, own, peers, control = None, shards = 1))]
     fn new(
@@ -94,8 +96,8 @@ impl Sender {
         Ok(Self { outlet: Mutex::new(outlet), arenas, link: AtomicUsize::new(0) })
     }
 
-    /// Counts on a page of the board from now on. The end of each link uses one flow, starting with `first`, and
-    /// `peers` are the pages of the peers.
+    /// Counts the sent units on a page of the board from now on. Each link uses one flow; the flow of the first link is
+    /// `first`. `peers` contains the pages of the peers.
     fn count_into(&self, board: &Bound<'_, PyStatsBoard>, page: usize, first: usize, peers: Vec<u32>) -> PyResult<()> {
         let mut outlet = self.outlet()?;
         let flows = board.get().flows(page, first, &peers, true)?;
@@ -106,12 +108,13 @@ impl Sender {
         Ok(())
     }
 
-    /// Starts an epoch: units carry its number, and items count from zero. A unit that was begun in an earlier epoch
-    /// is dropped.
+    /// Starts an epoch. Units contain its number, and items are counted from zero. A unit that was not completely sent
+    /// in an earlier epoch is dropped.
     ///
-    /// `starts` contains, by shard or reader, the position to resume an earlier run from: the number of items before
-    /// it and their checksum, the number of the next items that the reader already has, and the checksum after these
-    /// items. The last one is compared if it is given. `turn` is the shard or reader of the first item.
+    /// `starts` contains for each shard or reader the position at which to resume an earlier run: the number of items
+    /// before this position, their checksum, the number of following items that the reader already has, and the
+    /// checksum after those items or None. If the last checksum is given, it is compared. `turn` is the shard or reader
+    /// of the first item.
     #[pyo3(signature = (epoch, pass_number = 1, starts = None, turn = 0))]
     fn start_epoch(
         &self,
@@ -122,7 +125,7 @@ impl Sender {
     ) -> PyResult<()> {
         let mut outlet = self.outlet()?;
         if let Some(relay) = &outlet.relay {
-            relay.take(); // of an earlier epoch
+            relay.take(); // drops a snapshot of an earlier epoch
         }
         outlet.begin(Stream::new(epoch, pass_number));
         let count = outlet.dealing.count();
@@ -139,17 +142,19 @@ impl Sender {
         Ok(())
     }
 
-    /// Makes the pump call `taker(shard)` regularly between two items, for each shard. After a call that took a time c,
-    /// the next call is due after the longer of `seconds` and `factor` times c.
+    /// Makes the pump call `taker(shard)` regularly between two items, for each shard. After a call that took c
+    /// seconds, the next call is due after `seconds` or after `factor` times c, whichever is longer.
     ///
-    /// The function returns None or (pass of the dispatched items, their items and checksum, bytes), and must not send.
+    /// `taker` returns None or (pass of the dispatched items, their items and checksum, bytes), and must not send
+    /// units.
     fn take_snapshots(&self, taker: Py<PyAny>, seconds: f64, factor: f64) -> PyResult<()> {
         self.outlet()?.taker = Some((taker, Cadence::new(duration(seconds), factor)));
         Ok(())
     }
 
-    /// Makes the pump call `noter(shard)` with each snapshot, and at the end of a shard. `noter` returns None, or an
-    /// object for the `on_note` callback of the process that reads the shard's link, and must not send units itself.
+    /// Makes the pump call `noter(shard)` after each snapshot, and at the end of a shard. `noter` must not send units.
+    /// It returns None, or an object that is passed to the `on_note` callback of the process that reads the shard's
+    /// link.
     fn take_notes(&self, noter: Py<PyAny>) -> PyResult<()> {
         self.outlet()?.noter = Some(noter);
         Ok(())
@@ -160,8 +165,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Takes a snapshot of a shard now, and waits until it is sent. Returns False if a command is pending: the pump
-    /// then sends the remaining part.
+    /// Takes a snapshot of a shard now, and waits until it is sent. Returns False if a command is pending. The pump
+    /// then sends the rest of the snapshot.
     #[pyo3(signature = (shard = 0))]
     fn send_snapshot(&self, py: Python<'_>, shard: usize) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
@@ -171,22 +176,23 @@ impl Sender {
         Ok(outlet.go_on(py)? == Sent::Done && outlet.send_snapshot(py, shard)?)
     }
 
-    /// The same for a snapshot to relay, if one has arrived.
+    /// Relays a pending snapshot of the dispatching process, and waits until it is sent. Returns False if a command is
+    /// pending.
     fn send_relayed(&self, py: Python<'_>) -> PyResult<bool> {
         self.outlet()?.send_relayed(py)
     }
 
-    /// Returns (items, checksum) of the items sent in this stream, including its earlier runs, by shard or reader.
+    /// Returns (items, checksum) for each shard or reader. Items sent by earlier runs of this stream are included.
     fn accounts(&self) -> PyResult<Vec<Entry>> {
         Ok(self.outlet()?.producers.iter().flat_map(Producer::accounts).map(entry).collect())
     }
 
-    /// Sends the items of `iterator` as far as the readers want them, until it ends, fails or a command waits. A tuple
-    /// holds the iterators of several shards, which are asked in turn. `enter(shard)` is called before an item is
-    /// requested from another shard than the previous item.
+    /// Sends the items of `iterator` that the readers want, until the iterator ends or fails, or a command is pending.
+    /// A tuple contains one iterator for each shard; items are requested from these iterators in turn. `enter(shard)`
+    /// is called before an item is requested from another shard than the previous item.
     ///
-    /// Returns False if a command waits: call it again with the same iterators once the command was obeyed. Returns True
-    /// once all items that are wanted of this pass were sent. Raises the errors of the iterators.
+    /// Returns False if a command is pending. The caller must execute the command, and then call `pump` again with the
+    /// same iterators. Returns True once all wanted items of this pass were sent. Raises the errors of the iterators.
     #[pyo3(signature = (iterator, enter = None))]
     fn pump(&self, py: Python<'_>, iterator: &Bound<'_, PyAny>, enter: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
         let mut guard = self.outlet()?;
@@ -210,8 +216,8 @@ impl Sender {
             if !outlet.has_shards {
                 self.link.store(target, Relaxed);
             }
-            // The outlet stays locked while Python code runs. No other thread sends, and allocating does not need the
-            // lock.
+            // The outlet stays locked while Python code runs. This blocks no other thread, because no other thread
+            // sends, and allocating does not need the lock.
             let shard = if several { target } else { 0 };
             if shard != outlet.entered {
                 outlet.entered = shard;
@@ -234,14 +240,14 @@ impl Sender {
                 continue;
             };
             let is_owed = outlet.has_shards && outlet.owes;
-            outlet.owner.check()?; // a process that the user's function has forked also returns here
+            outlet.owner.check()?; // a process that user code has forked also returns to this line
             match deal {
                 Deal::To(target) => outlet.depart_item(target, &item)?,
                 _ if outlet.producer(target).owed() > 0 => outlet.make_again(py, target, &item)?,
                 _ => outlet.producer(target).skip(),
             }
             if !is_owed {
-                outlet.dealing.advance(); // recomputed items do not count for the order
+                outlet.dealing.advance(); // recomputed items do not change the order
             }
             drop(item);
             if outlet.go_on(py)? == Sent::Interrupted {
@@ -259,12 +265,12 @@ impl Sender {
         Ok(outlet.send_ends(py)? == Sent::Done)
     }
 
-    /// Waits after a pass until the readers want another one, and begins it. Returns False if a command is pending.
+    /// After a pass, waits until the readers want another pass, and begins it. Returns False if a command is pending.
     fn next_pass(&self, py: Python<'_>) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
         let Outlet { producers, dealing, own, control, idle, .. } = &mut *outlet;
         let asked = || {
-            // A damaged word counts as a request, so that the first item reports the damage.
+            // A damaged word counts as a request. The error is then reported for the first item of the pass.
             dealing.is_asked_again(|reader| producers[reader].reader().unwrap_or(Reader::Ahead))
         };
         wait_until(py, own, idle.as_ref(), || is_interrupted(control, None) || asked(), || (), |_| Ok(()))?;
@@ -275,15 +281,15 @@ impl Sender {
         Ok(true)
     }
 
-    /// Sends the description of a failure to all readers. If a reader received an end instead, a part of its items
-    /// would look complete.
+    /// Sends the description of a failure to all readers. If a reader received an end instead, an incomplete part of
+    /// its items would look complete.
     ///
-    /// Returns False if a command is pending. The caller then obeys it and calls again.
+    /// Returns False if a command is pending. The caller must execute the command and call this method again.
     fn send_error(&self, py: Python<'_>, description: &Bound<'_, PyAny>) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
         outlet.ending = true;
         loop {
-            // The unit in progress comes first: items must be complete, and sending an error can be resumed.
+            // The rest of an incompletely sent unit is sent first, because readers must receive complete items.
             if outlet.go_on(py)? == Sent::Interrupted {
                 return Ok(false);
             }
@@ -293,13 +299,13 @@ impl Sender {
         }
     }
 
-    /// Sends a message of the control protocol over the first link. Gives up after `seconds`.
+    /// Sends a message of the control protocol over the first link. Fails if this takes longer than `seconds`.
     ///
-    /// `order` is the epoch that the message orders, or a larger number for a stop. The order ends the running epoch of
+    /// `order` is the epoch that the message starts, or a larger number for a stop. The order ends the running epoch of
     /// the peer. `tick` is called several times per second during the wait. If `tick` raises, the wait ends, and the
     /// message is not sent.
     ///
-    /// Raises TimeoutError if the peer does not read.
+    /// Raises TimeoutError if the peer does not read the message.
     #[pyo3(signature = (message, seconds = None, order = None, tick = None))]
     fn send_message(
         &self,
@@ -320,8 +326,8 @@ impl Sender {
         sent.map(drop)
     }
 
-    /// Sends the result with this number over the first link, with the seconds since the first item of its batch was
-    /// started. If `more_comes`, another result follows at once, so the wake-up of the peer may be delayed.
+    /// Sends the result of call `number` over the first link, with the seconds since work on its batch began. If
+    /// `more_comes`, another result follows immediately, so the wake-up of the peer may be delayed.
     fn send_result(
         &self,
         py: Python<'_>,
@@ -350,8 +356,8 @@ impl Sender {
         Ok(producer.acknowledged().map_err(errors::corrupted)? >= count)
     }
 
-    /// Returns the pass, and the number of its items computed for all readers, including earlier runs: sent items,
-    /// unwanted items, and the item in progress.
+    /// Returns the number of the pass, and how many of its items were computed for all readers, including items of
+    /// earlier runs, unwanted items, and the item that is being sent.
     fn made(&self) -> PyResult<(u32, u64)> {
         let outlet = self.outlet()?;
         let waits = outlet.departing.as_ref().is_some_and(|unit| unit.kind & kind::WHAT == kind::ITEM);
@@ -359,7 +365,8 @@ impl Sender {
         Ok((outlet.producers[0].stream().pass(), made + u64::from(waits)))
     }
 
-    /// Creates an array with a plain dtype over a block of the arena for the next item. Can be called by any thread.
+    /// Creates an array with a plain dtype in a block of the arena, for use in the next item. Can be called by any
+    /// thread.
     ///
     /// Returns None if the arena is full, or if the dtype must be pickled.
     fn allocate<'py>(
@@ -381,15 +388,15 @@ impl Sender {
         codec::empty_over(buffer, dtype, shape).map(Some)
     }
 
-    /// Reclaims blocks, and returns memory to the system that was unused for some seconds.
+    /// Reclaims blocks, and returns memory that was unused for some seconds to the system.
     ///
-    /// Returns whether there may be something to do later. Sending does this automatically, so this is only for an idle
-    /// sender.
+    /// Returns whether there may be more to do later. Sending does this automatically, so only an idle sender must call
+    /// this method.
     fn tidy(&self, py: Python<'_>) -> PyResult<bool> {
         tidy(py, &self.arenas)
     }
 
-    /// Visits nothing while a thread sends, because the reference of that thread keeps this object alive.
+    /// Visits nothing while a thread sends, because that thread holds a reference that keeps this object alive.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(outlet) = self.outlet.try_lock() else { return Ok(()) };
         visit.call(outlet.taker.as_ref().map(|(taker, _)| taker))?;

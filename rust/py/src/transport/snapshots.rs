@@ -1,8 +1,8 @@
-//! Snapshots of a graph in a link: their schedule, their format, and their storage.
+//! Snapshots of a graph that are sent over a link: their schedule, their format, and their storage.
 //!
-//! A child takes snapshots by itself, between two items, and sends them only if ring and arena have room. Otherwise the
-//! snapshots are dropped, so that they never cause a wait. The format is a unit of little-endian words, followed by the
-//! content inline or in a block:
+//! A child takes snapshots between two items, without a request, and sends a snapshot only if ring and arena have room.
+//! Otherwise the snapshot is dropped, so that it never delays an item. The format is a unit of little-endian words,
+//! followed by the content, which is inline or in a block:
 //!
 //! ```text
 //! pass | share: pass, items, checksum | links | by link: items, checksum | content
@@ -26,31 +26,31 @@ use torchdata_core::sampled_clock::SampledClock;
 use super::kinds as kind;
 use crate::errors;
 
-/// The prefix of the first snapshot's content if no snapshot can be taken. The reason follows.
+/// The prefix of the first snapshot's content if no snapshot can be taken. The reason follows the prefix.
 pub const REASON: &[u8] = b"tdno";
 
-/// The bytes of a snapshot as a Python object.
+/// The bytes of a snapshot, as a Python object.
 pub type Content = Py<PyBytes>;
 
-/// The schedule of snapshots. If a snapshot takes a time c, the next is due after `most_often` and `factor` times c,
-/// whichever is later. The shortest of the last three snapshots counts, because the system may suspend a process during
-/// a snapshot. The first snapshots, whose code has not run before, take several times as long as later ones. The pauses
-/// after the first two are therefore shorter.
+/// The schedule of snapshots. After a snapshot that took c seconds, the next snapshot is due after `most_often` or
+/// after `factor` times c, whichever is longer. c is the shortest time of the last three snapshots, because the system
+/// may suspend a process during a snapshot. The first snapshots run code for the first time, so they take several times
+/// as long as later ones. The pauses after the first two snapshots are therefore shorter.
 pub struct Cadence {
     most_often: Duration,
     factor: f64,
-    /// The seconds that the last snapshots took, oldest first. Infinite for snapshots that were not taken yet.
+    /// The seconds that the last snapshots took, oldest first. Infinite if a snapshot was not taken yet.
     took: [f64; 3],
     due: Instant,
     clock: SampledClock,
 }
 
-/// The maximum number of items between two readings of the clock, and the interval below which readings become less
-/// frequent.
+/// `LONGEST_STEP` is the maximum number of items between two readings of the clock. While two readings are closer
+/// together than `NEAR`, the number of items between readings grows.
 const LONGEST_STEP: u32 = 64;
 const NEAR: Duration = Duration::from_micros(100);
 
-/// The part of the usual pause that follows the first and the second snapshot.
+/// The fraction of the usual pause that follows the first and the second snapshot.
 const EARLY: f64 = 0.1;
 
 impl Cadence {
@@ -60,13 +60,13 @@ impl Cadence {
         Self { most_often, factor, took: [f64::INFINITY; 3], due: Instant::now() + most_often, clock }
     }
 
-    /// Returns whether a snapshot is due. Call once per item.
+    /// Returns whether a snapshot is due. Must be called once per item.
     #[inline]
     pub fn is_due(&mut self) -> bool {
         self.clock.sample().is_some_and(|now| now >= self.due)
     }
 
-    /// Records a snapshot that was started at `began`.
+    /// Records that a snapshot which was started at `began` is complete.
     pub fn made(&mut self, began: Instant) {
         let now = Instant::now();
         self.took.rotate_left(1);
@@ -78,14 +78,14 @@ impl Cadence {
     }
 }
 
-/// The latest snapshot of the dispatching process, on its way through a worker.
+/// In a worker: the latest snapshot of the dispatching process, until the pump sends it to the main process.
 #[derive(Default)]
 pub struct Relay {
     waits: AtomicBool,
     last: Mutex<Relayed>,
 }
 
-/// A snapshot to relay: the inline payload, and the content of its block.
+/// A snapshot to relay, split into the inline payload and the content of its block.
 #[derive(Default)]
 pub struct Relayed {
     pub payload: Vec<u8>,
@@ -120,7 +120,7 @@ impl Relay {
     }
 }
 
-/// Longer content is sent in a block, because the ring is for items.
+/// Longer content is sent in a block, because the ring is meant for items.
 const LONGEST_INLINE: usize = 4 << 10;
 
 /// Sends a snapshot if there is room, and returns whether it was sent.
@@ -146,7 +146,7 @@ pub fn head(pass: u32, share: Share, accounts: impl ExactSizeIterator<Item = Acc
     words.into_iter().flat_map(u64::to_le_bytes).collect()
 }
 
-/// A received unit with its decoded head and its encoded content.
+/// A received snapshot with its decoded head and its encoded content.
 pub struct Opened<'a> {
     pass: u32,
     share: Share,
@@ -181,7 +181,7 @@ impl<'a> Opened<'a> {
         })
     }
 
-    /// Copies the content once. The content may be long, and a reader that waits for an item also waits for this copy.
+    /// Copies the content once. A reader that waits for an item also waits for this copy, which may be long.
     fn content(&self, py: Python<'_>) -> PyResult<Content> {
         match self.block {
             None => Ok(PyBytes::new(py, self.inline).unbind()),
@@ -195,7 +195,7 @@ impl<'a> Opened<'a> {
         Ok(Some(Snapshot { sent, share: self.share, content: self.content(py)? }))
     }
 
-    /// Decodes the snapshot of the dispatching process.
+    /// Decodes a snapshot of the dispatching process.
     pub fn dealt(self, py: Python<'_>) -> PyResult<Dealt<Content>> {
         let content = self.content(py)?;
         let mut accounts = self.accounts;
@@ -223,9 +223,10 @@ pub fn is_snapshot(unit_kind: u16) -> bool {
 }
 
 pub type Entry = (u64, u64);
-/// A snapshot as a Python tuple: sent items, pass and read items of the dispatched items, content.
+/// A snapshot as a Python tuple: (items, checksum) that were sent, pass and (items, checksum) of the dispatched items,
+/// content.
 pub type Kept = (Entry, u32, Entry, Content);
-/// A snapshot of the dispatching process as a Python tuple: pass, dispatched items by worker, content.
+/// A snapshot of the dispatching process as a Python tuple: pass, dispatched items of each worker, content.
 pub type KeptDealt = (u32, Vec<Entry>, Content);
 
 pub fn account((items, checksum): Entry) -> Account {
@@ -252,8 +253,8 @@ pub fn unkept_dealt((pass, accounts, content): KeptDealt) -> Dealt<Content> {
     Dealt { pass, accounts: accounts.into_iter().map(account).collect(), content }
 }
 
-/// Positions as a Python tuple: by peer, the received items and the latest snapshot before them; and the matching
-/// snapshot of the dispatching process.
+/// Positions as a Python tuple: for each peer, the received items and the latest snapshot before them; then the
+/// matching snapshot of the dispatching process.
 pub type KeptPlaces = (Vec<(Entry, Option<Kept>)>, Option<KeptDealt>);
 
 pub fn kept_places(py: Python<'_>, books: &Books<Content>, places: &[PeerPosition<'_, Content>]) -> KeptPlaces {

@@ -1,5 +1,5 @@
-//! Python class for the board of counters: created by the main process, used by each process, and readable by other
-//! processes with permission.
+//! The Python class for the board of counters. The main process creates the board, each process of the loader counts on
+//! it, and other processes with permission can read it.
 
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ enum Counted<'py> {
     Handing(Bound<'py, HandingIterator>),
 }
 
-/// Counters of all processes of a loader, in shared memory. See `torchdata_core::stats` for most methods.
+/// The counters of all processes of a loader, in shared memory. Most methods are documented in `torchdata_core::stats`.
 #[pyclass(frozen, name = "StatsBoard", module = "torchdata._native")]
 pub struct PyStatsBoard(pub Arc<Board>);
 
@@ -35,7 +35,7 @@ impl PyStatsBoard {
         self.0.page(index).ok_or_else(|| PyIndexError::new_err(format!("there are {pages} pages, not {index}")))
     }
 
-    /// Returns a page that this process may write to.
+    /// Returns a page, or an error if this process may not write to it.
     fn own_page(&self, index: usize) -> PyResult<PageRef> {
         if self.0.is_of_this_process() {
             return self.page(index);
@@ -45,12 +45,12 @@ impl PyStatsBoard {
         ))
     }
 
-    /// Returns a pipe that was named by `bind`, on a page that this process may write to.
+    /// Returns a pipe that `bind` has named on a page, or an error if this process may not write to the page.
     pub fn pipe(&self, page: usize, index: usize) -> PyResult<PipeRef> {
         self.own_page(page)?.pipe_at(index).ok_or_else(|| PyIndexError::new_err("a page has no room for more pipes"))
     }
 
-    /// Returns the counters of link ends, starting with flow `first`.
+    /// Returns the counters of several link ends. The first link end uses flow number `first`.
     pub fn flows(&self, page: usize, first: usize, peers: &[u32], sends: bool) -> PyResult<Vec<FlowRef>> {
         let page = self.own_page(page)?;
         let flows = peers.iter().enumerate().map(|(index, &peer)| page.flow(first + index, peer, sends));
@@ -63,13 +63,13 @@ type Pipe<'py> = (Bound<'py, IterationToken>, String, String, Option<usize>, u32
 
 #[pymethods]
 impl PyStatsBoard {
-    /// Creates a board for this many processes, each with this many link ends and pipes.
+    /// Creates a board for `pages` processes, each with `flows` link ends and `pipes` pipes.
     #[new]
     fn new(pages: u32, flows: u32, pipes: u32, full: bool) -> PyResult<Self> {
         Board::create(BoardConfig { pages, flows, pipes }, full).map(Self).map_err(errors::open)
     }
 
-    /// Maps a board from a descriptor, which is closed.
+    /// Maps the board of a descriptor, and closes the descriptor.
     #[staticmethod]
     fn attach(fd: i32) -> PyResult<Self> {
         Board::attach(take_fd(fd)?).map(Self).map_err(errors::open)
@@ -85,12 +85,12 @@ impl PyStatsBoard {
         self.0.fd().map_or(-1, |fd| fd.as_raw_fd())
     }
 
-    /// Closes the descriptor. Afterwards the board cannot be found from outside.
+    /// Closes the descriptor. Afterwards, other programs can no longer find the board.
     fn close_descriptor(&self) {
         self.0.close();
     }
 
-    /// Returns a board that this process may write to: this object, or in a forked child a new mapping.
+    /// Returns a board that this process may write to: this object, or a new mapping in a forked child.
     fn here(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
         let board = slf.get();
         match board.0.fd() {
@@ -107,7 +107,7 @@ impl PyStatsBoard {
         self.0.is_full()
     }
 
-    /// Makes the processes send snapshots of any size. Does nothing in a process that was forked from the owner.
+    /// Allows the processes to send snapshots of any size. Does nothing in a process that was forked from the owner.
     fn want_large_snapshots(&self) {
         if self.0.is_of_this_process() {
             self.0.want_large_snapshots();
@@ -131,7 +131,7 @@ impl PyStatsBoard {
         self.0.made()
     }
 
-    /// Takes a page for this process. Roles: 1 main process, 2 worker, 3 dispatching process.
+    /// Assigns a page to this process. The roles are 1 (main process), 2 (worker) and 3 (dispatching process).
     fn adopt(&self, page: usize, role: u32, number: u32) -> PyResult<()> {
         let role = match role {
             1 => Role::Main,
@@ -143,7 +143,7 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Counts the pipes of this process's graphs. `end` is the index of the pipe that is iterated now.
+    /// Starts counting the pipes of this process's graphs. `end` is the index of the pipe that is iterated now.
     fn bind(&self, page: usize, pipes: Vec<Pipe<'_>>, end: usize) -> PyResult<()> {
         let own = self.own_page(page)?;
         let count = pipes.len();
@@ -157,7 +157,7 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Counts items of a pipe that was named by `bind`. One call took this many nanoseconds, and represents `weight`
+    /// Counts items of a pipe that `bind` has named. One call took this many nanoseconds, and represents `weight`
     /// calls. Does nothing in a process that was forked from the counting process.
     fn add_work(&self, page: usize, pipe: usize, items: u64, nanoseconds: u64, weight: u64) -> PyResult<()> {
         if self.0.is_of_this_process() {
@@ -166,7 +166,8 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Counts and measures the items of an iterator from its next epoch on, at a pipe of the main process's page.
+    /// Counts and measures the items of an iterator from its next epoch on, in the record of a pipe on the main
+    /// process's page.
     fn count_items(&self, py: Python<'_>, iterator: Counted<'_>, page: usize, pipe: usize) -> PyResult<()> {
         let pipe = self.pipe(page, pipe)?;
         match iterator {
@@ -197,8 +198,8 @@ impl PyStatsBoard {
         Ok(self.page(page)?.carry_out())
     }
 
-    /// Writes the copy of a page from another machine to a page. The process that takes the page continues these
-    /// counts.
+    /// Writes a copy of a page from another machine to a page of this board. The process that owns the page continues
+    /// these counts.
     fn take_in(&self, page: usize, carried: &[u8]) -> PyResult<()> {
         self.own_page(page)?.take_in(carried).map_err(errors::corrupted)
     }
@@ -222,8 +223,7 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Returns the counters of all processes, as one dictionary each. Times are in nanoseconds. Damaged pages are
-    /// skipped.
+    /// Returns one dictionary per process with its counters. Times are in nanoseconds. Damaged pages are skipped.
     fn read<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         plain(py, &Value::List(self.0.read()))
     }

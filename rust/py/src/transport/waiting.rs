@@ -1,4 +1,4 @@
-//! Waiting on a doorbell from Python: spin, yield, then sleep in slices without the GIL.
+//! Waits on a doorbell for Python code: checks a few times, yields, and then sleeps in slices without the GIL.
 
 use std::time::{Duration, Instant};
 
@@ -9,22 +9,23 @@ use torchdata_core::stats::{WaitRef, nanoseconds};
 
 use crate::enter::{self, Slices};
 
-/// The number of checks before the first sleep. The number is small, because with more runnable threads than cores, a
+/// The number of checks before the first sleep. The number is small because, with more runnable threads than cores, a
 /// spinning thread can prevent the awaited thread from running.
 const SPINS: u32 = 40;
-/// The interval between two checks of a waiting thread whether other processes still run. These checks need no GIL, and
-/// are necessary because an exit does not ring the bell. A check costs two system calls, so this uses some thousandths
-/// of a core.
+/// The interval at which a waiting thread checks whether other processes still run. The checks are necessary because a
+/// process that exits does not ring the bell. They need no GIL. A check costs two system calls, so all checks together
+/// use some thousandths of a core.
 const GLANCE: Duration = Duration::from_millis(10);
 
-/// Statistics of this process about yielding before the first sleep.
+/// This process's statistics about how often yielding before the first sleep has helped.
 static TURNS: Turns = Turns::new();
 
-/// Waits until `ready` returns true. `ready` may be called many times and without the GIL, but not after it has
-/// returned true.
+/// Waits until `ready` returns true. `ready` may be called many times and without the GIL, but is not called again
+/// after it has returned true.
 ///
-/// `meter` counts the wait, unless it ends after a few checks. `asleep` is called before the first sleep. After each
-/// slice, Python's signals are handled (so that Ctrl-C works) and `tick` is called. An error from either ends the wait.
+/// `meter` counts the wait, unless the wait ends after a few checks. `asleep` is called before the first sleep. After
+/// each slice, Python's signals are handled, so that Ctrl-C works, and `tick` is called. An error from a signal handler
+/// or from `tick` ends the wait.
 pub fn wait_until(
     py: Python<'_>,
     bell: &BellRef,
@@ -36,8 +37,8 @@ pub fn wait_until(
     wait_among(py, bell, meter, None, ready, asleep, tick)
 }
 
-/// The same for a wait that depends on other processes. `bereft` is called every few milliseconds without the GIL. If
-/// `bereft` returns true, the slice ends, and `tick` finds the reason.
+/// Waits like `wait_until`, but for something that depends on other processes. `bereft` is called every few
+/// milliseconds without the GIL. If `bereft` returns true, the slice ends, and `tick` determines the reason.
 pub fn wait_among(
     py: Python<'_>,
     bell: &BellRef,
@@ -75,8 +76,8 @@ pub fn wait_among(
     Ok(())
 }
 
-/// Sleeps until `ready` returns true or the slice ends. Rings for other reasons, such as an item of another worker, do
-/// not take the GIL.
+/// Sleeps until `ready` returns true or the slice ends. If the bell rings for another reason, such as an item of
+/// another worker, the thread continues to sleep without taking the GIL.
 fn sleep(
     bell: &BellRef,
     slice: Duration,

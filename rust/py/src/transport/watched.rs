@@ -1,6 +1,7 @@
-//! Detects the exit of processes while their links are read.
+//! Detects when processes exit while their links are read.
 //!
-//! This runs in the reading thread. An exit is an error, or the process is replaced (see `replacing.rs`).
+//! This code runs in the reading thread. When a process exits, an error is raised or the process is replaced (see
+//! `replacing.rs`).
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -10,7 +11,7 @@ use torchdata_core::process::liveness::Watch;
 
 use crate::descriptors::OwnedDescriptor;
 
-/// How to detect the exit of a process: by its id, or by a descriptor that becomes readable.
+/// How to detect the exit of a process: by its id, or by a descriptor that becomes readable when the process exits.
 #[derive(FromPyObject)]
 pub enum Sign<'py> {
     Number(i32),
@@ -26,7 +27,7 @@ impl Sign<'_> {
     }
 }
 
-/// A watched process, or None for one that was gone already.
+/// A watched process, or None if the process had already exited when watching began.
 type Mortal = Option<Watch>;
 
 fn has_died(process: &Mortal) -> bool {
@@ -39,17 +40,17 @@ pub struct Replacing {
     pub on_replace: Py<PyAny>,
 }
 
-/// The processes watched while the reader waits. A worker watches none: it exits with the main process, which informs
-/// it of other exits.
+/// The processes that are watched while the reader waits. A worker watches no process: it exits with the main process,
+/// and the main process informs it when other processes exit.
 #[derive(Default)]
 pub struct DeathWatch {
     /// The watched processes, each with its index for the callbacks.
     processes: Vec<(usize, Mortal)>,
-    /// The process that was found to have exited.
+    /// The index of a process that was found to have exited.
     dead: Option<usize>,
-    /// Called with the index of a process that has exited; raises.
+    /// Called with the index of a process that has exited. The callback must raise.
     on_exit: Option<Py<PyAny>>,
-    /// Called instead of `on_exit` if exited processes are replaced.
+    /// The callbacks that are called instead of `on_exit` if exited processes are replaced.
     replacing: Option<Replacing>,
 }
 
@@ -72,7 +73,7 @@ impl DeathWatch {
         self.processes.is_empty()
     }
 
-    /// Returns whether any process has exited. With descriptors, this is one system call.
+    /// Returns whether any watched process has exited. If all processes have descriptors, this is one system call.
     pub fn any_died(&self) -> bool {
         let watches = || self.processes.iter().map(|(_, process)| process.as_ref());
         watches().any(|watch| watch.is_none()) || Watch::any_exited(watches().flatten())
@@ -99,7 +100,7 @@ impl DeathWatch {
         raised.err().unwrap_or_else(|| PyRuntimeError::new_err("a process that the loader depends on has exited"))
     }
 
-    /// Returns the indices of all processes that have exited, including `also`, in order.
+    /// Returns the sorted indices of all processes that have exited, including `also`.
     pub fn all_dead(&self, also: Vec<usize>) -> Vec<usize> {
         let mut dead = also;
         dead.extend(self.processes.iter().filter(|(_, process)| has_died(process)).map(|&(index, _)| index));
@@ -113,7 +114,7 @@ impl DeathWatch {
         self.processes.push((index, sign.watch().ok()));
     }
 
-    /// Stops watching exited processes that were not replaced because their work was finished.
+    /// Stops watching exited processes that need no replacement because they had finished their work.
     pub fn forget(&mut self, dead: &[usize]) {
         self.processes.retain(|(index, process)| !(dead.contains(index) && has_died(process)));
         self.dead = None;
@@ -125,7 +126,7 @@ impl DeathWatch {
         visit.call(self.replacing.as_ref().map(|replacing| &replacing.on_replace))
     }
 
-    /// Takes the callbacks, to be dropped by the caller.
+    /// Removes and returns the callbacks. The caller must drop them.
     pub fn clear(&mut self) -> (Option<Py<PyAny>>, Option<Replacing>) {
         (self.on_exit.take(), self.replacing.take())
     }

@@ -320,7 +320,7 @@ def test_a_process_with_buffered_items_is_waited_for_until_the_timeout(folder, r
     writer = start(resting_after_one, folder, results, batched)
     wait_for(lambda: results.has("first"))
     pipe = cached(folder, "abcd", timeout=0.1)
-    with pytest.raises(TimeoutError, match=rf"{folder / 'b'}.*if it hangs or rests, end it"):
+    with pytest.raises(TimeoutError, match=rf"{folder / 'b'}.*if it hangs or is stopped, end it"):
         list(pipe)
     assert (folder / "d").exists(), "what could be done was done"
     results.note("go on")

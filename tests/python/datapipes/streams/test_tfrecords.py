@@ -239,7 +239,7 @@ def test_a_record_that_does_not_fit_is_an_error_that_names_path_record_and_byte(
 def test_a_feature_without_a_list_raises_an_error() -> None:
     example = example_pb2.Example()
     example.features.feature["n"].SetInParent()
-    with pytest.raises(RuntimeError, match=r"record 0 .*feature \"n\" holds no list"):
+    with pytest.raises(RuntimeError, match=r"record 0 .*feature \"n\" does not contain a list"):
         loaded(framed(example.SerializeToString()))
 
 
@@ -255,7 +255,7 @@ ONE = framed(record({"x": ("int", [1])}))
         (ONE[:-6] + b"!" + ONE[-5:], "checksum of its data is wrong"),
         (b"no TFRecord file at all", "no .uncompressed. TFRecord file"),
         (gzip.compress(ONE, mtime=0), "no .uncompressed. TFRecord file"),
-        (framed(b"\xff\xff"), "no valid protocol buffer"),
+        (framed(b"\xff\xff"), "not a valid protocol buffer"),
         (framed(struct.pack("<Q", 2**40))[16:16] + struct.pack("<Q", 2**40), "truncated"),
         (struct.pack("<Q", 2**40) + TFRecordWriter.masked_crc(struct.pack("<Q", 2**40)), "max_length=134217728"),
     ],
@@ -352,7 +352,7 @@ def test_a_state_resumes_at_the_damaged_record() -> None:
 @pytest.mark.parametrize(
     ("item", "message"),
     [
-        (("file", io.StringIO("text")), "'file'.*str where bytes are needed.*binary mode"),
+        (("file", io.StringIO("text")), "'file'.*str instead of bytes.*binary mode"),
         (("file", b"bytes"), "binary stream"),
         ("file", "TFRecordLoader expects pairs"),
         ((1, io.BytesIO()), "expects a str as path"),

@@ -207,7 +207,7 @@ def _shape(value: Any) -> str:
     if isinstance(value, Sized):
         try:
             return f"{kind} of length {len(value)}"
-        except Exception:  # a user's class may raise anything
+        except Exception:  # a property of a user's class may raise any error
             return kind
     return kind
 

@@ -161,7 +161,7 @@ def pair_streams_with_torch(ours: Any) -> None:
 
 
 def _pair(theirs: Any, ours: Any) -> None:
-    theirs.register(ours)  # precedes the entry in `_twins`, because ABC refuses inheritance cycles
+    theirs.register(ours)  # comes before the entry in `_twins`, because ABC refuses inheritance cycles
     _twins[theirs], _twins[ours] = ours, theirs
 
 
@@ -184,7 +184,7 @@ def _derive(ours: Any, dataset: Any) -> None:
     if isinstance(dataset, type) and not issubclass(ours, dataset):
         try:
             ours.__bases__ = (*ours.__bases__[:-1], dataset, *ours.__bases__[-1:])  # the last base is Generic
-        except TypeError as error:  # torch must stay importable if a release changes the layout of its classes
+        except TypeError as error:  # torch must remain importable even if a release changes the layout of its classes
             warnings.warn(
                 f"{ours.__name__} could not be made a subclass of {dataset.__module__}.{dataset.__qualname__}, so "
                 f"isinstance(pipe, {dataset.__qualname__}) is False; all else works: {error}",
@@ -207,7 +207,7 @@ def meet_torch(*bases: Any) -> None:
 def _when_imported(call: Callable[[Any], object]) -> None:
     """Calls a function with PyTorch's module of datasets and pipes, now or when that module is imported."""
     loaded = sys.modules.get(_MODULE)
-    if loaded is not None and hasattr(loaded, "DataLoader"):  # if the name is missing, the import is in progress
+    if loaded is not None and hasattr(loaded, "DataLoader"):  # if the name is missing, the import is still in progress
         call(loaded)
         return
     _waiting.append(call)
@@ -246,7 +246,7 @@ def yielded_so_far(datapipe: Any) -> int | None:
             f"the state of {datapipe!r} cannot be saved, because torch's pipe of that name does not keep its seed; "
             "build the pipeline with the pipe of torchdata.datapipes.iter instead"
         )
-    not_started = type(datapipe)._snapshot_state  # the class attribute holds the initial value
+    not_started = type(datapipe)._snapshot_state  # the class attribute contains the initial value
     return None if datapipe._snapshot_state is not_started else int(datapipe._number_of_samples_yielded)
 
 

@@ -62,7 +62,7 @@ _turn = threading.RLock()
 
 def _begin_in_child() -> None:
     global _turn
-    _turn = threading.RLock()  # a thread that exists only in the parent may have held the lock
+    _turn = threading.RLock()  # in a forked child, a thread of the parent may hold the inherited lock
 
 
 os.register_at_fork(after_in_child=_begin_in_child)
@@ -132,7 +132,7 @@ class ShardGlobals:
         try:
             return save_generators()
         finally:
-            self.leave()  # `enter` may have seeded a library that another shard has imported
+            self.leave()  # `enter` may have seeded a library that was imported by another shard
             others.enter()
 
 

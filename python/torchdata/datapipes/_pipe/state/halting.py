@@ -95,7 +95,8 @@ class Halt:
     def stand(self) -> None:
         """Pauses the thread once it has read enough items.
 
-        A reader may need more items if the pipeline does not repeat itself. In this case, the thread continues at once.
+        A reader may need more items if the pipeline does not repeat itself. In this case, the thread continues
+        immediately.
         """
         if self._taken >= self._items:
             self._reached.set()
@@ -114,7 +115,7 @@ class Halt:
         self._reached.set()
 
     def wait(self) -> None:
-        """Waits until the thread has read enough items. Returns at once if the pass has not begun."""
+        """Waits until the thread has read enough items. Returns immediately if the pass has not begun."""
         if self._queue is not None:
             self._reached.wait()
 

@@ -57,7 +57,8 @@ class PipeHooks:
     _renews: ClassVar[bool] = True
 
     def _number_of_shares(self) -> int:
-        """Returns the number of shards that yield the items: the number of workers if the pipe stands for workers."""
+        """Returns the number of shards that yield the items. If the pipe represents workers, this is the number of
+        workers."""
         return 1
 
     # -- threads -----------------------------------------------------------------------------------

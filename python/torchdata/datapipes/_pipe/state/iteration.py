@@ -189,16 +189,16 @@ _BEGIN_BY_ITERATE = (
 def unnoticed(datapipe: Any) -> TypeError:
     """Returns the error for a PyTorch pipe if its pass cannot be repeated because the beginning was not recorded."""
     return TypeError(
-        f"a pipeline that ends in {name_of(datapipe)} can be neither saved nor resumed, because its pass began "
-        f"unnoticed: it is a pipe of torch's whose __iter__ is not a generator function. {_BEGIN_BY_ITERATE}"
+        f"a pipeline that ends in {name_of(datapipe)} can be neither saved nor resumed, because the beginning of its "
+        f"pass was not detected: it is a pipe of torch whose __iter__ is not a generator function. {_BEGIN_BY_ITERATE}"
     )
 
 
 def perhaps_over(datapipe: Any) -> TypeError:
     """Returns the error for a PyTorch pipe if it is unknown whether its pass has ended."""
     return TypeError(
-        f"a pipeline that ends in {name_of(datapipe)} cannot be saved here, because it is a pipe of torch's, which "
-        f"does not tell whether its pass is over or the next one was begun. {_BEGIN_BY_ITERATE}"
+        f"a pipeline that ends in {name_of(datapipe)} cannot be saved here, because it is a pipe of torch, which "
+        f"does not show whether its pass is over or its next pass has begun. {_BEGIN_BY_ITERATE}"
     )
 
 
@@ -253,7 +253,7 @@ def _begun_again(datapipe: Any, entry: PipeEntry) -> Iterator[Any]:
         iterator: Iterator[Any] = iter(datapipe)
         if entry.drop:
             next(islice(iterator, entry.drop - 1, entry.drop), None)
-        if entry.finished:  # code after the last item may also draw numbers
+        if entry.finished:  # user code that runs after the last item may also draw numbers
             next(iterator, None)
             record_of(datapipe).ended, iterator = True, iter(())
         halts.wait()

@@ -29,7 +29,7 @@ NESTED = "__nested__"
 #: The key that holds the whole state if the state is not a dict with string keys.
 _WHOLE = "__state__"
 
-#: Keys of dicts that stand for other values.
+#: Keys of dicts that represent other values.
 _RESERVED = frozenset({PICKLED, NESTED})
 
 _ATOMS = frozenset({NoneType, bool, int, float, str, bytes})
@@ -155,7 +155,7 @@ def _pickled(values: dict[str, Any], owner: str) -> bytes:
         culprit = next((name for name, value in values.items() if not _pickles(value)), None)
         raise TypeError(
             f"the state of {owner} cannot be saved, because what it holds under {culprit!r} cannot be pickled "
-            f"({type(error).__name__}: {error}); let items that wait in a pipe be such that pickle can hold them"
+            f"({type(error).__name__}: {error}); use items that can be pickled"
         ) from error
 
 

@@ -89,7 +89,7 @@ class PassRecord:
     goes_on: bool = False
     #: A reference to the pipe that skips exceptions of this pipe; None if no pipe does.
     claim: Any = None
-    #: References to the pipes whose exceptions this pipe skips.
+    #: References to the pipes for which this pipe skips exceptions.
     claimed: list[Any] = field(default_factory=list)
     #: References to the `Renewal` of the running pass, and to the `Renewal` of the reader's running pass.
     renewal: Any = None

@@ -163,7 +163,7 @@ class DealMain(Main):
                     destination = self._destination(item)
                     if destination == instance:
                         yield item
-                        if own:  # meanwhile, a sibling has read items of this child
+                        if own:  # a sibling has read items of this child in the meantime
                             break
                     elif destination is not None:
                         self._keep(item, destination)

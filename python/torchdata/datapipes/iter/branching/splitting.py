@@ -67,7 +67,7 @@ class _ForkMain(Main):
                         if len(queue) > limit >= 0:
                             raise no_fault_of_an_item(self._overflow(instance))
                     yield item if deliver is None else deliver(item)
-                    if own:  # meanwhile, a sibling was read and moved ahead
+                    if own:  # a sibling was read in the meantime and is ahead
                         break
                 else:
                     self._exhausted = True

@@ -116,7 +116,7 @@ def _locked(file: str) -> int | None:
     warn_outside(
         f"The on-disk cache cannot lock files in {os.path.dirname(file)!r}: the file system has no locks, another user "
         "owns the lock file, or something else is in its place. Processes that need the same file each make it, which "
-        "does no harm to the file",
+        "does not damage the file",
         RuntimeWarning,
     )
     return None

@@ -205,8 +205,8 @@ class Section:
                 f"{self._name}: OnDiskCache Exception: {shown(path)} expected to be written by different process, "
                 f"but file is not ready in {limit:g} seconds. Another process or thread holds the lock "
                 f"{shown(locks.lock_file_of(path))} (`fuser` or `lsof` names the process). If that is merely slow, "
-                "raise the limit (end_caching(timeout=...) or the adapter CacheTimeout); if it hangs or rests, end it: "
-                "another process then resumes at once"
+                "raise the limit (end_caching(timeout=...) or the adapter CacheTimeout); if it hangs or is stopped, "
+                "end it: another process then resumes at once"
             )
         time.sleep(min(max(now - since, 0.001), 0.05))
         return since
@@ -227,8 +227,8 @@ class Section:
             self._one_to_many = True
             if self._foreign_thread:
                 raise RuntimeError(
-                    f"{self._name}: the pipes between on_disk_cache and end_caching read ahead in a thread, so it "
-                    f"cannot be told of which item {shown(path)} was made; make the paths of both the same, or move "
+                    f"{self._name}: the pipes between on_disk_cache and end_caching read ahead in a thread, so it is "
+                    f"not known from which item {shown(path)} was made; make the paths of both the same, or move "
                     "the pipe that prefetches out of the cached section"
                 )
             record = flying[-1] if flying else None

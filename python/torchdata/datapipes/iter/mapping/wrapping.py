@@ -183,7 +183,7 @@ class IterableWrapper(IterDataPipe[T_co]):
         if stream is None or not stream.reads(source):
             stream = self._stateful = StatefulStream(source)
         goes_on = record_of(self).goes_on
-        if loaded is not None and (goes_on or source is self.iterable):  # a copy starts each epoch anew
+        if loaded is not None and (goes_on or source is self.iterable):  # a copy starts each epoch from the beginning
             rest: Iterator[T_co] = stream.go_to(loaded)
             if goes_on:
                 return rest

@@ -185,7 +185,7 @@ class AISFileLister(_OfCluster, GivenLength, ListsRoots):
 
 @dataclass(frozen=True)
 class _AISRecipe:
-    """The recipe to open an object, for the first time or again.
+    """The recipe to open or reopen an object.
 
     Args:
         url: the object's URL.

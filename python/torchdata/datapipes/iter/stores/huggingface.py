@@ -89,8 +89,8 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
             return data
         if len(data) != 1:
             raise ValueError(
-                f"HuggingFaceHubReader: the data set {shown(self.dataset)} has the splits {[*data]}; say which one is "
-                f"wanted, as in split={next(iter(data), 'train')!r}"
+                f"HuggingFaceHubReader: the data set {shown(self.dataset)} has the splits {[*data]}; choose one, as "
+                f"in split={next(iter(data), 'train')!r}"
             )
         return next(iter(data.values()))
 

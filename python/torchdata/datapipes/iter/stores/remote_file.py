@@ -74,7 +74,7 @@ class RemoteFile(io.RawIOBase, Generic[R]):
         return self._recipe
 
     def drop_answer(self) -> None:
-        """Returns the connection. Unread data is requested again."""
+        """Returns the connection. Data that was not read is requested a second time."""
         raise NotImplementedError
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from torchdata.datapipes.iter.streams.pairs import source_pipe
 
 __all__ = ["S3FileLister", "S3FileLoader"]
 
-#: Number of keys that obstore returns at once, and that S3 sends per request.
+#: The number of keys that obstore returns in one step, and that S3 sends per request.
 _KEYS_PER_PAGE = 1000
 
 

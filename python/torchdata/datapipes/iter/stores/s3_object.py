@@ -38,7 +38,7 @@ _NOTHING = memoryview(b"")
 
 @dataclass(frozen=True)
 class S3Recipe:
-    """The recipe to open an object, for the first time or again.
+    """The recipe to open or reopen an object.
 
     Args:
         url: the object's URL.

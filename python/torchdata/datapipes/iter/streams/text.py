@@ -47,7 +47,7 @@ def _drop(error: UnicodeError) -> tuple[str, int]:
     if not _told:
         line = error.object[max(error.start - 60, 0) :][:120]
         warn_outside(
-            f"bytes that are no {error.encoding} were left out of {line!r}, and others will be without a further word "
+            f"bytes that are not {error.encoding} were left out of {line!r}, and others will be without a further word "
             f"({error.reason}). Pass the right encoding, or errors='strict' for an error, or errors='ignore' to leave "
             "them out",
             UserWarning,

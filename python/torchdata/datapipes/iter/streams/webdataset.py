@@ -20,13 +20,13 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["WebDataset"]
 
-#: The number of samples whose fields one dict remembers.
+#: The number of samples after which the dict that remembers fields is replaced.
 _GENERATION = 1 << 15
 
 
 @functional_datapipe("webdataset")
 class WebDataset(IterDataPipe[dict[str, Any]]):
-    """Groups consecutive files whose names differ only in the extension into one dict.
+    """Groups consecutive files into one dict if their names differ only in the extension.
 
     A path is divided at the first dot of its last part. The first part is the key of the sample, and the second part
     the file's field: `"shard.tar/7.seg.png"` is the field `".seg.png"` of `"shard.tar/7"`. Backslashes count as

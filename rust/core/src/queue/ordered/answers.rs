@@ -1,40 +1,41 @@
-//! The arguments and results of the queue's methods.
+//! The types of the arguments and results of the queue's methods.
 
-/// The number of a slot. Slots are numbered in order.
+/// The number of a slot. Slots are numbered in the order of the results.
 pub type Slot = u64;
 
-/// The result of requesting the source.
+/// The result of a request to use the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reserve {
-    /// Compute one item and [`put`](OrderedQueue::put) its outcome, or [`skip`](OrderedQueue::skip) the slot.
+    /// The worker must compute one item and [`put`](OrderedQueue::put) its outcome, or [`skip`](OrderedQueue::skip) the
+    /// slot.
     Granted(Slot),
-    /// The queue was full or held, or another worker used the source, until the timeout.
+    /// Until the timeout, the queue was full or on hold, or another worker used the source.
     TimedOut,
-    /// The queue is closed or the source has ended, so no item is needed.
+    /// The queue is closed or the source has ended, so no more items are needed.
     Closed,
 }
 
-/// The result of requesting a submitted item.
+/// The result of a request for a submitted item.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Claim<T> {
-    /// The item of a slot. The queue keeps a copy until the outcome is put.
+    /// The item of a slot. The queue keeps a copy until the worker puts the outcome.
     Given(Slot, T),
-    /// No item is submitted, or the queue is held.
+    /// No submitted item is available, or the queue is on hold.
     TimedOut,
-    /// The queue is closed, so results are dropped.
+    /// The queue is closed, so results would be dropped.
     Closed,
 }
 
-/// The outcome of a slot.
+/// What a worker puts into a slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome<T> {
     /// A result.
     Item(T),
-    /// An error instead of a result. Later results follow.
+    /// An error instead of a result. Later slots still have results.
     Error(T),
-    /// An error after which no item is computed until the consumer has received it.
+    /// An error after which no item is computed until the consumer has received the error.
     Break(T),
-    /// The end, with the error that caused it, if any.
+    /// The end of the results, with the error that caused it, if any.
     End(Option<T>),
 }
 
@@ -63,29 +64,29 @@ impl<T> Outcome<T> {
     }
 }
 
-/// The result of requesting an outcome.
+/// The result of a request for the next outcome.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Pop<T> {
     /// The next result.
     Item(T),
-    /// An error of a worker, in its order.
+    /// An error of a worker, returned in the order of the items.
     Error(T),
     /// An error of the source.
     Broken(T),
-    /// The end of the results. This is also returned after an error that ended the results.
+    /// The end of the results. Every request after the end or after a final error returns it.
     Ended,
-    /// The queue was closed before its end.
+    /// The queue was closed before the results ended.
     Closed,
     /// No outcome was available before the timeout.
     TimedOut,
 }
 
-/// A view of one slot.
+/// The content of one slot, as shown to a thread that inspects the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum View<'a, T> {
-    /// A submitted item that is not claimed.
+    /// A submitted item that no worker has claimed.
     Waiting(&'a T),
-    /// A submitted item that a worker has claimed.
+    /// A submitted item that a worker has claimed and is processing.
     Running(&'a T),
     /// A result.
     Item(&'a T),

@@ -1,4 +1,4 @@
-//! Items that one thread submits and other threads claim.
+//! Claiming: one thread submits items, and worker threads claim them.
 
 use std::time::Duration;
 
@@ -21,24 +21,24 @@ impl<T> OrderedQueue<T> {
         true
     }
 
-    /// Waits up to `timeout` until [`try_claim`](Self::try_claim) may return another result than `TimedOut`, and
-    /// returns whether this is the case.
+    /// Waits up to `timeout` until [`try_claim`](Self::try_claim) may return something other than `TimedOut`. Returns
+    /// whether it may.
     ///
-    /// This function does not claim an item, because a thread without the GIL must not move references to Python
-    /// objects.
+    /// This function does not claim the item itself, because it runs without the GIL, and references to Python objects
+    /// must not be moved without the GIL.
     pub fn wait_claimable(&self, timeout: Duration) -> bool {
         self.wait_for_work(timeout, |state| state.closed)
     }
 
-    /// Like [`wait_claimable`](Self::wait_claimable), for [`claim_some`](Self::claim_some).
+    /// Does the same as [`wait_claimable`](Self::wait_claimable), for [`claim_some`](Self::claim_some).
     pub fn wait_claimable_some(&self, timeout: Duration) -> bool {
         self.wait_for_work(timeout, State::is_claimed)
     }
 
-    /// Claims the first unclaimed item, if any. Called by workers.
+    /// Claims the first submitted item that is not claimed. Called by workers.
     ///
-    /// `copy` is called under the lock, so `copy` must neither call this queue nor run arbitrary code. The function
-    /// copies the item, and returns whether the worker may change it. If so, a hold waits for the worker.
+    /// `copy` copies the item, and returns whether the worker may change it. If so, a hold waits for this worker.
+    /// `copy` is called under the lock, so it must neither call this queue nor run arbitrary code.
     pub fn try_claim(&self, copy: impl FnOnce(&T) -> (T, bool)) -> Claim<T> {
         let mut state = self.lock();
         if state.closed {
@@ -60,8 +60,8 @@ impl<T> OrderedQueue<T> {
         Claim::Given(slot, given)
     }
 
-    /// Leaves the source, and submits its item for another worker. Reserves the next slot if that is possible without
-    /// waiting. Called by the worker at the source.
+    /// Releases the source, and submits the item of the slot for another worker. Also reserves the next slot if this is
+    /// possible without waiting. Called by the worker that uses the source.
     pub fn hand_over(&self, slot: Slot, item: T) -> Option<Slot> {
         let mut state = self.lock();
         let Some(at) = state.find(slot) else { unreachable!("a slot exists until its outcome is put") };
@@ -73,12 +73,12 @@ impl<T> OrderedQueue<T> {
         next
     }
 
-    /// Claims several submitted items, in order. Returns an empty list if there are none at the moment, or None if
-    /// there will be no more.
+    /// Claims several submitted items, in order. Returns an empty list if no item can be claimed now, or None if no
+    /// more items will be submitted.
     ///
-    /// A worker, one of `sharers`, receives its share of the available items, but at least `least` and at most `most`.
-    /// Several items are only returned together if `joins` is true for each of them. `take` removes from an item the
-    /// part that the worker needs. The remaining part stays in the slot, for [`put_some`] or [`hand_back`]. Both
+    /// There are `sharers` workers. Each worker gets an equal part of the available items, but at least `least` and at
+    /// most `most`. Several items are only returned together if `joins` is true for each of them. `take` removes the
+    /// part that the worker needs from an item. The rest stays in the slot for [`put_some`] or [`hand_back`]. Both
     /// closures are called under the lock and must not call this queue.
     ///
     /// [`put_some`]: Self::put_some
@@ -121,8 +121,8 @@ impl<T> OrderedQueue<T> {
         Some((slots, taken))
     }
 
-    /// Puts the outcomes of claimed items. Each outcome is made of the part that stayed in the slot and a new part.
-    /// Returns new parts that must be dropped.
+    /// Puts the outcomes of claimed items. Each outcome is created from the part that stayed in the slot and a new
+    /// part. Returns the new parts that are not needed, so that the caller drops them.
     ///
     /// `complete` is called under the lock and must not call this queue.
     pub fn put_some<X>(
@@ -143,8 +143,8 @@ impl<T> OrderedQueue<T> {
         unwanted
     }
 
-    /// Returns claimed items to the queue, where they are claimed next. `restore` combines the removed part with the
-    /// remaining part. Returns parts that must be dropped.
+    /// Returns claimed items to the queue. They are the next items to be claimed. `restore` combines the removed part
+    /// of an item with the part in the slot. Returns the parts that are not needed, so that the caller drops them.
     pub fn hand_back<X>(&self, parts: Vec<(Slot, X)>, restore: impl Fn(&mut T, X)) -> Vec<X> {
         let mut state = self.lock();
         let mut unwanted = Vec::new();
@@ -162,8 +162,8 @@ impl<T> OrderedQueue<T> {
         unwanted
     }
 
-    /// Submits an item for the workers, after all earlier items, even if this exceeds the capacity. Called by the
-    /// consumer.
+    /// Submits an item for the workers, after all items that were submitted before. The number of items may exceed the
+    /// capacity. Called by the consumer.
     pub fn submit(&self, item: T) {
         let mut state = self.lock();
         let slot = state.add(Phase::Waiting(item), false);

@@ -1,4 +1,4 @@
-//! Holds: they pause the workers while a thread inspects the queue.
+//! Holds prevent workers from starting items while a thread inspects the queue.
 
 use std::time::Duration;
 
@@ -6,21 +6,21 @@ use super::OrderedQueue;
 use super::state::{Begun, sleep};
 
 impl<T> OrderedQueue<T> {
-    /// Prevents workers from starting items until each call of `hold` is matched by a call of `release`. Workers may
-    /// still be computing an item: see [`wait_still`](Self::wait_still).
+    /// Prevents workers from starting items, until each call of `hold` was followed by a call of `release`. Workers may
+    /// still be computing an item (see [`wait_still`](Self::wait_still)).
     pub fn hold(&self) {
         self.lock().holds += 1;
     }
 
-    /// Ends a hold. Only its owner may call this, once.
+    /// Ends a hold. Must be called exactly once by the owner of the hold.
     pub fn release(&self) {
         let mut state = self.lock();
         state.holds -= 1;
         self.tell(state);
     }
 
-    /// Waits up to `timeout` until no worker uses the source or an item that it may change. The queue must be held or
-    /// closed.
+    /// Waits up to `timeout` until no worker uses the source, or processes an item that the worker may change. The
+    /// queue must be on hold or closed.
     pub fn wait_still(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();

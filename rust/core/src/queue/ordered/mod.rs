@@ -1,28 +1,29 @@
 //! The bounded queue between threads that read ahead and the thread that consumes their results.
 //!
 //! Several worker threads and one consumer thread of a process share an [`OrderedQueue`]. A worker gets a slot *before*
-//! it computes an item, so there is always space for the item. A worker gets an item in one of two ways:
+//! it computes an item, so there is always space for the result. A worker gets an item in one of two ways:
 //!
-//! - [`OrderedQueue::reserve`]: the worker has exclusive use of the source until [`OrderedQueue::leave_source`], or
-//!   until it puts the result, and takes the item from the source.
-//! - [`OrderedQueue::try_claim`]: the consumer has submitted an item, and the worker takes it.
+//! - [`OrderedQueue::reserve`]: the worker takes an item from the source. It has exclusive use of the source until it
+//!   calls [`OrderedQueue::leave_source`] or puts the result.
+//! - [`OrderedQueue::try_claim`]: the worker takes an item that the consumer has submitted.
 //!
-//! Alternatively, one worker reserves slots and submits what it takes from the source ([`OrderedQueue::hand_over`]),
-//! and other workers claim several of these items at once ([`OrderedQueue::claim_some`]).
+//! Alternatively, one worker reserves slots and submits the items of the source ([`OrderedQueue::hand_over`]). Other
+//! workers then claim several of these items at once ([`OrderedQueue::claim_some`]).
 //!
-//! The worker then puts the outcome of the slot. Results are returned in the order of the slots, or as they become
-//! ready. A thread that holds the queue (see [`OrderedQueue::hold`]) sees every item. Any number of threads can hold it
-//! independently.
+//! The worker then puts the outcome of the slot. Results are returned in the order of the slots, or in the order in
+//! which they become ready. A thread that holds the queue (see [`OrderedQueue::hold`]) can inspect every item. Any
+//! number of threads can hold the queue independently.
 //!
-//! The channels and the `ArrayQueue` of crossbeam do not suffice for three reasons. The buffered items must be visible
-//! for states and for Python's garbage collector. A slot must be reserved before its item exists. The capacity changes.
+//! The channels and the `ArrayQueue` of crossbeam are not sufficient for three reasons. States and Python's garbage
+//! collector must be able to visit the buffered items. A slot must be reserved before its item exists. The capacity can
+//! change.
 //!
-//! One lock guards all state. The lock is held for a few instructions only, and never during waits or while foreign
-//! code runs. Contents are dropped after the lock is released. Memory depends on the buffered items, not on the
-//! capacity. Each side is woken only if it sleeps, because every wake-up is a system call. If several workers sleep,
-//! one is woken, and this worker wakes the next one.
+//! One lock protects all state. It is held for a few instructions only, and never during waits or while the caller's
+//! code runs. Contents are dropped after the lock is released. The memory use depends on the buffered items, not on the
+//! capacity. A thread is woken up only if it sleeps, because every wake-up is a system call. If several workers sleep,
+//! one worker is woken up, and this worker wakes up the next one.
 //!
-//! All waits are bounded: each returns after its timeout, and sleeps at most 100 ms at a time.
+//! All waits are limited: each wait returns after its timeout, and sleeps at most 100 ms at a time.
 
 mod answers;
 mod claiming;
@@ -37,12 +38,12 @@ use state::{Begun, Pending, Phase, State, sleep};
 
 use crate::sync::primitive::{Condvar, Mutex, MutexGuard};
 
-/// A bounded queue between worker threads and one consumer thread. See the module for its rules.
+/// A bounded queue between worker threads and one consumer thread. The rules are described in the module.
 #[derive(Debug)]
 pub struct OrderedQueue<T> {
     in_order: bool,
     state: Mutex<State<T>>,
-    /// Notified for workers that wait to reserve, and for workers that wait to claim.
+    /// `room` is notified for workers that wait to reserve a slot, and `work` for workers that wait to claim an item.
     room: Condvar,
     work: Condvar,
     still: Condvar,
@@ -50,35 +51,35 @@ pub struct OrderedQueue<T> {
 }
 
 impl<T> OrderedQueue<T> {
-    /// Creates an empty queue with up to `capacity` slots, at least one.
+    /// Creates an empty queue with up to `capacity` slots. There is at least one slot.
     ///
-    /// If `in_order` is false, results are returned as they become ready. The end, and an error of the source, are last
-    /// in any case.
+    /// If `in_order` is false, results are returned in the order in which they become ready. The end and an error of
+    /// the source are always returned last.
     pub fn new(capacity: usize, in_order: bool) -> Self {
         let [room, work, still, filled] = std::array::from_fn(|_| Condvar::new());
         Self { in_order, state: Mutex::new(State::new(capacity)), room, work, still, filled }
     }
 
-    /// If a thread panicked while it held the lock, the data is still consistent, because the lock only spans plain
-    /// assignments.
+    /// Locks the state. If a thread panicked while it held the lock, the data is still consistent, because only plain
+    /// assignments are made under the lock.
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The maximum number of slots. Restored and submitted items may exceed it.
+    /// Returns the maximum number of slots. Restored and submitted items may exceed this number.
     pub fn capacity(&self) -> usize {
         self.lock().capacity
     }
 
-    /// Sets the maximum number of slots, at least one.
+    /// Sets the maximum number of slots, which is at least one.
     pub fn set_capacity(&self, capacity: usize) {
         let mut state = self.lock();
         state.capacity = capacity.max(1);
         self.tell(state);
     }
 
-    /// Returns whether, since the last call, a worker first found no free slot and later the consumer found no result,
-    /// so that more slots would have helped.
+    /// Returns whether more slots would have helped since the last call. This is the case if a worker found no free
+    /// slot and the consumer later found no result.
     pub fn has_lacked(&self) -> bool {
         std::mem::take(&mut self.lock().lacked)
     }
@@ -89,12 +90,12 @@ impl<T> OrderedQueue<T> {
         state.hungry > 0 && !state.fed
     }
 
-    /// The number of used slots. An error or the end counts as one.
+    /// Returns the number of used slots. An error or the end uses one slot.
     pub fn len(&self) -> usize {
         self.lock().len()
     }
 
-    /// Returns whether the end was put.
+    /// Returns whether the end of the results was put.
     pub fn is_finished(&self) -> bool {
         self.lock().finished
     }
@@ -104,12 +105,12 @@ impl<T> OrderedQueue<T> {
         self.lock().closed
     }
 
-    /// Returns whether the queue is held.
+    /// Returns whether the queue is on hold.
     pub fn is_held(&self) -> bool {
         self.lock().holds > 0
     }
 
-    /// Wakes the threads that can continue: a worker, the consumer, and holders.
+    /// Wakes up the threads that can continue: a worker, the consumer, and threads that hold the queue.
     fn tell(&self, mut state: MutexGuard<'_, State<T>>) {
         let over = state.is_over();
         let room = over || state.may_reserve();
@@ -138,17 +139,17 @@ impl<T> OrderedQueue<T> {
     pub fn try_reserve(&self) -> Reserve {
         let mut state = self.lock();
         if state.is_over() {
-            self.tell(state); // one worker is woken at a time, and wakes the next one
+            self.tell(state); // wakes up another worker, because one worker is woken up at a time
             return Reserve::Closed;
         }
         state.try_reserve().map_or(Reserve::TimedOut, Reserve::Granted)
     }
 
-    /// Waits up to `timeout` until [`try_reserve`](Self::try_reserve) may return something else than `TimedOut`, and
-    /// returns whether it may.
+    /// Waits up to `timeout` until [`try_reserve`](Self::try_reserve) may return something other than `TimedOut`.
+    /// Returns whether it may.
     ///
-    /// This function does not reserve the source. A worker that waits for the GIL next would otherwise block a worker
-    /// that has the GIL.
+    /// This function does not reserve the source. The worker may have to wait for the GIL next, and would block a
+    /// worker that has the GIL.
     pub fn wait_reservable(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();
@@ -163,7 +164,7 @@ impl<T> OrderedQueue<T> {
         true
     }
 
-    /// Adds an existing outcome at the end, even if this exceeds the capacity.
+    /// Adds an existing outcome at the end. The number of outcomes may exceed the capacity.
     pub fn append(&self, outcome: Outcome<T>) {
         let mut state = self.lock();
         let slot = state.add(Phase::Making, false);
@@ -171,10 +172,10 @@ impl<T> OrderedQueue<T> {
         self.tell(state);
     }
 
-    /// Puts the outcome of a slot. If its worker used the source, the worker has left it then.
+    /// Puts the outcome of a slot. If the worker of the slot was using the source, this releases the source.
     ///
     /// The outcome is kept even if the queue was closed in the meantime, because the source has advanced. Returns the
-    /// copy of a submitted item for dropping.
+    /// copy of a submitted item, so that the caller drops it.
     pub fn put(&self, slot: Slot, outcome: Outcome<T>) -> Option<T> {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);
@@ -182,8 +183,8 @@ impl<T> OrderedQueue<T> {
         copy
     }
 
-    /// Like `put`, and also reserves the next slot if that is possible without waiting, so that no other worker has to
-    /// be woken.
+    /// Does the same as `put`, and also reserves the next slot if this is possible without waiting. This saves waking
+    /// up another worker.
     pub fn put_and_reserve(&self, slot: Slot, outcome: Outcome<T>) -> (Option<T>, Option<Slot>) {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);
@@ -202,8 +203,8 @@ impl<T> OrderedQueue<T> {
         }
     }
 
-    /// Stores the outcome of a slot, and returns the previous state of the slot. The outcome may be ready for the
-    /// consumer then.
+    /// Stores the outcome of a slot, and returns the previous state of the slot. The outcome may then be ready for the
+    /// consumer.
     fn put_down(&self, state: &mut State<T>, at: usize, outcome: Outcome<T>) -> Phase<T> {
         state.settle(at);
         state.finished |= matches!(outcome, Outcome::End(_));
@@ -217,9 +218,9 @@ impl<T> OrderedQueue<T> {
         state.pending.remove(at).map_or(Phase::Making, |one| one.phase)
     }
 
-    /// Records that the worker of a slot has left the source and will put the outcome later.
+    /// Records that the worker of a slot no longer uses the source, and will put the outcome later.
     ///
-    /// The slot stays reserved, and holds do not wait for it.
+    /// The slot stays reserved. A hold does not wait for this worker.
     pub fn leave_source(&self, slot: Slot) {
         let mut state = self.lock();
         if let Some(at) = state.find(slot) {
@@ -239,7 +240,7 @@ impl<T> OrderedQueue<T> {
         self.tell(state);
     }
 
-    /// Returns the next outcome if it is available. Called by the consumer.
+    /// Returns the next outcome if it is ready. Called by the consumer.
     pub fn try_pop(&self) -> Pop<T> {
         let mut state = self.lock();
         if state.ended {
@@ -265,9 +266,10 @@ impl<T> OrderedQueue<T> {
         popped
     }
 
-    /// Waits up to `timeout` until [`try_pop`](Self::try_pop) has a result, and returns whether it has.
+    /// Waits up to `timeout` until [`try_pop`](Self::try_pop) can return an outcome. Returns whether it can.
     ///
-    /// This function removes no item, for the same reason as [`wait_claimable`](Self::wait_claimable).
+    /// This function does not remove the outcome itself, for the same reason as
+    /// [`wait_claimable`](Self::wait_claimable).
     pub fn wait_filled(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();
@@ -282,9 +284,10 @@ impl<T> OrderedQueue<T> {
         true
     }
 
-    /// Ends the stream from either side: the consumer receives no more results, and workers no more slots.
+    /// Closes the queue. After that, the consumer receives no more results and workers get no more slots. Any thread
+    /// may call this.
     ///
-    /// Buffered outcomes stay until they are drained, so that [`for_each`](Self::for_each) can return them.
+    /// Buffered outcomes are kept until they are drained, so that [`for_each`](Self::for_each) can show them.
     pub fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -295,14 +298,14 @@ impl<T> OrderedQueue<T> {
         self.still.notify_all();
     }
 
-    /// Removes all outcomes, submitted items, and copies of items that workers are computing. The slots of these
-    /// workers stay reserved.
+    /// Removes all outcomes, all submitted items, and the queue's copies of items that workers are processing. The
+    /// slots of these workers stay reserved.
     pub fn drain(&self) -> Vec<T> {
         let mut state = self.lock();
         state.waiting.clear();
         state.broken = false;
-        // Draining also removes the end of the results. The consumer of a closed queue has not received all results, so
-        // it must not see an end.
+        // Draining also removes the end of the results. If the queue is closed, the consumer has not received all
+        // results, so it must not receive an end.
         state.ended |= state.finished && !state.closed;
         let ready = std::mem::take(&mut state.ready);
         let mut rest = Vec::new();
@@ -321,8 +324,8 @@ impl<T> OrderedQueue<T> {
         ready.into_iter().filter_map(|(_, outcome)| outcome.into_content()).chain(rest).collect()
     }
 
-    /// Shows all buffered outcomes and items in order, until `look` returns an error. To see the exact position of the
-    /// source, the queue must be held or closed.
+    /// Passes all buffered outcomes and items to `look`, in order, until `look` returns an error. To get the exact
+    /// position of the source, the queue must be on hold or closed.
     ///
     /// `look` is called under the lock, so it must neither call this queue nor run arbitrary code.
     pub fn try_for_each<X>(&self, mut look: impl FnMut(Slot, View<'_, T>) -> Result<(), X>) -> Result<(), X> {
@@ -342,7 +345,7 @@ impl<T> OrderedQueue<T> {
         Ok(())
     }
 
-    /// Shows all buffered outcomes and items, like [`try_for_each`](Self::try_for_each).
+    /// Passes all buffered outcomes and items to `look`, like [`try_for_each`](Self::try_for_each).
     pub fn for_each(&self, mut look: impl FnMut(Slot, View<'_, T>)) {
         let Ok(()) = self.try_for_each(|slot, view| -> Result<(), std::convert::Infallible> {
             look(slot, view);
@@ -350,8 +353,8 @@ impl<T> OrderedQueue<T> {
         });
     }
 
-    /// Replaces the content of a slot that no worker works on. Returns the object to drop: the previous content, or
-    /// `content` if the slot does not exist.
+    /// Replaces the content of a slot if no worker is processing the slot. Returns the object that the caller must
+    /// drop: the previous content, or `content` if the slot does not exist.
     pub fn exchange(&self, slot: Slot, mut content: T) -> T {
         let mut state = self.lock();
         let pending = state.find(slot).and_then(|at| match &mut state.pending[at].phase {

@@ -1,4 +1,4 @@
-//! The state guarded by the lock of the queue, and functions that wait for it to change.
+//! The state that the lock of the queue protects, and functions that wait until it changes.
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::answers::{Outcome, Slot};
 use crate::sync::primitive::{Condvar, MutexGuard};
 
-/// The longest uninterrupted sleep of a wait.
+/// The maximum duration of one sleep within a wait.
 const LONGEST_SLICE: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub(super) enum Phase<T> {
     /// A worker computes the item.
     Making,
     Waiting(T),
-    /// A worker has claimed the item. The field contains a copy, or the part that the worker does not need.
+    /// A worker has claimed the item. The queue keeps a copy of the item, or the part that the worker does not need.
     Running(T),
     Done(Outcome<T>),
 }
@@ -24,20 +24,20 @@ pub(super) enum Phase<T> {
 pub(super) struct Pending<T> {
     pub number: Slot,
     pub phase: Phase<T>,
-    /// Whether a hold waits for the worker of this slot.
+    /// Whether a hold must wait for the worker of this slot.
     pub busy: bool,
 }
 
-/// Workers that sleep for the same reason.
+/// The workers that sleep for the same reason.
 #[derive(Debug, Default)]
 pub(super) struct Idle {
     pub count: usize,
-    /// Whether a worker was woken and has not run since, so that no other worker needs to be woken.
+    /// Whether a worker was woken up but has not run yet, so that no other worker must be woken up.
     pub waking: bool,
 }
 
 impl Idle {
-    /// Returns whether to wake a worker, if there is work.
+    /// Returns whether to wake up a worker. `has_work` is true if there is something to do.
     pub fn wake(&mut self, has_work: bool) -> bool {
         let wake = has_work && self.count > 0 && !self.waking;
         self.waking |= wake;
@@ -49,35 +49,36 @@ impl Idle {
 pub(super) struct State<T> {
     /// Outcomes in the order of delivery to the consumer.
     pub ready: VecDeque<(Slot, Outcome<T>)>,
-    /// Slots before their turn, ordered by number.
+    /// Slots that are not ready or whose turn has not come, ordered by number.
     pub pending: VecDeque<Pending<T>>,
-    /// The numbers of unclaimed slots.
+    /// The numbers of the slots with submitted items that are not claimed.
     pub waiting: VecDeque<Slot>,
     pub next: Slot,
-    /// The number of holds. While there is one, no worker starts an item.
+    /// The number of holds. While it is not 0, no worker starts an item.
     pub holds: usize,
-    /// The number of workers that a hold waits for. At most one of these workers reads the source, and each of the
-    /// others may run the function on a submitted item.
+    /// The number of workers that a hold waits for. At most one of them uses the source. The others may run a function
+    /// on a submitted item.
     pub busy: usize,
     /// Whether a worker uses the source.
     pub source_taken: bool,
     pub closed: bool,
-    /// Whether the end was put, and whether an error is buffered that must be received before further items are
-    /// computed.
+    /// Whether the end was put. `broken` is true while an error is buffered that the consumer must receive before more
+    /// items are computed.
     pub finished: bool,
     pub broken: bool,
     /// Whether the consumer has received the end.
     pub ended: bool,
-    /// Workers that sleep until they can reserve, and workers that sleep until they can claim.
+    /// Workers that sleep until they can reserve a slot. `claiming` contains workers that sleep until they can claim an
+    /// item.
     pub reserving: Idle,
     pub claiming: Idle,
-    /// The number of consumers that wait for an outcome (more than one only if the user makes a mistake), and whether
-    /// they were woken and have not run since.
+    /// The number of consumers that wait for an outcome. `fed` is true if they were woken up but have not run yet.
+    /// There is more than one consumer only if the user makes a mistake.
     pub hungry: usize,
     pub fed: bool,
     /// The maximum number of used slots.
     pub capacity: usize,
-    /// Whether a worker has found no free slot, and whether the consumer has waited after that.
+    /// Whether a worker has found no free slot. `lacked` is true if the consumer has waited after that.
     pub was_full: bool,
     pub lacked: bool,
 }
@@ -135,7 +136,7 @@ impl<T> State<T> {
         self.holds == 0 && !self.waiting.is_empty()
     }
 
-    /// Returns whether there will be nothing more to claim.
+    /// Returns whether no more items can ever be claimed.
     pub fn is_claimed(&self) -> bool {
         self.closed || self.finished && self.waiting.is_empty()
     }
@@ -156,7 +157,8 @@ impl<T> State<T> {
         }
     }
 
-    /// Removes the item of a claimed slot, and returns it with its index in `pending`. None if it was drained.
+    /// Removes and returns the item of a claimed slot, with its index in `pending`. Returns None if the item was
+    /// drained.
     pub fn take_running(&mut self, slot: Slot) -> Option<(usize, T)> {
         let at = self.find(slot)?;
         match std::mem::replace(&mut self.pending[at].phase, Phase::Making) {
@@ -168,7 +170,7 @@ impl<T> State<T> {
         }
     }
 
-    /// Records that holds need not wait for the worker of a slot.
+    /// Records that holds need not wait for the worker of a slot any more.
     pub fn settle(&mut self, at: usize) {
         if std::mem::take(&mut self.pending[at].busy) {
             self.busy -= 1;
@@ -178,7 +180,7 @@ impl<T> State<T> {
         }
     }
 
-    /// Moves outcomes to `ready` if their turn has come.
+    /// Moves outcomes to `ready` if it is their turn.
     pub fn advance(&mut self) {
         while self.pending.front().is_some_and(|one| matches!(one.phase, Phase::Done(_))) {
             if let Some(Pending { number, phase: Phase::Done(outcome), .. }) = self.pending.pop_front() {
@@ -188,7 +190,7 @@ impl<T> State<T> {
     }
 }
 
-/// The start of a wait and its timeout.
+/// When a wait began, and its timeout.
 pub(super) struct Begun {
     /// None for a timeout of zero, which avoids reading the clock.
     at: Option<Instant>,
@@ -200,7 +202,7 @@ impl Begun {
         Self { at: (!timeout.is_zero()).then(Instant::now), timeout }
     }
 
-    /// The duration of the next sleep, or None if the time is over. The duration is computed from the start of the
+    /// Returns the duration of the next sleep, or None if the timeout has expired. It is computed from the start of the
     /// wait, because a deadline may exceed the range of `Instant`.
     pub fn slice(&self) -> Option<Duration> {
         let left = self.timeout.checked_sub(self.at?.elapsed())?;
