@@ -65,8 +65,7 @@ class StateKeeper:
         """
         pipeline, run = self._pipeline, self._run
         if not has_begun and self.loaded is not None and not items_ago:
-            if run.saved_positions is not None and len(run.saved_positions.positions) > 1:
-                raise RuntimeError("the states of all ranks were loaded: call iter(loader) before state_dict()")
+            self._require_one_rank()
             if self._seeds.is_since_load:
                 return dump(self.loaded._replace(randomness=self._seeds.randomness()))
             return dict(self.loaded.saved or {})  # the loader has not been used since the state was loaded
@@ -108,8 +107,19 @@ class StateKeeper:
             if items_ago:
                 raise ValueError(f"no item of an epoch was given {items_ago} items ago: the loader was shut down")
             return self.left
-        position = self._run.position.take(items_ago, looks=looks)
+        run, position = self._run, None
+        if run.resume_at is not None and not run.is_iterating and not items_ago:
+            self._require_one_rank()  # the beginning of the epoch that resumes has failed or was interrupted
+            position = run.resume_at[0]
+        else:
+            position = run.position.take(items_ago, looks=looks)
         return position, self._seeds.randomness(), self._pipeline.contract.rank_in_epoch()
+
+    def _require_one_rank(self) -> None:
+        """Raises RuntimeError if the states of several ranks were loaded, and no epoch has resumed from them."""
+        saved = self._run.saved_positions
+        if saved is not None and len(saved.positions) > 1:
+            raise RuntimeError("the states of all ranks were loaded: call iter(loader) before state_dict()")
 
     def note_left(self, works: bool) -> None:
         """Records the position of a loader that is being shut down, for states that are requested later.

@@ -12,16 +12,12 @@ import os
 import threading
 import traceback
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from torchdata._threads import end_all
-from torchdata.dataloader2._iterator import SHUT_DOWN, FinishedIterator
-
-if TYPE_CHECKING:
-    from torchdata.dataloader2._checkpointing import StateKeeper
-    from torchdata.dataloader2._epochs import EpochRun
+from torchdata.dataloader2._epochs import SHUT_DOWN, EpochRun, FinishedIterator
 
 
 class ClosableLoader(Protocol):
@@ -47,7 +43,7 @@ class Ending:
     Args:
         loader: the loader, which is not kept alive.
         run: the loader's epochs.
-        keeper: the loader's states.
+        note_left: stores the position for states that are requested later; the argument is whether threads work.
 
     Attributes:
         changing: the lock that is held to begin an epoch, load a state, or shut the loader down.
@@ -58,8 +54,8 @@ class Ending:
         is_over: whether the shutdown is complete.
     """
 
-    def __init__(self, loader: ClosableLoader, run: EpochRun, keeper: StateKeeper) -> None:
-        self._pipeline, self._run, self._keeper = run.pipeline, run, keeper
+    def __init__(self, loader: ClosableLoader, run: EpochRun, note_left: Callable[[bool], None]) -> None:
+        self._pipeline, self._run, self._note_left = run.pipeline, run, note_left
         self.changing = threading.RLock()
         self.owner_pid = os.getpid()
         self.patience = 2.0
@@ -116,7 +112,7 @@ class Ending:
         try:
             try:
                 if self.is_noted:
-                    self._keeper.note_left(bool(pipeline.works()))
+                    self._note_left(bool(pipeline.works()))
                 if run.is_iterating:
                     pipeline.leave_ranks(for_good=True)
                 run.close()

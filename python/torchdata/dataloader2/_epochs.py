@@ -16,13 +16,12 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchdata._native import Delivery
 from torchdata._observe.stats.recorder import Recorder
 from torchdata._reporting import warn_outside
 from torchdata._threads import end_at_exit
-from torchdata.dataloader2._iterator import LEFT, FinishedIterator
 from torchdata.dataloader2._pipeline import Pipeline
 from torchdata.dataloader2._position import Tracker
 from torchdata.dataloader2._rank_states import SavedPositions
@@ -37,9 +36,41 @@ from torchdata.datapipes.iter.threads.prefetching import stop_reading
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import Reading
 
+#: The error message for a loader that was shut down.
+SHUT_DOWN = "Cannot read from the DataLoader as it has already been shut down"
+#: The error message for an epoch that another epoch has replaced.
+LEFT = "this epoch was left: another thread or a signal handler has called iter(loader) or loader.load_state_dict()"
 #: The minimum number of items per worker for a warning about idle workers. With fewer items, the dataset is small or
 #: the run is a trial.
 _LEAST = 10
+
+
+class FinishedIterator(Iterator[Any]):
+    """Replaces the pipeline's iterator after its end or an error.
+
+    Args:
+        iterator: the pipeline's iterator, if its attributes can still be read, or None.
+        error: the message of the `RuntimeError` that `next` raises; None for a normal end.
+        told: the identifier of the thread that has received the error, or 0 for none. In the thread `told`, the
+            iteration ends without a second error.
+    """
+
+    def __init__(self, iterator: Any = None, error: str | None = None, told: int = 0) -> None:
+        self._iterator = iterator
+        self._error = error
+        self._told = told
+
+    def __next__(self) -> Any:
+        if self._error is not None and self._told != threading.get_ident():
+            raise RuntimeError(self._error)
+        raise StopIteration
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or self.__dict__.get("_iterator") is None:
+            raise AttributeError(
+                f"the iteration is over, and the pipeline's iterator with the attribute {name!r} no longer exists"
+            )
+        return getattr(self._iterator, name)
 
 
 class EpochRun:

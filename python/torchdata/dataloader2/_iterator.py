@@ -9,49 +9,15 @@ and whether anything unusual has happened, and then requests the next item. Ever
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Never, Protocol, TypeVar
 
 from torchdata._native import DeliveryIterator
 from torchdata._reporting import fold
+from torchdata.dataloader2._epochs import LEFT, SHUT_DOWN, EpochRun
 from torchdata.dataloader2.error import PauseIteration
 
-if TYPE_CHECKING:
-    from torchdata._native import Delivery
-    from torchdata.dataloader2._pipeline import Pipeline
-    from torchdata.dataloader2._position import Tracker
-
-#: The error message for a loader that was shut down.
-SHUT_DOWN = "Cannot read from the DataLoader as it has already been shut down"
-#: The error message for an epoch that another epoch has replaced.
-LEFT = "this epoch was left: another thread or a signal handler has called iter(loader) or loader.load_state_dict()"
-
 T_co = TypeVar("T_co", covariant=True)
-
-
-class IteratedRun(Protocol):
-    """The run of a loader's epochs, with the attributes that an iterator uses."""
-
-    pipeline: Pipeline
-    delivery: Delivery
-    position: Tracker
-    is_paused: bool
-    is_limited: bool
-
-    @property
-    def held(self) -> AbstractContextManager[Any]:
-        """The lock that a thread holds while it takes a state."""
-
-    def close(self, because: BaseException | None = None, *, at_end: bool = False) -> None:
-        """Ends the epoch."""
-
-    def pause(self) -> None:
-        """Stops reading ahead."""
-
-    def resume(self) -> None:
-        """Continues to read ahead."""
 
 
 class IteratedLoader(Protocol):
@@ -61,36 +27,8 @@ class IteratedLoader(Protocol):
     _terminated: bool
 
     @property
-    def _run(self) -> IteratedRun:
+    def _run(self) -> EpochRun:
         """The run of the loader's epochs."""
-
-
-class FinishedIterator(Iterator[Any]):
-    """Replaces the pipeline's iterator after its end or an error.
-
-    Args:
-        iterator: the pipeline's iterator, if its attributes can still be read, or None.
-        error: the message of the `RuntimeError` that `next` raises; None for a normal end.
-        told: the identifier of the thread that has received the error, or 0 for none. In the thread `told`, the
-            iteration ends without a second error.
-    """
-
-    def __init__(self, iterator: Any = None, error: str | None = None, told: int = 0) -> None:
-        self._iterator = iterator
-        self._error = error
-        self._told = told
-
-    def __next__(self) -> Any:
-        if self._error is not None and self._told != threading.get_ident():
-            raise RuntimeError(self._error)
-        raise StopIteration
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or self.__dict__.get("_iterator") is None:
-            raise AttributeError(
-                f"the iteration is over, and the pipeline's iterator with the attribute {name!r} no longer exists"
-            )
-        return getattr(self._iterator, name)
 
 
 class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):

@@ -50,7 +50,6 @@ from torchdata.datapipes.state import (
 if TYPE_CHECKING:
     from torchdata._native import Delivery
     from torchdata.dataloader2._pipeline import Pipeline
-    from torchdata.dataloader2._rank_states import SavedPositions
     from torchdata.dataloader2._seeds import Seeds
 
 #: Pipes that hold items of their source, which they yield in the same order.
@@ -65,8 +64,6 @@ class PositionedRun(Protocol):
     delivery: Delivery
     epochs: int
     is_iterating: bool
-    resume_at: tuple[Position, bool] | None
-    saved_positions: SavedPositions | None
 
     @property
     def held(self) -> AbstractContextManager[Any]:
@@ -129,11 +126,10 @@ class Tracker:
             ValueError: fewer items were delivered since the beginning of the epoch, or of this run of the epoch.
             RuntimeError: the state that the processes keep from earlier epochs is unknown.
         """
-        run = self._run
-        if not run.is_iterating:
+        if not self._run.is_iterating:
             if items_ago:
                 raise ValueError(f"no item of an epoch was given {items_ago} items ago: none is under way")
-            return self._between() if run.resume_at is None else self._cut_beginning()
+            return self._between()
         mark, given = self._taken(items_ago, looks)
         output, seconds = self.output, self._seconds_before + time.monotonic() - self._since
         if output is None:
@@ -288,14 +284,6 @@ class Tracker:
         if not output.is_in_first_pass or output.delivered or (token_of(output).finished and not output.is_unread):
             return None
         return 0  # no pipe has read items of the workers in this run, so the workers are at its beginning
-
-    def _cut_beginning(self) -> Position:
-        """Returns the position at which an epoch should have resumed, if its beginning failed or was interrupted."""
-        saved = self._run.saved_positions
-        if saved is not None and len(saved.positions) > 1:
-            raise RuntimeError("the states of all ranks were loaded: call iter(loader) before state_dict()")
-        assert self._run.resume_at is not None
-        return self._run.resume_at[0]
 
     def _between(self) -> Position | None:
         """Returns the position between two epochs."""

@@ -175,7 +175,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         self._pipeline, self._seeds, self._recorder = pipeline, seeds, recorder
         self._run = EpochRun(pipeline, seeds, recorder)
         self._keeper = StateKeeper(self._run)
-        self._ending = Ending(self, self._run, self._keeper)
+        self._ending = Ending(self, self._run, self._keeper.note_left)
         self._ended = False  # `Finalized` reads this attribute
 
     # -- attributes under their names of torchdata 0.9 ----------------------------------------------

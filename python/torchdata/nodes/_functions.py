@@ -8,7 +8,7 @@ from typing import Any
 
 from torchdata._engine.items.failures import describe, reraise
 
-__all__ = ["Failed", "Failure", "MapEach", "not_the_end"]
+__all__ = ["Failure", "MapEach", "error_of", "not_the_end"]
 
 
 def not_the_end(what: str) -> RuntimeError:
@@ -37,7 +37,7 @@ class Failure:
 
     def raisable(self) -> BaseException:
         """Returns the error to raise. An error of another process is recreated from its description."""
-        return self.error if self.description is None else Failed.told(self.description).error
+        return self.error if self.description is None else error_of(self.description)
 
     def __reduce__(self) -> Any:
         return _described, (describe(self.error, name_of_this_process()),)
@@ -54,23 +54,12 @@ def name_of_this_process() -> str:
     return multiprocessing.current_process().name.removeprefix("torchdata ")
 
 
-class Failed:
-    """An error that is stored instead of a result, and is raised when the result is requested.
-
-    Args:
-        error: the error.
-    """
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    @classmethod
-    def told(cls, description: tuple[Any, ...]) -> Failed:
-        """Creates an instance from the description of an error in another process."""
-        try:
-            reraise(description)
-        except BaseException as error:
-            return cls(error)
+def error_of(description: tuple[Any, ...]) -> BaseException:
+    """Recreates an error of another process from its description."""
+    try:
+        reraise(description)
+    except BaseException as error:
+        return error
 
 
 class MapEach:

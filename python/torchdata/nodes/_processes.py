@@ -1,6 +1,6 @@
 """The processes of a ParallelMapper. Each process takes items from a thread of the main process, and returns results.
 
-Role: `Workers` and `_MapWorker` run in the main process, and `_Caller` in the worker process. The processes are a
+Role: `Workers` and `MapWorker` run in the main process, and `_Caller` in the worker process. The processes are a
 worker group of the engine. The command link carries items to a process, and a second link returns results. A thread
 sends one item, or several small items in one message, and waits for the answers. Each answer is a separate message, so
 if a process exits, only unfinished answers are lost. The first message to a process also contains the seed of its
@@ -13,7 +13,6 @@ import multiprocessing
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import count
 from time import monotonic
 from typing import Any, ClassVar
@@ -28,11 +27,10 @@ from torchdata._engine.workers.restart import Gone, Restarts
 from torchdata._native import Link, ReadAheadQueue
 from torchdata._observe.outside import stalls
 from torchdata._observe.outside.stalls import Patience, warn_in_thread
-from torchdata.nodes._functions import Failed, not_the_end
-from torchdata.nodes._read_ahead import Several
+from torchdata.nodes._functions import error_of, not_the_end
 from torchdata.nodes._seeds import base_seed
 
-__all__ = ["Workers"]
+__all__ = ["MapWorker", "Workers"]
 
 #: While a thread waits for an answer, it checks at intervals of this many seconds whether the process is running.
 _SLICE = 0.2
@@ -40,7 +38,7 @@ _SLICE = 0.2
 _LONG = 0.01
 
 
-class Workers:
+class Workers(Group):
     """Processes that call a function.
 
     Args:
@@ -66,18 +64,14 @@ class Workers:
     ) -> None:
         half = default_budget() // 2  # items may be as large as results
         starting = multiprocessing.get_context(context)
-        self._group = group = Group(starting, count, _Function(function), memory_budget=half, commands=half // count)
-        self._restarts = None
-        if survived:
-            self._restarts = Restarts(group.members, starting, group.ending, group.hangs(survived), survived.deaths)
-        self._patience = patience = Patience(group, stalls.STALL)
+        super().__init__(starting, count, _Function(function), memory_budget=half, commands=half // count)
+        self._restarts = self.replace_exited(Restarts, survived)
+        self._patience = patience = Patience(self, stalls.STALL)
         try:
-            outputs = group.start(replaces=bool(survived))
-            if self._restarts is not None:
-                self._restarts.keep_forker()
+            outputs = self.start()
             seed = base_seed()
-            self.functions: Sequence[Several] = [
-                _MapWorker(group, number, link, patience, self._restarts, timeout, seed)
+            self.functions: Sequence[MapWorker] = [
+                MapWorker(self, number, link, patience, self._restarts, timeout, seed)
                 for number, link in enumerate(outputs)
             ]
         except BaseException:
@@ -87,25 +81,16 @@ class Workers:
     @property
     def serve_on(self) -> bool:
         """Whether another run can use the processes, because all are running or exited processes are replaced."""
-        return self._restarts is not None or not any(process.ended for process in self._group.members.processes)
+        return self._restarts is not None or not any(process.ended for process in self.members.processes)
 
     def serve(self, queue: ReadAheadQueue) -> None:
         """Begins a run. The processes return results for the queue of this run."""
         self._patience.is_awaited = lambda: queue.is_awaited
-        self._group.end_epoch()  # the previous run's epoch
-        self._group.begin_epoch()
-
-    @property
-    def pids(self) -> list[int]:
-        """Returns the process ids; empty once shutdown has begun."""
-        return [] if self._group.ending.has_begun else self._group.pids
-
-    def shutdown(self) -> None:
-        """Stops all processes."""
-        self._group.shutdown()
+        self.end_epoch()  # the previous run's epoch
+        self.begin_epoch()
 
 
-class _MapWorker:
+class MapWorker:
     """Calls one process from its thread in the main process. Does not keep the worker group alive."""
 
     def __init__(
@@ -125,9 +110,7 @@ class _MapWorker:
         #: The base seed and the number of the process, until they are sent.
         self._seed: tuple[int, int] | None = None
         self._patience, self._restarts = patience, restarts
-        self._look: Callable[[], object] = (
-            partial(group.members.check_alive, [number]) if restarts is None else restarts.look_at(number)
-        )
+        self._look = group.look_at(number)
         self._timeout = timeout
         #: The number of processes that were killed because they returned no result for this item.
         self._tries = 0
@@ -138,10 +121,10 @@ class _MapWorker:
         #: Seconds that the process spent on the last items, without the time that it waited for the main process.
         self.spent = 0.0
 
-    def results(self, items: list[Any]) -> Iterator[list[Any] | Failed | None]:
+    def results(self, items: list[Any]) -> Iterator[list[Any] | BaseException | None]:
         """Calls the function with each item in the process.
 
-        Yields lists of results as they arrive, a `Failed` instead of a result if the call raised an error, and None if
+        Yields lists of results as they arrive, an error instead of a result if the call raised this error, and None if
         the process returns the remaining items because it took too long.
 
         Args:
@@ -168,7 +151,7 @@ class _MapWorker:
                             del answers, answer  # the variables would keep a result alive while waiting for the next
                     except Exception as error:  # this item cannot be sent, or its process exited and is not replaced
                         self._tries = 0
-                        yield Failed(error)
+                        yield error
                         self._number, at = self._number + 1, at + 1
             finally:
                 self._number += end - at  # later answers to these numbers are ignored
@@ -189,7 +172,7 @@ class _MapWorker:
         if self._restarts is None and len(items) == 1:
             items[0] = None
 
-    def _receive(self) -> list[list[Any] | Failed | None] | None:
+    def _receive(self) -> list[list[Any] | BaseException | None] | None:
         """Waits for answers to the items that were sent last, in the form that `results` yields.
 
         Returns None if the process has exited and may be replaced.
@@ -199,12 +182,12 @@ class _MapWorker:
         while True:
             ended = self._process.ended  # read first: all answers of a process that has exited are then available
             results, spent, behind = self._collector.receive_results(0, self._number, 0.0 if ended else slice_)
-            answers: list[list[Any] | Failed | None] = [results] if results else []
+            answers: list[list[Any] | BaseException | None] = [results] if results else []
             if isinstance(behind, BaseException):  # this process cannot unpickle the result
-                answers.append(Failed(behind))
+                answers.append(behind)
             elif behind is not None and behind[0] > self._number:
                 _, description, spent = behind
-                answers.append(None if description is None else Failed.told(description))
+                answers.append(None if description is None else error_of(description))
             if answers:
                 self.spent = spent
                 self._tries = 0

@@ -18,32 +18,24 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchdata._native import SourceReader
 from torchdata._read_ahead import ReadAhead, without_own_frame
 from torchdata._stateful import copied
 from torchdata.nodes._fields import StateFields
-from torchdata.nodes._functions import Failed, not_the_end
+from torchdata.nodes._functions import not_the_end
 from torchdata.nodes._positions import Unsaved, position_of, state_at
 from torchdata.nodes.base_node import BaseNode, advance_of, is_repeatable
 
-__all__ = ["Function", "ReadSource", "Several"]
+if TYPE_CHECKING:
+    from torchdata.nodes._processes import MapWorker
+
+__all__ = ["Function", "ReadSource"]
 
 #: The function that is called with each item; None for nodes that return items unchanged.
 Function = Callable[[Any], Any] | None
-
-
-class Several(Protocol):
-    """Calls a function with several items in another process."""
-
-    #: The seconds that the last items took in the process.
-    spent: float
-
-    def results(self, items: list[Any]) -> Iterator[list[Any] | Failed | None]:
-        """Calls the function with several items; see `_processes._MapWorker.results`."""
-
 
 #: Maximum number of items per message to a process, and maximum number of seconds to compute these items.
 _MOST_TOGETHER, _TOGETHER = 128, 0.001
@@ -123,11 +115,11 @@ class _Work(ReadAhead):
             self._stop(*stopped)
             del stopped
 
-    def call(self, several: Several, sharers: int) -> None:
+    def call(self, worker: MapWorker, sharers: int) -> None:
         """Passes available items to a process, without waiting for more. Runs in all other threads.
 
         Args:
-            several: the object that calls the process.
+            worker: calls the process.
             sharers: the number of threads that pass items to a process.
         """
         queue, most, pace = self.queue, 1, math.inf
@@ -135,19 +127,19 @@ class _Work(ReadAhead):
             slots, items = claimed
             del claimed
             done = 0
-            for results in several.results(items):
+            for results in worker.results(items):
                 if isinstance(results, list):
                     queue.put_some(slots[done : done + len(results)], results)
                     done += len(results)
                 elif results is None:
                     queue.hand_back(slots[done:], items[done:])
                 else:
-                    queue.fail_claimed(slots[done], results.error)
+                    queue.fail_claimed(slots[done], results)
                     done += 1
                 del results
             del items
             # A single slow call must not reduce the number of items per message, because other programs may cause it.
-            pace = min(2 * pace, max(several.spent, 1e-9) / max(done, 1))
+            pace = min(2 * pace, max(worker.spent, 1e-9) / max(done, 1))
             most = max(1, min(_MOST_TOGETHER, 2 * most, int(_TOGETHER / pace)))
 
     def _stop(self, slot: int, error: BaseException) -> None:
@@ -200,7 +192,7 @@ class ReadSource:
         frequency: the number of items between two snapshots; 0 for no snapshots.
         state: a result of `state` to resume from; None starts from the beginning.
         prepare: a function that each thread calls first.
-        several: instead of `functions`, the objects that call processes, one for each thread. An additional thread
+        workers: instead of `functions`, the objects that call processes, one for each thread. An additional thread
             reads the source.
         grows_to: the maximum of `limit` for small items; 0 keeps `limit`.
     """
@@ -225,7 +217,7 @@ class ReadSource:
         frequency: int,
         state: dict[str, Any] | None,
         prepare: Callable[[], object] | None = None,
-        several: Sequence[Several] = (),
+        workers: Sequence[MapWorker] = (),
         grows_to: int = 0,
     ) -> None:
         self._name = name
@@ -258,14 +250,14 @@ class ReadSource:
         for function in functions:
             if not self._work.start(self._work.serve, function, prepare):
                 break
-        if several:
-            self._start_several(several)
+        if workers:
+            self._start_calling(workers)
 
-    def _start_several(self, several: Sequence[Several]) -> None:
-        work, sharers = self._work, len(several)
+    def _start_calling(self, workers: Sequence[MapWorker]) -> None:
+        work = self._work
         work.start(work.read)
-        for number, one in enumerate(several):
-            if not work.start(work.call, one, sharers):
+        for number, worker in enumerate(workers):
+            if not work.start(work.call, worker, len(workers)):
                 if number == 0:
                     work.close()
                     raise RuntimeError(f"{self._name} cannot start: the system cannot create more threads")

@@ -10,7 +10,9 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
-__all__ = ["Again", "BaseNode", "NotReset", "T", "advance_of", "check_node", "copy_of_graph", "is_repeatable"]
+__all__ = [
+    "Again", "BaseNode", "NotReset", "PassingNode", "T", "advance_of", "check_node", "copy_of_graph", "is_repeatable"
+]  # fmt: skip
 
 T = TypeVar("T", covariant=True)
 
@@ -175,6 +177,18 @@ class BaseNode(Iterator[T]):
         if "_BaseNode__initialized" in kept:
             kept["_BaseNode__initialized"] = False
         return kept
+
+
+class PassingNode(BaseNode[T]):
+    """A node whose `reset` sets `_advance` to a function that returns the node's own next item."""
+
+    def next(self) -> T:
+        """Returns the next item; see `BaseNode.next`."""
+        item: T = self._advance()
+        return item
+
+    def _reader(self) -> Callable[[], Any]:
+        return self._advance if type(self).next is PassingNode.next else self.next
 
 
 class Again:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from torchdata._engine.workers.hangs import Survived, check_on_timeout
+from torchdata._engine.workers.hangs import Survived, check_restarts
 from torchdata.datapipes._pipe.checks import check_callable, check_int
 from torchdata.nodes._fields import StateFields
 from torchdata.nodes._functions import Failure, MapEach, not_the_end
 from torchdata.nodes._processes import Workers
 from torchdata.nodes._read_ahead import ReadSource
 from torchdata.nodes._seeds import one_reset
-from torchdata.nodes.base_node import Again, BaseNode, T, advance_of, check_node
+from torchdata.nodes.base_node import Again, BaseNode, PassingNode, T, advance_of, check_node
 from torchdata.nodes.batch import Batcher, Unbatcher
 from torchdata.nodes.prefetch import ThreadedNode
 
@@ -85,7 +86,17 @@ class _InlineMapper(BaseNode[T]):
 
 
 class _ThreadMapper(ThreadedNode[T]):
-    """Calls the function in threads, or in processes if each thread sends its items to a process."""
+    """Calls a function in threads, or in processes if each thread sends its items to a process.
+
+    Args:
+        source: the node to read.
+        snapshot_frequency: the number of items between saved states of the source.
+        map_fn: the function.
+        num_workers: the number of threads or processes.
+        in_order: whether results keep the source's order.
+        processes: starts the processes; None for threads.
+        **limits: the arguments `limit` and `grows_to` of `ReadSource`.
+    """
 
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_run", "_workers"})
 
@@ -95,48 +106,37 @@ class _ThreadMapper(ThreadedNode[T]):
     def __init__(
         self,
         source: BaseNode[Any],
+        snapshot_frequency: int,
         map_fn: Callable[[Any], T],
         num_workers: int,
         in_order: bool,
-        method: str,
-        multiprocessing_context: str | None,
-        max_concurrent: int | None,
-        snapshot_frequency: int,
-        survived: Survived,
-        timeout: float | None,
+        processes: Callable[[], Workers] | None,
+        **limits: int,
     ) -> None:
         super().__init__(source, snapshot_frequency)
         self._called = "ParallelMapper"
-        self.map_fn = map_fn
-        self.num_workers = num_workers
-        self.in_order = in_order
-        self.method = method
-        self.multiprocessing_context = multiprocessing_context
-        self.max_concurrent = max_concurrent
-        self.survived, self.timeout = survived, timeout
+        self.map_fn, self.num_workers, self.in_order = map_fn, num_workers, in_order
+        self.processes, self.limits = processes, limits
 
     def _begin(self, state: dict[str, Any] | None) -> ReadSource:
         with one_reset():
             return self._begin_run(state)
 
     def _begin_run(self, state: dict[str, Any] | None) -> ReadSource:
-        options = {"in_order": self.in_order, "limit": self.max_concurrent or 2 * self.num_workers}
-        if self.method == "thread":
+        options: dict[str, Any] = {"in_order": self.in_order, **self.limits}
+        if self.processes is None:
             return self._begin_with([self.map_fn] * self.num_workers, state, **options)
         workers = self._workers  # another thread may set this attribute to None at any time; see `reset`
         if workers is None or not workers.serve_on:
             self._end_workers()
-            context = self.multiprocessing_context
-            workers = self._workers = Workers(self.map_fn, self.num_workers, context, self.survived, self.timeout)
-        if self.max_concurrent is None:
-            options["grows_to"] = _FOR_EACH * self.num_workers
-        run = self._begin_with([], state, several=workers.functions, **options)
+            workers = self._workers = self.processes()
+        run = self._begin_with([], state, workers=workers.functions, **options)
         workers.serve(run.queue)
         return run
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         super().reset(initial_state)
-        if self.method == "process" and self._workers is None:
+        if self.processes is not None and self._workers is None:
             self._close_run()  # another thread has shut down the processes in the meantime
 
     def _repeats(self) -> bool:
@@ -168,7 +168,7 @@ class _Unpacker(Unbatcher[T]):
         return item  # type: ignore[no-any-return]
 
 
-class ParallelMapper(BaseNode[T]):
+class ParallelMapper(PassingNode[T]):
     """Calls a function with each item, in several threads or processes.
 
     One thread at a time reads the source. An error of the function is raised in the position of its result, with its
@@ -261,12 +261,10 @@ class ParallelMapper(BaseNode[T]):
             raise ValueError(f'{name}: method must be "thread" or "process", but got {method!r}')
         self.method = method
         self.multiprocessing_context = multiprocessing_context
-        if on_worker_exit not in ("error", "restart"):
-            raise ValueError(f"{name}: on_worker_exit must be 'error' or 'restart', but got {on_worker_exit!r}")
-        self.on_worker_exit = on_worker_exit
         if timeout is not None and not (isinstance(timeout, (int, float)) and 0 <= timeout < math.inf):
             raise ValueError(f"{name}: timeout must be a number of seconds or None, but got {timeout!r}")
-        check_on_timeout(name, on_timeout, timeout, patience)
+        check_restarts(name, on_worker_exit, on_timeout, timeout, patience)
+        self.on_worker_exit = on_worker_exit
         self.timeout, self.on_timeout, self.patience = timeout, on_timeout, patience
         self.max_concurrent = max_concurrent
         if max_concurrent is not None:
@@ -287,18 +285,14 @@ class ParallelMapper(BaseNode[T]):
         if self.num_workers == 0:
             mapper = _InlineMapper(self.source, self.map_fn)
         else:
-            mapper = _ThreadMapper(
-                self.source,
-                self.map_fn,
-                self.num_workers,
-                in_order,
-                method,
-                multiprocessing_context,
-                max_concurrent,
-                self.snapshot_frequency,
-                Survived.chosen(on_worker_exit, timeout, on_timeout, patience),
-                timeout or None,
-            )
+            count, processes, limits = self.num_workers, None, {"limit": max_concurrent or 2 * self.num_workers}
+            if method == "process":
+                survived = Survived.chosen(self)
+                processes = partial(Workers, self.map_fn, count, multiprocessing_context, survived, timeout or None)
+                if max_concurrent is None:
+                    limits["grows_to"] = _FOR_EACH * count
+            frequency = self.snapshot_frequency
+            mapper = _ThreadMapper(self.source, frequency, self.map_fn, count, in_order, processes, **limits)
         self._it: BaseNode[T] = mapper if self.prebatch is None else _Unpacker(mapper)
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
@@ -312,14 +306,6 @@ class ParallelMapper(BaseNode[T]):
         self._it.reset(state)
         self._advance = advance_of(self._it)
         super().reset(initial_state)
-
-    def next(self) -> T:
-        """Returns the next item; see `BaseNode.next`."""
-        item: T = self._advance()
-        return item
-
-    def _reader(self) -> Callable[[], Any]:
-        return self._advance if type(self).next is ParallelMapper.next else self.next
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position; see `BaseNode.get_state`."""

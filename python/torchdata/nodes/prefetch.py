@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 from torchdata.datapipes._pipe.checks import check_int
 from torchdata.nodes._read_ahead import Function, ReadSource
-from torchdata.nodes.base_node import BaseNode, T, check_node
+from torchdata.nodes.base_node import BaseNode, PassingNode, T, check_node
 
 __all__ = ["Prefetcher", "ThreadedNode"]
 
 
-class ThreadedNode(BaseNode[T]):
+class ThreadedNode(PassingNode[T]):
     """A node that reads its source in threads. Subclasses define the work of the threads in `_begin`."""
 
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_run"})
@@ -51,14 +50,6 @@ class ThreadedNode(BaseNode[T]):
         self._run = self._begin(initial_state)
         self._advance = self._run.next
         super().reset(initial_state)
-
-    def next(self) -> T:
-        """Returns the next item; see `BaseNode.next`."""
-        item: T = self._advance()
-        return item
-
-    def _reader(self) -> Callable[[], Any]:
-        return self._advance if type(self).next is ThreadedNode.next else self.next
 
     def get_state(self) -> dict[str, Any]:
         """See `BaseNode.get_state`. The state does not include items that were read ahead. A load rereads them."""

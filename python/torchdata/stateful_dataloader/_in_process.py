@@ -38,7 +38,7 @@ from torchdata.stateful_dataloader._position import Counts, EpochState, ReadingP
 from torchdata.stateful_dataloader._reading import EpochReader
 from torchdata.stateful_dataloader._skipping import NOTHING, Skipped
 from torchdata.stateful_dataloader._with_workers import WorkersIterator
-from torchdata.stateful_dataloader._worker import Batches, EpochStart, Job, ShardReader
+from torchdata.stateful_dataloader._worker import Batches, EpochStart, Job, News, ShardReader
 
 __all__ = ["InProcessIterator", "ShardsInProcessIterator"]
 
@@ -241,6 +241,7 @@ class LocalPool:
 
     #: See `WorkerPool`. Without workers, batches never arrive out of order, and no other thread ends the epoch.
     is_ordered = False
+    orders: ClassVar[list[Any]] = []
     pids: ClassVar[list[int]] = []
 
     def __init__(self, job: Job, pin: Callable[[Any], Any] | None) -> None:
@@ -249,7 +250,8 @@ class LocalPool:
         self._units: list[Batches] = []
         self._program = ShardGlobals()
         self._running: ShardReader | None = None
-        self._turn = 0
+        #: The next shard in turn.
+        self.turn = 0
         self._ended: set[int] = set()
         #: For each shard, the snapshot before the shard's first batch, if the shard provides a snapshot.
         self.told: dict[int, bytes] = {}
@@ -295,10 +297,9 @@ class LocalPool:
                 self._program.leave()
                 shard.globals.enter()
 
-    def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, fillers: int) -> None:
-        """Begins an epoch; see `WorkerPool.begin`. Sends no empty units, because reading starts with the shard whose
-        turn it is."""
-        self._turn = fillers
+    def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, first: int) -> None:
+        """Begins an epoch; see `WorkerPool.begin`."""
+        self.turn = first
         for number, position in enumerate(positions):
             with self._entered(None):
                 job = self._job.copied()
@@ -317,7 +318,7 @@ class LocalPool:
             left = [number for number in range(len(self._units)) if number not in self._ended]
             if not left:
                 raise StopIteration
-            number = next((one for one in left if one >= self._turn), left[0])
+            number = next((one for one in left if one >= self.turn), left[0])
             with self._entered(self._shards[number]):
                 reader = self._shards[number].reader
                 assert reader is not None
@@ -327,14 +328,10 @@ class LocalPool:
                 hand.extend(islice(self._units[number], 1))  # no Python code runs between the two steps
             if not hand:
                 self._ended.add(number)
-                self._turn = number + 1
+                self.turn = number + 1
         shard, order, batch, news = hand[0]
         if self._pin is not None and batch is not None:
             hand[0] = shard, order, self._pin(batch), news
-
-    def note(self, unit: Any) -> None:
-        """Records that a unit was taken; see `WorkerPool.note`."""
-        self._turn = unit[0] + 1
 
     def end_epoch(self) -> None:
         """Ends the epoch; see `WorkerPool.end_epoch`."""
@@ -373,6 +370,11 @@ class ShardsInProcessIterator(WorkersIterator):
         how = self._reading
         clock = self._recorder.begin_here(self, how.dataset, how.is_iterable, how.collate_fn)
         self._pool.counting = None if clock is None else self._recorder.counting  # each shard has its own clock
+
+    def _take(self) -> tuple[int, int, Any, News]:
+        unit = super()._take()
+        self._pool.turn = unit[0] + 1
+        return unit
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the iterator."""

@@ -13,11 +13,11 @@ epoch, or when the iterator is deleted, because the thread refers to the workers
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
+from itertools import islice
 from multiprocessing.context import BaseContext
 from typing import Any, ClassVar
 
@@ -25,10 +25,10 @@ import torch
 from torch.utils.data import _utils
 
 from torchdata._engine.workers.group import Group
-from torchdata._engine.workers.restart import Gone, Restarts
+from torchdata._engine.workers.hangs import Survived
+from torchdata._engine.workers.restart import Gone, Received, Restarts
 from torchdata._native import ItemStream
 from torchdata._observe.outside import stalls
-from torchdata._observe.stats.counting import Counting
 from torchdata._read_ahead import ReadAhead, without_own_frame
 from torchdata._threads import end_at_exit
 from torchdata.stateful_dataloader._worker import EpochStart, Job
@@ -40,8 +40,20 @@ __all__ = ["PinnedUnits", "WorkerPool", "pinned"]
 _ORDERS = 64 << 20
 
 
-class WorkerPool:
-    """The workers of one iterator, and the links to them.
+class _Restarts(Restarts):
+    """Replaces the workers of one iterator, without keeping the iterator alive."""
+
+    #: A weak reference to the iterator, which sends a replacement its orders.
+    owner: Callable[[], Any]
+
+    def _command(self, indices: Sequence[int], received: Received, ended: Sequence[bool]) -> None:
+        owner = self.owner()
+        for worker in indices if owner is not None else ():
+            owner.instruct(worker, [account for account, _ in received[0]])
+
+
+class WorkerPool(Group):
+    """The workers of one iterator.
 
     Args:
         context: the multiprocessing context that starts the workers.
@@ -51,7 +63,8 @@ class WorkerPool:
         in_order: whether batches are taken from the workers in strict turn.
         timeout: the number of seconds that the main process waits for a batch; None for no limit.
         full_stats: whether each batch is timed.
-        restarts: creates, from the group, the object that replaces failed workers; None makes a failure an error.
+        survived: the kinds of exits after which a worker is replaced instead of raising an error.
+        owner: a weak reference to the iterator, which sends a replacement its orders.
 
     Raises:
         TypeError: the start method requires pickling, but the dataset or a function cannot be pickled.
@@ -66,44 +79,32 @@ class WorkerPool:
         *,
         in_order: bool,
         timeout: float | None,
-        full_stats: bool = False,
-        restarts: Callable[[Group, BaseContext], Restarts] | None = None,
+        full_stats: bool,
+        survived: Survived,
+        owner: Callable[[], Any],
     ) -> None:
-        # Persistent workers need orders even for an iterable dataset. If the program leaves an epoch, the workers
-        # complete their outstanding orders.
-        self._iterates, self._timeout = job.reading.is_iterable and (job.lasts_one_epoch or not job.persistent), timeout
-        self._epoch, num_shards = 0, max(1, job.num_shards)
-        #: For each shard, orders that wait for space in the link, and the number of orders that were sent but not yet
-        #: answered by a batch.
-        self._queued: list[deque[Any]] = [deque() for _ in range(num_shards)]
-        self._under_way = [0] * num_shards
-        self._group = group = Group(
-            context, num_workers, job, num_shards=num_shards, commands=_ORDERS, full_stats=full_stats
-        )
-        self._restarts = replacing = None if restarts is None else restarts(group, context)
+        self._is_iterable, self._timeout = job.reading.is_iterable, timeout
+        #: Whether workers read only what the main process orders, instead of reading ahead as far as there is room.
+        #: Persistent workers need orders even for an iterable dataset. If the program leaves an epoch, the workers
+        #: complete their outstanding orders.
+        self.is_ordered = not self._is_iterable or (job.persistent and not job.lasts_one_epoch)
+        self._epoch, self._first, num_shards = 0, 0, max(1, job.num_shards)
+        super().__init__(context, num_workers, job, num_shards=num_shards, commands=_ORDERS, full_stats=full_stats)
+        #: For each shard, the outstanding orders by number and index, and how many of them the worker has taken. The
+        #: other orders wait for space in the link.
+        self.orders: list[deque[tuple[int, Any]]] = [deque() for _ in range(num_shards)]
+        self._taken = [0] * num_shards
+        self._restarts = self.replace_exited(_Restarts, survived, in_order)
+        if self._restarts is not None:
+            self._restarts.owner = owner
         try:
-            outputs = group.start(replaces=replacing is not None)
-            self._senders, self._processes = group.members.commanders, group.members.processes
+            outputs = self.start()
+            self._senders, self._processes = self.members.commanders, self.members.processes
             #: For each worker, the checks that run while the main process waits for room for an order.
-            self._looks: list[Callable[[], object]] = [group.members.check_alive] * num_workers
-            if replacing is not None:
-                self._looks = [replacing.look_at(worker) for worker in range(num_workers)]
-                replacing.keep_forker()
-            self.collector = group.collect(outputs, num_shards=num_shards, in_order=in_order, timeout=timeout)
+            self._looks = [self.look_at(worker) for worker in range(num_workers)]
+            self.collector = self.collect(outputs, num_shards=num_shards, in_order=in_order, timeout=timeout)
             self._finish_when_shut_down()
-            if replacing is None:
-                group.watch(self.collector)
-            else:
-                # a strong reference would be circular: `replacing` refers to `ending`, which refers to the collector
-                own = weakref.ref(replacing)
-                self.collector.watch_and_replace(
-                    list(enumerate(self.pids)),
-                    lambda *what: own().on_death(*what),  # type: ignore[union-attr]
-                    lambda *what: own().on_replace(*what),  # type: ignore[union-attr]
-                )
-                if replacing.hangs is not None:
-                    self.collector.tell_hang(replacing.hangs.look)
-            self.stats, self.is_forked = group.stats, group.is_forked
+            self.watch(self.collector)
             stalls.warn_of_stalls(self, stalls.STALL)
         except BaseException:
             self.shutdown()
@@ -113,14 +114,14 @@ class WorkerPool:
 
     def _finish_when_shut_down(self) -> None:
         """Makes `shutdown` finish the epoch first, so that a worker that waits for space drops its batch."""
-        self._group.ending.beforehand = partial(self.collector.finish_epoch, self._epoch)
+        self._shutdown.beforehand = partial(self.collector.finish_epoch, self._epoch)
 
     #: `LocalPool` has the first snapshots of its shards here. The snapshots of worker processes arrive with units.
     told: ClassVar[None] = None
 
     # -- an epoch ------------------------------------------------------------------------------------
 
-    def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, fillers: int) -> None:
+    def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, first: int) -> None:
         """Begins an epoch.
 
         Args:
@@ -128,57 +129,50 @@ class WorkerPool:
             shared_seed: the seed of PyTorch pipes.
             positions: for each shard, the snapshot to load; None starts from the beginning.
             fresh: whether the epoch of `positions` is over, so that only state that is kept between epochs is loaded.
-            fillers: the number of shards, starting with the first, that send an empty unit in their first turn.
+            first: the shard that returns the first batch.
 
         Raises:
             WorkerExitedError: a worker process has exited.
         """
         if self._restarts is None:
-            self._group.members.check_alive()
-        self._epoch += 1
+            self.members.check_alive()
+        self._epoch, self._first = self._epoch + 1, first
         self._finish_when_shut_down()
-        self.collector.start_epoch(self._epoch, ahead if self._iterates else ahead + 1)  # one more because of fillers
+        self.collector.start_epoch(self._epoch, ahead, None, first)
         if self._restarts is not None:
             self._restarts.begin(self._epoch)
-        for shard, queued in enumerate(self._queued):
-            while queued:  # the worker completes all orders of the last epoch first
-                self._send(shard % len(self._processes), queued.popleft())
-        self._under_way = [0] * len(self._queued)
+        for worker, (orders, taken) in enumerate(zip(self.orders, self._taken, strict=True)):
+            for order in islice(orders, taken, None):  # the worker completes these orders first
+                self._send(worker, self._shown(order))
+        self.orders = [deque() for _ in self.orders]
+        self._taken = [0] * len(self.orders)
         processes = list(self._processes)
-        self._group.begin_epoch()
+        self.begin_epoch()
         if self._restarts is not None:  # from now on, `instruct` sends orders to replacement processes
             self._restarts.replace_dead(self.collector)
         for number in range(len(processes)):
             if self._processes[number] is processes[number]:
-                starts = [EpochStart(positions[shard], shard < fillers) for shard in self.shards_of(number)]
+                starts = [EpochStart(positions[shard]) for shard in self.members.shards_of(number)]
                 self._send(number, self.beginning(shared_seed, fresh, starts))
         self._stream = iter(self.collector)
 
     def beginning(self, shared_seed: int | None, fresh: bool, starts: list[EpochStart]) -> tuple[Any, ...]:
         """Returns the order that begins this epoch in the shards of a worker."""
-        return ("epoch", self._epoch, self._iterates, shared_seed, fresh, starts)
+        return ("epoch", self._epoch, not self.is_ordered, shared_seed, fresh, self._first, starts)
 
-    def shards_of(self, worker: int) -> range:
-        """Returns the shards that a worker runs."""
-        return self._group.members.shards_of(worker)
-
-    def instruct(
-        self, worker: int, beginning: Sequence[tuple[Any, ...]], under_way: int, orders: Iterable[tuple[int, Any]]
-    ) -> None:
+    def instruct(self, worker: int, beginning: Sequence[tuple[Any, ...]], received: int) -> None:
         """Sends a replacement process the orders to continue a worker's task.
 
         Args:
             worker: the number of the worker. If there are orders, each worker runs the shard with its own number.
             beginning: orders that bring the process to the failed worker's position.
-            under_way: the number of orders whose units have arrived but were not yet passed to `note`.
-            orders: the unanswered orders of the failed worker, by number and index.
+            received: the number of outstanding orders whose units have arrived.
         """
         for order in beginning:
             self._send(worker, order)
         if self.is_ordered:
-            self._queued[worker] = deque(orders)
-            self._under_way[worker] = under_way
-            self._send_queued(worker)
+            self._taken[worker] = received
+            self._send_orders(worker)
 
     def _send(self, worker: int, order: Any) -> None:
         """Sends an order, and waits for room. Drops the order if the worker has exited; see `instruct`."""
@@ -193,20 +187,33 @@ class WorkerPool:
             number: the number of the order, which its batch also carries.
             index: the index, or the indices of a batch.
         """
-        self._queued[worker].append((number, index))
-        self._send_queued(worker)
+        with self.members.sending:  # another thread may replace the worker
+            self.orders[worker].append((number, index))
+            self._send_orders(worker)
 
-    def _send_queued(self, worker: int) -> None:
-        queued = self._queued[worker]
-        while queued:
+    def settle(self, worker: int) -> Any:
+        """Removes the oldest outstanding order of a worker, whose unit is processed, and returns its index."""
+        orders = self.orders[worker]
+        _, index = orders.popleft()
+        self._taken[worker] -= 1
+        if self._taken[worker] < len(orders):
+            self._send_orders(worker)
+        return index
+
+    def _send_orders(self, worker: int) -> None:
+        orders = self.orders[worker]
+        while (taken := self._taken[worker]) < len(orders):
             # An idle worker is waiting for orders and accepts an order of any size.
-            patience = None if self._under_way[worker] == 0 else 0.0
+            patience = None if taken == 0 else 0.0
             try:
-                self._senders[worker].send_message(queued[0], patience, None, self._looks[worker])
+                self._senders[worker].send_message(self._shown(orders[taken]), patience, None, self._looks[worker])
             except (TimeoutError, Gone):
                 return
-            queued.popleft()
-            self._under_way[worker] += 1
+            self._taken[worker] += 1
+
+    def _shown(self, order: tuple[int, Any]) -> tuple[int, Any]:
+        """Returns an order in the form that the worker receives."""
+        return (order[0], None) if self._is_iterable else order
 
     def wait(self, hand: list[Any]) -> None:
         """Waits for the next unit (see `_worker`) and appends it to `hand`. Does nothing if `hand` is not empty.
@@ -227,55 +234,14 @@ class WorkerPool:
         except TimeoutError as error:
             raise WorkerTimeoutError(f"DataLoader timed out after {self._timeout} seconds: {error}") from None
 
-    def end_epoch(self) -> None:
-        """Checks the results of the workers for the epoch that is over."""
-        self._group.end_epoch()
-
     def stop(self) -> None:
         """Ends the epoch for all threads that take units of this epoch."""
         self.collector.stop()
 
-    def note(self, unit: Any) -> None:
-        """Records that a unit was taken, and sends orders that waited for room. Runs in the thread that orders."""
-        if unit[1] >= 0:
-            self._under_way[unit[0]] -= 1
-        if self._queued[unit[0]]:
-            self._send_queued(unit[0])
-
-    # -- shutdown -----------------------------------------------------------------------------------
-
-    @property
-    def is_ordered(self) -> bool:
-        """Whether workers read only what the main process orders, instead of reading ahead as far as there is room."""
-        return not self._iterates
-
-    @property
-    def sending(self) -> AbstractContextManager[Any]:
-        """The lock that is held while a worker is replaced."""
-        return self._group.members.sending
-
     @property
     def is_ending(self) -> bool:
         """Whether shutdown of the workers has begun."""
-        return self._group.ending.has_begun
-
-    @property
-    def counting(self) -> Counting:
-        """The counters of the main process."""
-        return self._group.counting
-
-    @property
-    def pids(self) -> list[int]:
-        """The process ids of the workers."""
-        return self._group.pids
-
-    def shutdown(self) -> None:
-        """Stops all workers; see `Group.shutdown`."""
-        self._group.shutdown()
-
-    def release(self) -> None:
-        """Stops all workers if necessary. For use by `__del__`, also at interpreter exit."""
-        self._group.release()
+        return self._shutdown.has_begun
 
 
 # -- pinned memory -----------------------------------------------------------------------------------------
@@ -341,10 +307,10 @@ class PinnedUnits:
         self._epoch: _Epoch | None = None
         end_at_exit(self)
 
-    def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, fillers: int) -> None:
+    def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, first: int) -> None:
         """Begins an epoch; see `WorkerPool.begin`."""
         self.leave()
-        self._pool.begin(ahead, shared_seed, positions, fresh, fillers)
+        self._pool.begin(ahead, shared_seed, positions, fresh, first)
         self._epoch = _Epoch(self._pool, self._device)
         self._epoch.start(self._epoch.run)
 

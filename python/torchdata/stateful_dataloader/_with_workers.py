@@ -17,10 +17,10 @@ import multiprocessing
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from multiprocessing.context import BaseContext
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain, islice
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -30,10 +30,7 @@ from torch.utils.data.dataloader import _sharding_worker_init_fn
 from torchdata._engine.items.failures import reraise
 from torchdata._engine.processes.interrupts import InterruptsDeferred, is_of_handler
 from torchdata._engine.snapshots import Account
-from torchdata._engine.workers import restart
-from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.hangs import Survived
-from torchdata._engine.workers.restart import Restarts
 from torchdata._native import HandingIterator
 from torchdata._stateful import is_stateful
 from torchdata.stateful_dataloader._copying import Copies
@@ -42,9 +39,9 @@ from torchdata.stateful_dataloader._iterator import StatefulIterator
 from torchdata.stateful_dataloader._pool import PinnedUnits, WorkerPool
 from torchdata.stateful_dataloader._position import EpochState, Progress, ReadingPosition
 from torchdata.stateful_dataloader._skipping import Skipped
-from torchdata.stateful_dataloader._worker import NO_NEWS, EpochStart, Job, News, Received
+from torchdata.stateful_dataloader._worker import NO_NEWS, EpochStart, Job, News
 
-__all__ = ["RestartingIterator", "WorkersIterator", "survived_by"]
+__all__ = ["RestartingIterator", "WorkersIterator"]
 
 _SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"
 _LEFT = "another thread has called iter(loader), which has persistent workers: the epoch that this one read is left"
@@ -127,16 +124,13 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             in_order=self._in_order,
             timeout=timeout,
             full_stats=self._recorder.full,
-            restarts=self._restarts(loader),
+            survived=Survived.chosen(loader),
+            owner=weakref.ref(self),
         )
 
     def _count_into_pool(self) -> None:
         """Prepares the statistics of the next epoch."""
         self._recorder.begin_in(self, self._pool)
-
-    def _restarts(self, loader: Any) -> Callable[[Group, BaseContext], Restarts] | None:
-        """Returns a factory for the object that replaces failed workers; None makes a failure an error."""
-        return None
 
     # -- epochs --------------------------------------------------------------------------------------
 
@@ -216,9 +210,9 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         if reading.is_iterable or not self._has_begun:
             self._progress = [Progress(0 if reading.is_iterable else []) for _ in positions]
         else:  # a worker that reads nothing in this epoch keeps its position from the last epoch
-            for progress, numbers in zip(self._progress, self._busy, strict=True):
-                for number in numbers:
-                    progress.count(self._waiting[number])
+            for progress, orders in zip(self._progress, self._pool.orders, strict=True):
+                for _, index in orders:
+                    progress.count(index)
         if not fresh or not reading.is_iterable:
             for progress, position in zip(self._progress, positions, strict=True):
                 progress.load(position)
@@ -233,10 +227,6 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._hand: list[Any] = []
         #: Units that were taken before their turn.
         self._held: deque[Any] = deque()
-        #: Ordered indices of batches that the user has not received, by the number of the order.
-        self._waiting: dict[int, Any] = {}
-        #: For each worker, the numbers of its outstanding orders.
-        self._busy: list[deque[int]] = [deque() for _ in positions]
         self._number, self._first, self._next_worker = 0, first, first
         self._count_into_pool()
         self._units.begin(self._prefetch_factor, self._shared_seed, positions, fresh, first)
@@ -261,18 +251,16 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     def _order_next(self, worker: int) -> None:
         """Sends the next index, if any, to a worker, or to any worker with room if batches may be out of order."""
         try:
-            index = self._order.draw(is_busy=bool(self._waiting))
+            index = self._order.draw(is_busy=any(self._pool.orders))
         except StopIteration:
             return
         if self._in_order and self._reading.fills and not self._reading.is_iterable:
             # This worker may not be next in turn, because `draw` may have had no index in earlier turns.
             worker = (self._first + self._number) % self._num_workers
         if not self._in_order and not self._reading.is_iterable:  # any worker with room, as in PyTorch's loader
-            while len(self._busy[worker]) >= self._prefetch_factor:
+            while len(self._pool.orders[worker]) >= self._prefetch_factor:
                 worker = (worker + 1) % self._num_workers
-        self._waiting[self._number] = index
-        self._busy[worker].append(self._number)
-        self._pool.order(worker, self._number, None if self._reading.is_iterable else index)
+        self._pool.order(worker, self._number, index)
         self._number += 1
 
     def _wait(self) -> None:
@@ -292,7 +280,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 )
             if self._held or self._hand:
                 return
-            if self._finished or not (self._waiting or self._reading.is_iterable):
+            if self._finished or not (any(self._pool.orders) or self._reading.is_iterable):
                 self._end()
                 raise StopIteration
             if self._pool.is_ending:
@@ -305,14 +293,10 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 self._end()
                 raise
 
-    def _take(self) -> Any:
-        """Returns the received unit, or None for an empty unit. Records the snapshot from before its batch."""
-        unit = self._hand.pop()
-        self._pool.note(unit)
-        worker, number, batch, told = unit
+    def _take(self) -> tuple[int, int, Any, News]:
+        """Returns the received unit. Records the snapshot from before its batch."""
+        worker, number, batch, told = self._hand.pop()
         news = NO_NEWS if told is None else News(*told)
-        if news.filler:
-            return None
         self._unheard.discard(worker)
         if news.before is not None:
             self._progress[worker].stand(news.before)
@@ -324,7 +308,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             return (self._hand.pop(),)
         self._is_cut_off = True
         unit = self._held.popleft() if self._held else self._take()
-        gives = unit is not None and self._account(unit)
+        gives = self._account(unit)
         self._is_cut_off = False
         if not gives:
             return None
@@ -344,13 +328,13 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
     def _account(self, unit: Any) -> bool:
         """Processes a unit and orders the next index; returns whether there is a batch to return."""
-        worker, number, _, news = unit
+        worker, _, _, news = unit
         progress = self._progress[worker]
         self._next_worker = (worker + 1) % self._num_workers
         if news.ended:
             progress.ended = True
         else:
-            index = self._waiting.pop(number, None)
+            index = self._pool.settle(worker) if self._pool.is_ordered else None
             progress.count(index)
             if self._skipped is not None:
                 seen = self._reading.samples_of(index) if news.seen is None else news.seen
@@ -363,7 +347,6 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         if progress.ended and news.failure is None:
             return False
         if self._pool.is_ordered:
-            self._busy[worker].popleft()
             self._order_next(worker)
         return True
 
@@ -378,11 +361,13 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             positions = [one.saved(self._is_stateful, seed, number) for number, one in enumerate(self._progress)]
         else:
             positions = [progress.saved_of_program() for progress in self._progress]
-        return self._state(list(self._waiting.values()), positions, self._next_worker)
+        waiting = sorted(chain.from_iterable(self._pool.orders), key=itemgetter(0))
+        return self._state([index for _, index in waiting], positions, self._next_worker)
 
     def _hear_all(self) -> None:
         """Waits for the first unit of each worker that has not sent a unit in this epoch."""
-        while not self._finished and any(self._busy[worker] or self._reading.is_iterable for worker in self._unheard):
+        iterates, orders = self._reading.is_iterable, self._pool.orders
+        while not self._finished and any(iterates or orders[worker] for worker in self._unheard):
             try:
                 self._units.wait(self._hand)
             except StopIteration:
@@ -392,9 +377,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
     def _hold(self) -> None:
         """Moves the unit in `_hand` to the units that were taken before their turn."""
-        unit = self._take()
-        if unit is not None:
-            self._held.append(unit)
+        self._held.append(self._take())
 
     # -- shutdown ------------------------------------------------------------------------------------
 
@@ -410,7 +393,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     @property
     def worker_pids(self) -> list[int]:
         """Returns the process ids of the workers."""
-        return [] if self._pool.is_ending else self._pool.pids
+        return self._pool.pids  # type: ignore[no-any-return]
 
     def shutdown(self) -> None:
         """Stops the workers. The state remains available. Threads that wait for a batch are notified."""
@@ -424,44 +407,6 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 # -- restarts ----------------------------------------------------------------------------------------------
 
 
-def survived_by(loader: Any) -> Survived:
-    """Returns which kinds of worker exits a loader survives."""
-    return Survived.chosen(loader.on_worker_exit, loader.timeout, loader.on_timeout, loader.patience)
-
-
-@dataclass
-class _Beginning:
-    """The data that a worker had at the beginning of an epoch.
-
-    Args:
-        position: the snapshot that the worker loaded, or None.
-        fresh: whether the epoch of this snapshot was over.
-        shared_seed: the seed of PyTorch pipes.
-        before: orders that repeat earlier, finished epochs.
-    """
-
-    position: Any
-    fresh: bool
-    shared_seed: int | None
-    before: list[tuple[Any, ...]] = field(default_factory=list)
-
-
-class _Restarts(restart.Restarts):
-    """Replaces the workers of one iterator, without keeping the iterator alive."""
-
-    def __init__(
-        self, owner: weakref.ref[RestartingIterator], survived: Survived, group: Group, context: BaseContext
-    ) -> None:
-        hangs = group.hangs(survived, owner()._in_order)  # type: ignore[union-attr]
-        super().__init__(group.members, context, group.ending, hangs, survived.deaths)
-        self._owner = owner
-
-    def _command(self, indices: Sequence[int], received: restart.Received, ended: Sequence[bool]) -> None:
-        owner = self._owner()
-        for worker in indices if owner is not None else ():
-            owner.instruct(worker, [account for account, _ in received[0]])  # type: ignore[union-attr]
-
-
 class RestartingIterator(WorkersIterator):
     """Reads in worker processes, and replaces workers that exit.
 
@@ -469,21 +414,17 @@ class RestartingIterator(WorkersIterator):
     reads is therefore modified only under the lock for sending.
     """
 
-    #: For each worker, the data that the worker had at the beginning of this epoch.
-    _beginnings: list[_Beginning]
-    #: The number of workers, starting with the first, that send an empty unit in their first turn.
-    _fillers = 0
-
-    def _restarts(self, loader: Any) -> Callable[[Group, BaseContext], restart.Restarts]:
-        return partial(_Restarts, weakref.ref(self), survived_by(loader))
+    #: For each worker, the snapshot that the worker loaded at the beginning of this epoch, or None, and orders that
+    #: repeat earlier, finished epochs.
+    _beginnings: list[tuple[Any, list[tuple[Any, ...]]]]
 
     # -- epochs --------------------------------------------------------------------------------------
 
     def _begin(self, positions: Sequence[Any], fresh: bool, first: int) -> None:
-        numbers, seed = range(self._num_workers), self._shared_seed
-        ways = [self._as_it_was_left(worker) if self._has_begun else [] for worker in numbers]
-        self._beginnings = [_Beginning(one, fresh, seed, way) for one, way in zip(positions, ways, strict=True)]
-        self._fillers = first
+        ways = [self._as_it_was_left(worker) if self._has_begun else [] for worker in range(self._num_workers)]
+        self._beginnings = list(zip(positions, ways, strict=True))
+        #: Whether the epoch of these snapshots was over, and the seed of PyTorch pipes in this epoch.
+        self._fresh, self._seed_then = fresh, self._shared_seed
         #: For each worker, the number of processed units of this epoch.
         self._seen = [0] * self._num_workers
         super()._begin(positions, fresh, first)
@@ -502,20 +443,20 @@ class RestartingIterator(WorkersIterator):
             Orders that repeat finished epochs, a snapshot, whether the snapshot's epoch is over, and the indices that
             were read after the snapshot.
         """
-        progress, beginning = self._progress[worker], self._beginnings[worker]
+        progress, (position, before) = self._progress[worker], self._beginnings[worker]
         if progress.position is not None:
             return [], progress.reached(), False, []
         since = [None] * progress.since if isinstance(progress.since, int) else progress.since
-        return beginning.before, beginning.position, beginning.fresh, since
+        return before, position, self._fresh, since
 
     def _as_it_was_left(self, worker: int) -> list[tuple[Any, ...]]:
         """Returns orders that repeat everything that a worker has read, or was ordered to read, in the abandoned
         epoch."""
         before, position, fresh, since = self._way_to(worker)
-        ordered = [] if self._progress[worker].ended else [self._waiting[number] for number in self._busy[worker]]
+        ordered = [] if self._progress[worker].ended else [index for _, index in self._pool.orders[worker]]
         if position is None and not since and not ordered and not self._reading.is_iterable:
             return before  # the worker had no orders in this epoch
-        return [*before, ("repeat", self._beginnings[worker].shared_seed, position, fresh, [*since, *ordered])]
+        return [*before, ("repeat", self._seed_then, position, fresh, [*since, *ordered])]
 
     # -- replacing a worker ----------------------------------------------------------------------------
 
@@ -526,45 +467,34 @@ class RestartingIterator(WorkersIterator):
             worker: the number of the worker.
             accounts: for each shard, the number of units received in this epoch and their checksum.
         """
-        shards = self._pool.shards_of(worker)
+        shards = self._pool.members.shards_of(worker)
         starts = []
         for shard in shards:
-            before, start, under_way, orders = self._start_of(shard, accounts[shard])
+            before, start, received = self._start_of(shard, accounts[shard])
             starts.append(start)
-        seed, fresh = self._beginnings[shards[0]].shared_seed, self._is_fresh(shards[0])
+        _, _, fresh, _ = self._way_to(shards[0])
+        beginning = self._pool.beginning(self._seed_then, fresh, starts)
         # Orders, and earlier epochs to repeat, exist only if each worker runs one shard.
-        self._pool.instruct(worker, [*before, self._pool.beginning(seed, fresh, starts)], under_way, orders)
+        self._pool.instruct(worker, [*before, beginning], received)
 
-    def _is_fresh(self, shard: int) -> bool:
-        """Returns whether the epoch of the snapshot for a shard's replacement is over."""
-        _, _, fresh, _ = self._way_to(shard)
-        return fresh
-
-    def _start_of(self, worker: int, account: Account) -> tuple[list[tuple[Any, ...]], EpochStart, int, list[Any]]:
+    def _start_of(self, shard: int, account: Account) -> tuple[list[tuple[Any, ...]], EpochStart, int]:
         """Returns how a replacement process begins a shard after the units that were already received.
 
         Returns:
-            Orders that repeat finished epochs; the start of this epoch; the number of orders whose units were received
-            but not processed; and the unanswered orders.
+            Orders that repeat finished epochs; the start of this epoch; and the number of outstanding orders that need
+            no answer.
         """
-        progress, busy, fills = self._progress[worker], self._busy[worker], worker < self._fillers
-        units = max(0, account[0] - fills)
-        unseen = 0 if progress.ended else units - self._seen[worker]
-        orders = [] if progress.ended else [(number, self._waiting[number]) for number in busy]
-        if not self._pool.is_ordered:
-            orders = [(0, None)] * unseen
-        before, position, _, since = self._way_to(worker)
-        seen_again = [*since, *(index for _, index in orders[:unseen])]
-        start = EpochStart(position, fills and account[0] == 0, Received(account, seen_again, progress.ended))
-        held = sum(unit[0] == worker for unit in self._held)
-        if self._reading.is_iterable:
-            orders = [(number, None) for number, _ in orders]
-        return before, start, max(0, unseen - held), orders[unseen:]
+        progress, orders = self._progress[shard], self._pool.orders[shard]
+        unseen = 0 if progress.ended else account[0] - self._seen[shard]
+        again = [index for _, index in islice(orders, unseen)] if self._pool.is_ordered else [None] * unseen
+        before, position, _, since = self._way_to(shard)
+        start = EpochStart(position, account, [*since, *again], progress.ended)
+        return before, start, len(orders) if progress.ended else unseen
 
     # -- batches -------------------------------------------------------------------------------------
 
     def _hand_over(self) -> tuple[Any] | None:
-        with self._pool.sending:
+        with self._pool.members.sending:
             return super()._hand_over()
 
     def _account(self, unit: Any) -> bool:
@@ -572,5 +502,5 @@ class RestartingIterator(WorkersIterator):
         return super()._account(unit)
 
     def _hold(self) -> None:
-        with self._pool.sending:
+        with self._pool.members.sending:
             super()._hold()

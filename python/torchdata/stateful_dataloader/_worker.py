@@ -42,41 +42,28 @@ from torchdata.stateful_dataloader._pipes import seeded
 from torchdata.stateful_dataloader._reading import EpochReader, ReadingSettings
 from torchdata.stateful_dataloader._skipping import NOTHING
 
-__all__ = ["NO_NEWS", "Batches", "EpochStart", "Job", "News", "Received", "ShardReader"]
+__all__ = ["NO_NEWS", "Batches", "EpochStart", "Job", "News", "ShardReader"]
 
 #: The order number of a unit that answers no order.
 NO_ORDER = -1
 
 
 @dataclass
-class Received:
-    """What the main process has received in this epoch from a failed worker, for the worker's replacement.
-
-    Args:
-        account: the number of units and their checksum.
-        indices: the indices of those units that the snapshot does not cover.
-        ended: whether the iterable dataset had ended.
-    """
-
-    account: tuple[int, int]
-    indices: list[Any]
-    ended: bool
-
-
-@dataclass
 class EpochStart:
-    """The data that a shard has at the beginning of an epoch.
+    """The data that a shard has at the beginning of an epoch. If this worker replaces a failed worker, the main process
+    has already received units of the epoch.
 
     Args:
         position: the snapshot to resume from; None starts from the beginning.
-        filler: whether the first unit is empty, so that another shard returns the first batch.
-        received: if this worker replaces a failed worker, the batches that the main process has received from the
-            failed worker.
+        account: the number of units received, and their checksum.
+        again: the indices of those units that the snapshot does not cover.
+        ended: whether the iterable dataset had ended.
     """
 
     position: Any
-    filler: bool = False
-    received: Received | None = None
+    account: tuple[int, int] = (0, 0)
+    again: Sequence[Any] = ()
+    ended: bool = False
 
 
 class News(NamedTuple):
@@ -93,7 +80,6 @@ class News(NamedTuple):
         left: the positions of indices that were read successfully, and that another batch will contain.
         digest: a checksum of some samples of this epoch, for a dataset without a state; None if it has not changed.
         ended: whether the iterable dataset has ended.
-        filler: whether the unit is empty, so that another worker returns the first batch.
     """
 
     before: bytes | None = None
@@ -105,7 +91,6 @@ class News(NamedTuple):
     left: list[int] | None = None
     digest: int | None = None
     ended: bool = False
-    filler: bool = False
 
 
 NO_NEWS = News()
@@ -196,22 +181,22 @@ class ShardReader:
             fresh: whether the snapshot's epoch is over, so that only state that is kept between epochs is loaded.
             start: the snapshot at the beginning of the epoch, and the batches that were already received.
         """
-        self.iterates, position, received = iterates, start.position, start.received
-        batches = Batches(self, start.filler)
+        self.iterates, position, again = iterates, start.position, start.again
+        batches = Batches(self)
         try:
             if self.failure is None:
                 self._begin(shared_seed, position, fresh)
-                has_ended = received is not None and (received.ended or not self._read_again(received.indices))
+                has_ended = start.ended or (bool(again) and not self._read_again(again))
                 went_on = position is not None and not fresh
                 assert self.reader is not None
-                batches.begin(self.reader, went_on, told=received is not None and bool(received.indices))
+                batches.begin(self.reader, went_on, told=bool(again))
                 batches.is_over = has_ended
         except BaseException as error:
             if self.is_local:
                 raise
             self.failure = self.described(error)
-        if self.failure is not None and received is not None:
-            batches.is_over = iterates and bool(received.indices)
+        if self.failure is not None:
+            batches.is_over = iterates and bool(again)
         return batches
 
     def repeat(self, shared_seed: int | None, position: Any, fresh: bool, indices: list[Any]) -> None:
@@ -223,7 +208,7 @@ class ShardReader:
         except BaseException as error:
             self.failure = self.described(error)
 
-    def _read_again(self, indices: list[Any]) -> bool:
+    def _read_again(self, indices: Sequence[Any]) -> bool:
         """Reads and drops the batches that the failed worker had read; returns False if the dataset ends."""
         assert self.reader is not None
         is_whole = True
@@ -319,12 +304,12 @@ class _Worker:
             self.shards[shard].globals.enter()
 
     def _run_epoch(
-        self, epoch: int, iterates: bool, shared_seed: int | None, fresh: bool, starts: Sequence[EpochStart]
+        self, epoch: int, iterates: bool, shared_seed: int | None, fresh: bool, first: int, starts: Sequence[EpochStart]
     ) -> None:
         """Reads until another command arrives, or the main process has ended the epoch."""
         self.child.counting.begin(epoch)
-        links = [(one.received.account if one.received is not None else (0, 0), 0, None) for one in starts]
-        self.sender.start_epoch(epoch, 1, links if any(one.received is not None for one in starts) else None)
+        turn = next((place for place, shard in enumerate(self.setup.shards) if shard >= first), 0)
+        self.sender.start_epoch(epoch, 1, [(one.account, 0, None) for one in starts], turn)
         if self.failure is not None:
             rest = self.setup.name, self._ordered, self.failure
             self.shards = [ShardReader.failed(number, *rest) for number in self.setup.shards]
@@ -404,10 +389,9 @@ class Batches(Iterator[Unit]):
 
     Args:
         shard: the shard that reads.
-        filler: whether the first unit is empty.
     """
 
-    def __init__(self, shard: ShardReader, filler: bool) -> None:
+    def __init__(self, shard: ShardReader) -> None:
         self._shard = shard
         self._iterates = shard.iterates
         self._reader: EpochReader | None = None
@@ -427,8 +411,6 @@ class Batches(Iterator[Unit]):
         self._due = 0.0
         self._last = b""
         self._digest: int | None = None
-        if filler:
-            self._owed.append(self._unit(None, News(filler=True)))
 
     def begin(self, reader: EpochReader, went_on: bool, told: bool = False) -> None:
         """Starts to observe the reader, and takes a snapshot of the reader if the main process may need it.

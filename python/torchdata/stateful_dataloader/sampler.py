@@ -208,9 +208,10 @@ class BatchIndices(Iterator[list[int]]):
     def __init__(self, batches: BatchSampler) -> None:
         self._batches = batches
         self._iterator: Iterator[int] | None = None
-        self._yielded = 0
+        #: The number of indices that were yielded.
+        self.samples_yielded = 0
         #: Whether the sampler has ended, and the number of its indices that were dropped.
-        self._ended, self._dropped = False, 0
+        self.has_ended, self._dropped = False, 0
 
     @property
     def keeps_position(self) -> bool:
@@ -220,7 +221,7 @@ class BatchIndices(Iterator[list[int]]):
         return is_stateful(self._iterator) and type(self._iterator) is not RandomIndices
 
     def __next__(self) -> list[int]:
-        if self._ended:
+        if self.has_ended:
             raise StopIteration
         if self._iterator is None:
             self._iterator = iter(self._batches.sampler)
@@ -229,22 +230,12 @@ class BatchIndices(Iterator[list[int]]):
             batch = self._iterator.take(size)
         else:
             batch = list(itertools.islice(self._iterator, size))
-        self._ended = len(batch) < size
-        if not batch or (self._batches.drop_last and self._ended):
+        self.has_ended = len(batch) < size
+        if not batch or (self._batches.drop_last and self.has_ended):
             self._dropped = len(batch)
             raise StopIteration
-        self._yielded += len(batch)
+        self.samples_yielded += len(batch)
         return batch
-
-    @property
-    def samples_yielded(self) -> int:
-        """Returns the number of indices that were yielded."""
-        return self._yielded
-
-    @property
-    def has_ended(self) -> bool:
-        """Returns whether the sampler has ended."""
-        return self._ended
 
     def start_from(self, iterator: Iterator[int], yielded: int) -> None:
         """Makes the following batches read from an iterator of the sampler.
@@ -253,19 +244,19 @@ class BatchIndices(Iterator[list[int]]):
             iterator: the iterator.
             yielded: the number of indices that the iterator has already yielded.
         """
-        self._iterator, self._yielded = iterator, yielded
+        self._iterator, self.samples_yielded = iterator, yielded
 
     def pass_samples(self, count: int, most_missing: int = 0) -> None:
         """Skips `count` indices of the sampler, which may end before the last `most_missing` of these indices."""
         if self._iterator is None:
             self._iterator = iter(self._batches.sampler)
         pass_over(self._iterator, count - most_missing)
-        self._yielded += count - most_missing + sum(1 for _ in itertools.islice(self._iterator, most_missing))
+        self.samples_yielded += count - most_missing + sum(1 for _ in itertools.islice(self._iterator, most_missing))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the number of indices that were yielded, and the states of the sampler and its iterator, if any."""
         state = self.state_before(0)
-        if self._ended:
+        if self.has_ended:
             state["ended"] = True
         if is_stateful(self._batches.sampler):
             state["sampler_state"] = self._batches.sampler.state_dict()
@@ -285,7 +276,7 @@ class BatchIndices(Iterator[list[int]]):
 
     def state_before(self, count: int) -> dict[str, Any]:
         """Returns the state from before the last `count` samples, for a sampler without a user-defined state."""
-        state: dict[str, Any] = endless_state(1, self._yielded - count)
+        state: dict[str, Any] = endless_state(1, self.samples_yielded - count)
         if type(self._iterator) is RandomIndices:
             state["sampler_iter_state"] = self._iterator.state_before(count + self._dropped)
         elif self._iterator is None and type(self._batches.sampler) is RandomSampler:
@@ -299,8 +290,8 @@ class BatchIndices(Iterator[list[int]]):
             state_dict: a result of `state_dict`.
         """
         sampler = self._batches.sampler
-        self._yielded = count_in(state_dict, "samples_yielded")
-        self._ended, self._dropped = False, 0
+        self.samples_yielded = count_in(state_dict, "samples_yielded")
+        self.has_ended, self._dropped = False, 0
         restored = False
         if "sampler_state" in state_dict and is_stateful(sampler):
             give(sampler, state_dict["sampler_state"])
@@ -310,9 +301,9 @@ class BatchIndices(Iterator[list[int]]):
             give(iterator, state_dict["sampler_iter_state"])
             restored = True
         if not restored and not isinstance(sampler, _InfiniteConstantSampler):
-            pass_over(self._iterator, self._yielded)
-        self._ended = bool(state_dict.get("ended"))
-        if self._ended and next(self._iterator, _NONE) is not _NONE and is_stateful(sampler):
+            pass_over(self._iterator, self.samples_yielded)
+        self.has_ended = bool(state_dict.get("ended"))
+        if self.has_ended and next(self._iterator, _NONE) is not _NONE and is_stateful(sampler):
             # The sampler has already prepared the next epoch, and iterating over it now would begin that epoch too
             # early.
             give(sampler, state_dict["sampler_state"])

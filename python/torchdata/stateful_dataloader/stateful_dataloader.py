@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import default_collate, default_convert, get_worker_info
 
-from torchdata._engine.workers.hangs import check_on_timeout
+from torchdata._engine.workers.hangs import Survived, check_restarts
 from torchdata._observe.observed import ObservedLoader
 from torchdata._observe.stats.batches import BatchRecorder
 from torchdata._signatures import signature_of
@@ -31,7 +31,7 @@ from torchdata.stateful_dataloader._order import generators_drawn_by
 from torchdata.stateful_dataloader._position import EpochState
 from torchdata.stateful_dataloader._reading import EpochReader
 from torchdata.stateful_dataloader._skipping import check_on_error
-from torchdata.stateful_dataloader._with_workers import RestartingIterator, WorkersIterator, survived_by
+from torchdata.stateful_dataloader._with_workers import RestartingIterator, WorkersIterator
 from torchdata.stateful_dataloader.sampler import BatchSampler, RandomSampler
 
 if TYPE_CHECKING:
@@ -174,11 +174,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         stats: StatsLevel | None = None,
         wait_warning: float | None = 0.3,
     ) -> None:
-        if on_worker_exit not in ("error", "restart"):
-            raise ValueError(
-                f"StatefulDataLoader: on_worker_exit must be 'error' or 'restart', but got {on_worker_exit!r}"
-            )
-        check_on_timeout("StatefulDataLoader", on_timeout, timeout, patience)
+        check_restarts("StatefulDataLoader", on_worker_exit, on_timeout, timeout, patience)
         makes_batches = batch_size is not None and batch_sampler is None
         check_on_error(on_error, error_limit, error_log, error_fill, dataset, makes_batches=makes_batches)
         if num_workers == "auto":  # type: ignore[comparison-overlap]
@@ -237,7 +233,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         if self._loaded is not None:
             state = fitted(parse(self._loaded), self, self._is_strict)
             self._reader = self._reader and self._reader.anew()
-            self._iterator = self._made(state)
+            self._iterator = self._get_iterator(state)
             self._loaded = None
             return self._iterator
         if self._iterator is not None and self.persistent_workers and not self._iterator.is_inherited():
@@ -256,14 +252,11 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             self._iterator = self._get_iterator()
         return self._iterator
 
-    def _get_iterator(self) -> Any:
-        return self._made(None)
-
-    def _made(self, state: EpochState | None) -> StatefulIterator:
+    def _get_iterator(self, state: EpochState | None = None) -> Any:
         if self.num_workers == 0:
             return ShardsInProcessIterator(self, state) if shards_of(state, self) else InProcessIterator(self, state)
         self.check_worker_number_rationality()
-        kind = RestartingIterator if survived_by(self) else WorkersIterator
+        kind = RestartingIterator if Survived.chosen(self) else WorkersIterator
         return kind(self, state)
 
     # -- introspection -------------------------------------------------------------------------------

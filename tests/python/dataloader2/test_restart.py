@@ -354,7 +354,7 @@ def test_nothing_outlives_a_main_process_that_is_killed_while_workers_are_replac
 
 
 def test_on_worker_exit_has_only_two_values():
-    with pytest.raises(ValueError, match="on_worker_exit must be 'error' or 'restart', not 'again'"):
+    with pytest.raises(ValueError, match="on_worker_exit must be 'error' or 'restart', but got 'again'"):
         MultiProcessingReadingService(2, on_worker_exit="again")
     service = MultiProcessingReadingService(2, on_worker_exit="restart")
     assert pickle.loads(pickle.dumps(service)).on_worker_exit == "restart"

@@ -204,12 +204,23 @@ def test_dropping_a_half_read_loader_leaves_no_process() -> None:
     wait_for(lambda: shared_mappings() == 0)  # the threads have released the shared memory
 
 
-def test_a_shutdown_does_not_wait_for_a_call_that_hangs() -> None:
-    def hangs(number: int) -> int:
-        time.sleep(0 if number == 0 else 1e8)
-        return number
+def hangs_after_zero(number: int) -> int:
+    time.sleep(0 if number == 0 else 1e8)
+    return number
 
-    node = over_processes(hangs)
+
+@pytest.mark.parametrize("how", ["error", "restart"])
+def test_dropping_a_node_does_not_wait_for_a_call_that_hangs(how: str) -> None:
+    before = set(children())
+    node = over_processes(hangs_after_zero, on_worker_exit=how)
+    assert next(node) == 0
+    del node
+    wait_for(lambda: set(children()) <= before)
+    wait_for(lambda: shared_mappings() == 0)  # the memory that the threads held
+
+
+def test_a_shutdown_does_not_wait_for_a_call_that_hangs() -> None:
+    node = over_processes(hangs_after_zero)
     assert next(node) == 0
     node.shutdown()
     node.shutdown()

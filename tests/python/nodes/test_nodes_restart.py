@@ -57,7 +57,7 @@ def test_processes_may_be_killed_at_any_moment_and_states_are_exact(seed: int) -
         came.append(item)
         states.append(loader.state_dict())
         if chance.random() < 0.1:
-            members = loader.root._it._workers._group.members  # type: ignore[attr-defined]
+            members = loader.root._it._workers.members  # type: ignore[attr-defined]
             pid = chance.choice(members.processes).pid
             with contextlib.suppress(ProcessLookupError):  # the process has exited, but was not replaced yet
                 if pid is not None:  # None while the replacement is not started

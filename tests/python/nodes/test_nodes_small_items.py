@@ -31,13 +31,13 @@ def mapper(source: Any, function: Any, workers: int = 1, **options: Any) -> Para
 def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Returns the numbers of items in each message. Functions appear to take no time."""
     counts: list[int] = []
-    send = _processes._MapWorker._send
+    send = _processes.MapWorker._send
 
     def noting(self: Any, items: list[Any], at: int) -> None:
         counts.append(len(items) - at)
         send(self, items, at)
 
-    monkeypatch.setattr(_processes._MapWorker, "_send", noting)
+    monkeypatch.setattr(_processes.MapWorker, "_send", noting)
     monkeypatch.setattr(_processes, "monotonic", lambda: 0.0)
     return counts
 

@@ -48,7 +48,7 @@ class StopPosition:
     kept: tuple[list[snapshots.Kept | None], snapshots.KeptDealt | None]
 
 
-class Children:
+class Children(Group):
     """The workers, and the dispatching process if items are dispatched.
 
     Args:
@@ -94,7 +94,7 @@ class Children:
         self._listener = listener
         #: Seconds without an item after which the main process warns; None for no warning.
         self.stall_warning: float | None = None
-        self._group = group = Group(
+        super().__init__(
             context,
             num_workers,
             program,
@@ -105,27 +105,14 @@ class Children:
             full_stats=full_stats,
             snapshot_budget=snapshot_budget,
         )
-        self.num_workers, self.num_shards = num_workers, num_shards
-        self.dispatches, self.budget = group.dispatches, group.budget
-        self.stats, self.is_forked = group.stats, group.is_forked
-        self._members = members = group.members
+        self.num_shards = num_shards
+        self._members = members = self.members
         self._names, self._processes = members.names, members.processes
-        hangs = group.hangs(survived, in_order)
-        self._restarts = None
-        if survived:
-            self._restarts = EpochRestarts(members, context, group.ending, hangs, survived.deaths)
+        self._restarts = self.replace_exited(EpochRestarts, survived, in_order)
         try:
-            outputs = group.start(replaces=bool(survived))
-            if self._restarts is not None:
-                self._restarts.keep_forker()
-            self.collector = group.collect(outputs, num_shards=num_shards, in_order=in_order, timeout=timeout)
-            if self._restarts is None:
-                group.watch(self.collector)
-            else:
-                on_death, on_replace = self._restarts.on_death, self._restarts.on_replace
-                self.collector.watch_and_replace(group.signs, on_death, on_replace)
-            if hangs is not None:
-                self.collector.tell_hang(hangs.look)
+            outputs = self.start()
+            self.collector = self.collect(outputs, num_shards=num_shards, in_order=in_order, timeout=timeout)
+            self.watch(self.collector)
             if listener is not None:
                 self.collector.tell_note(listener.hear)
             own = weakref.ref(self)  # a WeakMethod would run Python code when it is collected
@@ -133,15 +120,7 @@ class Children:
         except BaseException:
             self.shutdown()
             raise
-        group.ending.afterwards = partial(answer_no_more, self.stats, MAIN_PAGE)
-
-    def shutdown(self) -> None:
-        """Stops all children: asks them to stop, waits, kills the remaining children, and reaps all. This method may be
-        called at any time, and any number of times.
-
-        If a shutdown was interrupted, the next call continues it.
-        """
-        self._group.shutdown()
+        self._shutdown.afterwards = partial(answer_no_more, self.stats, MAIN_PAGE)
 
     # -- commands ----------------------------------------------------------------------------------
 
@@ -177,7 +156,7 @@ class Children:
             collector.start_epoch(self._epoch, self._window, position.given, position.turn)
             collector.keep(*position.kept)
         processes = list(self._processes)
-        self._group.begin_epoch()
+        self.begin_epoch()
         if restarts is not None:  # children that are replaced later receive these commands from `EpochRestarts`
             restarts.begin_run(RestartableEpoch(self._epoch, commands, resume, before))
             self._check_alive()
@@ -238,10 +217,6 @@ class Children:
         had = self.stats.wants_large_snapshots()
         self.stats.want_large_snapshots()
         return 0 if had else self.stats.oversized()
-
-    def end_epoch(self) -> None:
-        """Checks for errors that the children have made in the epoch that has ended."""
-        self._group.end_epoch()
 
     def call(self, function: Callable[[Any], Any]) -> None:
         """Applies `function` to the graph of every child, between two items, and waits until all have done it.
@@ -349,10 +324,7 @@ class Children:
 
     def _check_alive(self) -> bool:
         """If a child has exited, replaces it or raises its error. Returns whether a child was replaced."""
-        if self._restarts is None:
-            self._members.check_alive()
-            return False
-        return self._restarts.replace_dead(self.collector)
+        return self.check_alive(self.collector)
 
     def _on_surplus(self, waited_for: int, taken_in: int, size: int) -> None:
         waited_for, taken_in = waited_for % self.num_workers, taken_in % self.num_workers
@@ -364,8 +336,3 @@ class Children:
             RuntimeWarning,
             stacklevel=2,
         )
-
-    @property
-    def pids(self) -> list[int]:
-        """The process ids of the children. The dispatching process is last."""
-        return self._group.pids

@@ -2,9 +2,10 @@
 
 Role: runs in the main process. The group owns the links, the bells, the counters and the process objects, and
 `shutdown` releases all of them. `shutdown` is bounded in time, idempotent, and harmless in a forked child that
-inherited the object. The program defines what the children run and how the workers are named. The owner of the group
-sends commands through `commanders`, and reads from the collectors that it creates. `processes/start.py` starts
-children, `processes/shutdown.py` ends them.
+inherited the object. The program defines what the children run and how the workers are named. The three kinds of
+groups (for graphs, datasets and functions of nodes) derive from `Group`, send commands through `members.commanders`,
+and read from the collectors that they create. `processes/start.py` starts children, `restart.py` replaces them, and
+`processes/shutdown.py` ends them.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.context import BaseContext
-from typing import Any
+from typing import Any, TypeVar
 
 from torchdata._engine import snapshots
 from torchdata._engine.items.codec import dumps_by
@@ -23,16 +25,19 @@ from torchdata._engine.processes.crossing import Handle, SharedPickle, main_with
 from torchdata._engine.processes.interrupts import is_of_handler
 from torchdata._engine.processes.positions import SharedPositions
 from torchdata._engine.processes.process import wait_for_any
-from torchdata._engine.processes.shutdown import OwnsChildren, Shutdown
+from torchdata._engine.processes.shutdown import OwnsChildren
 from torchdata._engine.processes.start import new_child, start_all, start_method_of
 from torchdata._engine.workers.child import MAIN, ChildSetup, CommonSetup, raise_failure, run_child
 from torchdata._engine.workers.hangs import Hangs, Survived
 from torchdata._engine.workers.members import Members
 from torchdata._engine.workers.program import Program
-from torchdata._native import BellBoard, Collector, Link, OwnedDescriptor, StatsBoard
+from torchdata._engine.workers.restart import Restarts
+from torchdata._native import BellBoard, Collector, Link, StatsBoard
 from torchdata._observe.outside.stalls import warn_in_thread
 from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting
 from torchdata._reporting import place_outside
+
+R = TypeVar("R", bound=Restarts)
 
 #: Buffers of fewer bytes stay in the pickle of a program.
 _LEAST_BUFFER = 1024
@@ -79,7 +84,9 @@ class Group(OwnsChildren):
         full_stats: bool = False,
         snapshot_budget: int | None = None,
     ) -> None:
-        self._start_method = method = start_method_of(context)
+        self._context, self._start_method = context, (method := start_method_of(context))
+        #: Replaces children that exit; None if the exit of a child is an error.
+        self.restarts: Restarts | None = None
         self.num_workers = num_workers
         num_shards = num_workers if num_shards is None else num_shards
         self.dispatches = dispatch is not None
@@ -136,16 +143,27 @@ class Group(OwnsChildren):
         """Whether the children began as copies of the main process."""
         return self._start_method == "fork"
 
-    @property
-    def ending(self) -> Shutdown:
-        """The shutdown of the children."""
-        return self._shutdown
-
-    def start(self, replaces: bool = False) -> list[Link]:
-        """Starts all children first, and then waits for them. If the start fails, the caller shuts the group down.
+    def replace_exited(self, kind: type[R], survived: Survived, in_order: bool = True) -> R | None:
+        """Makes the group replace children that exit, instead of raising an error. The caller then starts the group.
 
         Args:
-            replaces: whether children that exit are replaced instead of raising an error.
+            kind: the class of the object that replaces the children.
+            survived: the kinds of exits after which a child is replaced.
+            in_order: whether the main process waits for one specific worker.
+
+        Returns:
+            The object that replaces the children; None if `survived` is empty.
+        """
+        if not survived:
+            return None
+        hangs = None
+        if survived.hangs is not None:
+            hangs = Hangs(self.members, self.stats, survived.hangs, survived.patience, in_order)
+        self.restarts = restarts = kind(self.members, self._context, self._shutdown, hangs, survived.deaths)
+        return restarts
+
+    def start(self) -> list[Link]:
+        """Starts all children first, and then waits for them. If the start fails, the caller shuts the group down.
 
         Returns:
             For each worker, the link over which it sends its items.
@@ -154,10 +172,11 @@ class Group(OwnsChildren):
             OSError: the system lacks resources for a process.
             WorkerExitedError: a child has exited already.
         """
-        members, indices = self.members, range(len(self.members.processes))
+        members, restarts = self.members, self.restarts
+        indices = range(len(members.processes))
 
         def see_to(index: int) -> None:
-            if not replaces:
+            if restarts is None:
                 # Starting the remaining children may take long, so the exit of an earlier child is reported first.
                 members.check_alive(range(index))
             lines = members.setups[index].lines
@@ -172,14 +191,16 @@ class Group(OwnsChildren):
             self._positions = SharedPositions(members.pids, self.dispatches)
         start_all(members.processes, self._start_method, see_to)
         members.close_descriptors(indices)
-        if not replaces:
+        if restarts is None:
             self.bells.close_descriptor()
         members.commanders += [members.commander(index) for index in indices]
         self._shutdown.commanders += members.commanders
         outputs = [members.items_of(worker) for worker in range(self.num_workers)]
-        if not replaces:
-            members.setups.clear()
         self.counting.adopt_main()
+        if restarts is None:
+            members.setups.clear()
+        else:
+            restarts.keep_forker()
         return outputs
 
     def begin_epoch(self) -> None:
@@ -234,21 +255,23 @@ class Group(OwnsChildren):
         self.counting.receive(collector, peers, first)
         return collector
 
-    def hangs(self, survived: Survived, in_order: bool = True) -> Hangs | None:
-        """Returns the object that kills children that hang; None if children are never killed for hanging.
-
-        Args:
-            survived: the kinds of exits after which a child is replaced.
-            in_order: whether the main process waits for one specific worker.
-        """
-        if survived.hangs is None:
-            return None
-        return Hangs(self.members, self.stats, survived.hangs, survived.patience, in_order)
-
     def watch(self, collector: Collector) -> None:
-        """Makes a collector raise the error of a child that exits while the collector waits for an item."""
+        """Makes a collector replace children that exit or hang while the collector waits for an item, or raise their
+        error."""
+        signs = [(index, process.sign) for index, process in enumerate(self.members.processes)]
+        if self.restarts is not None:
+            # A strong reference would be circular, because the shutdown may refer to the collector.
+            own = weakref.ref(self.restarts)
+            collector.watch_and_replace(
+                signs,
+                lambda *what: own().on_death(*what),  # type: ignore[union-attr]
+                lambda *what: own().on_replace(*what),  # type: ignore[union-attr]
+            )
+            if self.restarts.hangs is not None:
+                collector.tell_hang(self.restarts.hangs.look)
+            return
         try:
-            collector.watch(self.signs, self.members.report_exit)
+            collector.watch(signs, self.members.report_exit)
         except ProcessLookupError:  # the child has already exited, and other code has reaped it
             wait_for_any(self.members.processes, 1.0)
             self.members.check_alive()
@@ -256,13 +279,22 @@ class Group(OwnsChildren):
 
     @property
     def pids(self) -> list[int]:
-        """Returns the process ids of the children. The dispatching process is last."""
-        return self.members.pids()
+        """Returns the process ids of the children; empty once shutdown has begun. The dispatching process is last."""
+        return [] if self._shutdown.has_begun else self.members.pids()
 
-    @property
-    def signs(self) -> list[tuple[int, int | OwnedDescriptor]]:
-        """Returns, for each child, the handle that signals its exit to a collector."""
-        return [(index, process.sign) for index, process in enumerate(self.members.processes)]
+    def check_alive(self, collector: Collector) -> bool:
+        """If a child has exited, replaces it or raises its error. Returns whether a child was replaced."""
+        if self.restarts is None:
+            self.members.check_alive()
+            return False
+        return self.restarts.replace_dead(collector)
+
+    def look_at(self, worker: int) -> Callable[[], object]:
+        """Returns a function that checks a worker while a command is sent to it. The function raises the error of a
+        worker that has exited, or `Gone` if the worker is replaced."""
+        if self.restarts is None:
+            return partial(self.members.check_alive, [worker])
+        return self.restarts.look_at(worker)
 
     def release(self) -> None:
         """Stops all children, except when they were already stopped. `__del__` calls this method, also at interpreter

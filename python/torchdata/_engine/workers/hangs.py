@@ -48,9 +48,10 @@ class Survived:
     patience: float | None = None
 
     @classmethod
-    def chosen(cls, on_worker_exit: str, timeout: float | None, on_timeout: str, patience: float | None) -> Survived:
-        """Creates the object from the arguments of a loader."""
-        return cls(on_worker_exit == "restart", timeout if on_timeout == "restart" else None, patience)
+    def chosen(cls, loader: Any) -> Survived:
+        """Creates the object from the arguments that a loader, a reading service or a node has as attributes."""
+        hangs = loader.timeout if loader.on_timeout == "restart" else None
+        return cls(loader.on_worker_exit == "restart", hangs, loader.patience)
 
     def __bool__(self) -> bool:
         return self.deaths or self.hangs is not None
@@ -107,11 +108,12 @@ class _WorkMark:
     works: bool
 
 
-def check_on_timeout(name: str, on_timeout: Any, timeout: float | None, patience: Any) -> None:
-    """Checks the arguments `on_timeout` and `patience` of a loader.
+def check_restarts(name: str, on_worker_exit: Any, on_timeout: Any, timeout: float | None, patience: Any) -> None:
+    """Checks the arguments `on_worker_exit`, `on_timeout` and `patience` of a loader.
 
     Args:
         name: the name of the loader's class.
+        on_worker_exit: the argument.
         on_timeout: the argument.
         timeout: the loader's timeout in seconds; None or 0 for no timeout.
         patience: the argument.
@@ -119,6 +121,8 @@ def check_on_timeout(name: str, on_timeout: Any, timeout: float | None, patience
     Raises:
         ValueError: an argument has an unknown value, or needs another argument that is missing.
     """
+    if on_worker_exit not in ("error", "restart"):
+        raise ValueError(f"{name}: on_worker_exit must be 'error' or 'restart', but got {on_worker_exit!r}")
     if on_timeout not in ("error", "restart"):
         raise ValueError(f"{name}: on_timeout must be 'error' or 'restart', but got {on_timeout!r}")
     if on_timeout == "restart" and not timeout:

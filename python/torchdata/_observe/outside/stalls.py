@@ -81,7 +81,7 @@ class Patience:
     """
 
     def __init__(self, children: Any, seconds: float) -> None:
-        self._children, self._seconds = children, seconds
+        self._children, self._seconds = weakref.ref(children), seconds  # threads must not keep the processes alive
         self._lock = threading.Lock()
         #: Returns whether a thread waits for an item of these processes.
         self.is_awaited: Callable[[], bool] = bool
@@ -111,12 +111,12 @@ class Patience:
                 self._lock.release()
 
     def _tell(self, waited: float) -> None:
-        late = dict(self._late)
-        if waited < self._next or not late:  # another thread has already issued the warning
+        late, children = dict(self._late), self._children()
+        if waited < self._next or not late or children is None:  # another thread has issued the warning
             return
         self._next *= 2
         process = min(late, key=late.__getitem__)
-        warn_in_thread(StallWarning(_words(self._children, process, waited)))
+        warn_in_thread(StallWarning(_words(children, process, waited)))
 
 
 def warn_in_thread(warning: Warning) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from torchdata._engine.snapshots import BUDGET
 from torchdata._engine.workers.epochs import Children
-from torchdata._engine.workers.hangs import Survived, check_on_timeout
+from torchdata._engine.workers.hangs import Survived, check_restarts
 from torchdata.dataloader2.graph import DataPipe, set_graph_random_seed
 from torchdata.dataloader2.graph.cutting import (
     cut_dispatched,
@@ -169,11 +169,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         if timeout is not None and not (isinstance(timeout, (int, float)) and 0 <= timeout < math.inf):
             raise ValueError(f"timeout must be a number of seconds that is not negative, or None, not {timeout!r}")
         self.timeout = timeout or None
-        if on_worker_exit not in ("error", "restart"):
-            raise ValueError(f"on_worker_exit must be 'error' or 'restart', not {on_worker_exit!r}")
-        self.on_worker_exit = on_worker_exit
-        check_on_timeout(_NAME, on_timeout, timeout, patience)
-        self.on_timeout, self.patience = on_timeout, patience
+        check_restarts(_NAME, on_worker_exit, on_timeout, timeout, patience)
+        self.on_worker_exit, self.on_timeout, self.patience = on_worker_exit, on_timeout, patience
         if snapshot_budget is not None:
             check_int(_NAME, "snapshot_budget", snapshot_budget, least=0)
         self.snapshot_budget = snapshot_budget
@@ -295,7 +292,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             timeout=self.timeout,
             full_stats=self._full_stats,
             snapshot_budget=self.snapshot_budget,
-            survived=Survived.chosen(self.on_worker_exit, self.timeout, self.on_timeout, self.patience),
+            survived=Survived.chosen(self),
             listener=Orders(),
         )
 

@@ -71,7 +71,7 @@ class Deaths:
     def _kill(self, pool: Any, worker: int, later: float = 0.0) -> None:
         time.sleep(later)
         with contextlib.suppress(ProcessLookupError, IndexError, TypeError, ValueError):
-            process = pool._group.members.processes[worker]
+            process = pool.members.processes[worker]
             if not process.ended and not self._stopped:
                 os.kill(process.pid, self._dice.choice(BLOWS))
                 self.count += 1
