@@ -1,4 +1,4 @@
-//! Carriers between two copies of a link. Units of any size arrive unchanged, in order and with their stream, and
+//! Tests carriers between two copies of a link. Units of any size arrive unchanged, in order and with their stream, and
 //! control words do not wait for units.
 
 #![cfg(not(loom))]

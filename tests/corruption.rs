@@ -1,5 +1,5 @@
-//! Damage that another process does to shared memory is detected, in every part of the memory. The driver `scribbles`
-//! in `tests/python/support` writes at random positions.
+//! Damage by another process is detected in every part of shared memory. The driver `scribbles` in
+//! `tests/python/support` writes at random positions.
 #![cfg(not(loom))]
 #![allow(missing_docs)]
 

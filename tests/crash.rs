@@ -1,7 +1,7 @@
-//! Kills a process. The process's published units remain available, unpublished units do not, the exit is detected, and
-//! no resources leak.
+//! Tests what follows if a process is killed: its published units remain available, its unpublished units are lost, its
+//! exit is detected, and no resources leak.
 //!
-//! A child sends SIGKILL to itself at a named point. Such a kill is as abrupt as a kill by another process, but
+//! A child sends SIGKILL to itself at a named point. This kill is as abrupt as a kill by another process, but
 //! reproducible.
 #![cfg(not(loom))]
 #![allow(missing_docs)]
@@ -51,7 +51,7 @@ fn die() -> ! {
     unreachable!("SIGKILL cannot be survived")
 }
 
-/// Sends some complete items. The role names the point at which the process is killed while it sends the next item.
+/// Sends some complete items, and kills this process at the given point of the next item.
 fn die_at(point: &str) -> ! {
     let (link, bells) = inherited();
     let mut sender = Sender::new(&link, &bells);

@@ -1,4 +1,4 @@
-//! Resizes images: invalid arguments, layouts, and the limits of the region.
+//! Tests resizing images: invalid arguments, layouts, and the limits of the region.
 
 use proptest::prelude::*;
 use torchdata_core::images::{Filter, Pixels, Region, ResizeError, Target, resize};

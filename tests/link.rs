@@ -28,7 +28,7 @@ fn item_of(inline: usize, buffers: &[usize]) -> Item {
     Item { inline: random.bytes(inline), buffers: buffers.iter().map(|&len| random.bytes(len)).collect() }
 }
 
-/// Both ends of a link in one thread. No step may wait for the peer.
+/// Returns both ends of a link for use in one thread, in which no step may wait for the peer.
 fn pair(config: LinkConfig, window: u64) -> (Sender, Receiver) {
     let (link, bells) = open(config);
     let (sender, mut receiver) = (Sender::new(&link, &bells), Receiver::new(&link, &bells));
@@ -346,7 +346,7 @@ fn a_block_of_another_link_is_rejected() {
 fn fragments_of_an_abandoned_unit_do_not_leak_into_later_items() {
     let _watchdog = watchdog(30);
     let (mut sender, mut receiver) = pair(SMALL, 10);
-    // The fragments are abandoned within the epoch. The next unit without references drops them.
+    // The fragments are abandoned within the epoch. The next unit that does not refer to fragments drops them.
     sender.stream(&[1; 500]).unwrap();
     sender.send_end().unwrap();
     assert!(receiver.receive().unwrap().is_none());

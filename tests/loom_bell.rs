@@ -67,7 +67,7 @@ fn model(check: impl Fn() + Send + Sync + 'static) {
     model.check(check);
 }
 
-/// A thread that publishes a 1, and then wakes the sleeper.
+/// Starts a thread that publishes a 1, and then wakes the sleeper.
 fn publisher(shared: &Arc<(Process, AtomicU64)>) -> thread::JoinHandle<()> {
     let theirs = Arc::clone(shared);
     thread::spawn(move || {

@@ -30,8 +30,8 @@ impl Drop for Process {
     }
 }
 
-/// Starts this test binary in its test `child_process` with a role and the descriptors of a link. Without a role, this
-/// test is ignored.
+/// Starts this test binary in its test `child_process` with a role and the descriptors of a link. `child_process` is
+/// ignored if there is no role.
 pub fn start(role: &str, link: &Link, bells: &Arc<BellBoard>) -> Process {
     start_with(role, &[link.fd(), bells.fd()])
 }
@@ -60,7 +60,6 @@ pub fn is_child() -> bool {
     std::env::var_os(ROLE).is_some()
 }
 
-/// Returns the role of a child.
 pub fn role() -> String {
     std::env::var(ROLE).expect("this test is run by other tests, with a role")
 }

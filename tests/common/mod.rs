@@ -1,4 +1,4 @@
-//! Shared code of the engine's tests: a watchdog, and for links: items, blocking ends and child processes.
+//! Shared code of the engine's tests: a watchdog, test items, blocking ends of links, and child processes.
 
 #![allow(dead_code, missing_docs, reason = "each test binary uses its own part")]
 

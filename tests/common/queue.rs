@@ -1,4 +1,5 @@
-//! Reserves and pops with a timeout, and suspends workers by a guard, like the extension module for Python.
+//! Wraps an ordered queue so that it reserves and pops with a timeout, and suspends workers by a guard, like the
+//! extension module.
 
 use std::time::Duration;
 
@@ -29,7 +30,7 @@ impl<T> Waiting<T> for OrderedQueue<T> {
     }
 }
 
-/// A guard that holds the workers of the queue until it is dropped.
+/// A guard that suspends the queue's workers until it is dropped.
 pub struct Held<'a>(&'a OrderedQueue<usize>);
 
 pub fn hold(queue: &OrderedQueue<usize>) -> Held<'_> {

@@ -1,11 +1,11 @@
-//! Maps the memory of a link, as another process does that writes into this memory by mistake.
+//! Maps the memory of a link a second time, so that a test can damage it like a faulty process.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
 use memmap2::{MmapOptions, MmapRaw};
 use torchdata_core::link::Link;
 
-/// A mapping of the link's memory, as another process would have it.
+/// A second mapping of the link's memory.
 pub struct Raw(MmapRaw);
 
 impl Raw {

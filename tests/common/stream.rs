@@ -125,7 +125,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Puts a buffer into a block. If no block will become free, sends the buffer as fragments instead.
+    /// Copies a buffer into a block, or sends the buffer as fragments if no block will become free.
     fn part(&mut self, buffer: &[u8]) -> Result<Part, Corrupted> {
         loop {
             if let Some(block) = self.end.allocate(buffer.len())? {

@@ -9,7 +9,7 @@ use super::saving::{Graph, Ordered, Resumption, digest};
 use super::shared::Part;
 use super::world::{Act, Kept, Main, Setting, Take, World};
 
-/// More items than an epoch has.
+/// A count that exceeds the items of every epoch.
 const ALL: u64 = 1 << 62;
 
 /// A position in an epoch, as a state stores it.

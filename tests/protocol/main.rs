@@ -57,7 +57,7 @@ fn setting(workers: usize, dispatches: bool, outputs: &'static [u8]) -> Setting 
     }
 }
 
-/// Returns settings with the possible events, one kind of event each. Each event can happen at any moment.
+/// Returns a setting for each kind of event. The event can happen at any moment.
 fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
     let with = |change: &dyn Fn(&mut Setting)| {
         let mut setting = setting.clone();

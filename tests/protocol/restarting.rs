@@ -11,7 +11,7 @@ use super::memory::{Kind, Link, Unit};
 use super::saving::{Ordered, Resumption, digest};
 use super::world::{Main, Setting, World};
 
-/// More items than an epoch has.
+/// A count that exceeds the items of every epoch.
 const ALL: u64 = 1 << 62;
 
 impl Setting {

@@ -1,7 +1,8 @@
-//! Workers that run several shards over one link. The main process stores units that arrive before their shard's turn.
+//! Models workers that run several shards over one link. The main process stores units that arrive before their shard's
+//! turn.
 //!
-//! A second, smaller model. The state machines of `torchdata_core::protocol` make the decisions, for example
-//! `Dealing::next_of_shards`. The model adds rings, processes, and the queues of stored units.
+//! The state machines of `torchdata_core::protocol` make the decisions, for example `Dealing::next_of_shards`. The
+//! model adds rings, processes, and the queues of stored units.
 
 mod explored;
 
@@ -24,14 +25,14 @@ struct Shards {
     ring: usize,
     in_order: bool,
     epochs: u32,
-    /// The main process may leave an epoch after any item.
+    /// Whether the main process may leave an epoch after any item.
     breaks: bool,
     deaths: u8,
     snapshots: u8,
     /// The number of times that an epoch is left, and is resumed in new processes from the main process's state.
     resumes: u8,
-    /// Two rules, which hold in the present version. A unit of another peer is stored until that peer's turn. The unit
-    /// is counted, so that the worker may send another item.
+    /// Whether the main process stores a unit that arrives before its peer's turn, as in the current protocol. A stored
+    /// unit is counted, so that the worker may send another item.
     keeps: bool,
     counts: bool,
 }
@@ -57,7 +58,6 @@ struct Link {
     receiving: Receiving,
 }
 
-/// A shard of a worker.
 #[derive(Debug, Clone, Hash, Default)]
 struct Strand {
     account: Account,
@@ -90,7 +90,7 @@ struct Worker {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Main {
-    /// About to send the epoch to this worker.
+    /// The next step sends the epoch to this worker.
     Telling(usize),
     Reading,
     Gone,

@@ -1,4 +1,4 @@
-//! Parts of states that most steps do not change. States share these parts, and a part is copied when it is changed.
+//! States share the parts that most steps do not change, and copy a part when a step changes it.
 //!
 //! Millions of states consist of some thousands of different parts. Pools store each part once, so that a new state
 //! uses the stored parts.
@@ -99,15 +99,15 @@ impl<T> Default for Pool<T> {
 }
 
 impl<T: Hash> Pool<T> {
-    /// Replaces a part by an equal part of the pool, or adds the part to the pool. Parts that are already shared are in
-    /// the pool, or belong to the first state.
+    /// Replaces a part with the equal part in the pool, or adds the part to the pool. Parts that are already shared are
+    /// in the pool, or belong to the first state.
     pub fn share(&mut self, part: &mut Part<T>) {
         if Rc::strong_count(&part.0) == 1 {
             *part = self.0.entry(part.fingerprint()).or_insert_with(|| part.clone()).clone();
         }
     }
 
-    /// Replaces several parts by equal parts of the pool.
+    /// Calls `share` for each of several parts.
     pub fn share_all<const MOST: usize>(&mut self, parts: &mut Shared<T, MOST>) {
         parts.0.iter_mut().flatten().for_each(|part| self.share(part));
     }

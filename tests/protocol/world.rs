@@ -186,7 +186,7 @@ pub struct Child {
 }
 
 impl Child {
-    /// The number of links: a worker has one, and the dispatching process has one to each worker.
+    /// Creates a child. A worker has one link, and the dispatching process has one link to each worker.
     pub fn new(links: usize, dispatches: bool) -> Self {
         Self {
             doing: Doing::Idle,
@@ -243,7 +243,6 @@ pub enum Main {
     Paused,
     /// Calling children: this many children have received the call. When all children have answered, the main process
     /// is paused or reading again.
-    ///     process is paused or reading.
     Calling(usize, bool),
     /// The epoch is over.
     Between,
@@ -309,7 +308,7 @@ pub struct World {
     pub held: Part<Vec<VecDeque<Unit>>>,
     pub waits: bool,
     pub has_died: bool,
-    /// Whether an exit has stopped the epoch, as under an old rule.
+    /// Whether an exit has stopped the epoch, which happens only under an old rule.
     pub stopped: bool,
     pub delivered: u8,
     pub seen: u32,
@@ -346,7 +345,7 @@ pub struct Parts {
 
 /// The world after a step, or the rule that the step breaks.
 pub type After = explore::After<World>;
-/// Receives each step and the world after it.
+/// A function that receives each step and the world after it.
 pub type Take<'a> = explore::Take<'a, Act, World>;
 
 /// A step of the model, and the process that performs it.

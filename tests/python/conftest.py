@@ -59,7 +59,7 @@ def pytest_configure() -> None:
 def pytest_collection_finish() -> None:
     """Makes importing torch faster in processes that tests start (see `support/lean`).
 
-    The pytest process itself is excluded. There, importing torch could hide objects that a test has left behind.
+    The pytest process is excluded, because importing torch there could hide objects that a test has left behind.
     """
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if LEAN not in paths:
@@ -68,7 +68,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def lance_says_nothing_of_forks() -> None:
-    """Disables Lance's warning at every fork, because tests that check warnings would find it."""
+    """Disables Lance's warning at every fork, because tests that check warnings would fail."""
     lance = sys.modules.get("lance")
     if lance is not None:
         lance.warnings = SimpleNamespace(warn=lambda *_, **__: None)  # type: ignore[attr-defined]
@@ -141,7 +141,9 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _small_heap() -> None:
-    """Hides the objects of imports and of earlier files from garbage collection, because many tests collect garbage."""
+    """Excludes objects of imports and of earlier test files from garbage collection, so that the many collections in
+    the tests are fast.
+    """
     gc.collect()
     gc.freeze()
 

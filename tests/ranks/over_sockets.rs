@@ -99,7 +99,7 @@ fn many_unrelated_connections_use_few_descriptors_and_do_not_block_ranks() {
     assert!(hub.descriptors().len() <= 2 + 16 + 3, "{}", hub.descriptors().len());
     assert_eq!(end_of(&member, 0), Answer::Least(0));
     assert_eq!(end_of(&hub, 0), Answer::Least(0));
-    // The buffers of the two sockets. All bytes after the first message stay unread.
+    // The limit exceeds the buffers of the two sockets, because all bytes after the first message stay unread.
     assert!(flooding.join().unwrap() < 16 << 20);
     drop(crowd);
 }

@@ -64,7 +64,7 @@ def backend(request: pytest.FixtureRequest) -> Spawned:
 
 @pytest.fixture(autouse=True)
 def clean(request: pytest.FixtureRequest, backend: Spawned) -> None:
-    """Checks for leftovers, except for the cluster's own processes."""
+    """Checks that a test leaves nothing behind except the cluster's own processes."""
     if not backend.is_slow:
         request.getfixturevalue("hosts_have_ended")
 

@@ -253,7 +253,7 @@ def test_the_epoch_after_one_that_ctrl_c_has_ended_is_complete(service: str) -> 
 
 
 class Halting(IterDataPipe):
-    """A pipe that interrupts the beginning of some of its passes."""
+    """A pipe that raises KeyboardInterrupt at the beginning of some of its passes."""
 
     cuts: list[int] = []  # noqa: RUF012, one for all copies in this process
 

@@ -1,6 +1,4 @@
-"""Loaders accept plain datasets, samplers and generator functions instead of pipes. Some of these sources split
-themselves.
-"""
+"""Loaders accept plain datasets, samplers and generator functions instead of pipes."""
 
 from __future__ import annotations
 
@@ -306,7 +304,7 @@ def test_a_sampler_is_refused_for_an_iterable_dataset() -> None:
         DataLoader2.from_dataset(Counted(), sampler=[1])
 
 
-# -- sources that divide their items by themselves ---------------------------------------------------
+# -- sources that distribute their own items ---------------------------------------------------------
 
 
 def own_share(count: int) -> Iterator[int]:

@@ -108,8 +108,8 @@ def test_a_state_of_a_later_epoch_of_a_graph_with_lasting_state_resumes_with_the
 
 
 def read(dying: DataLoader2[Any], child: int, kills: tuple[int, ...], look: Callable[[list[Any]], None]) -> list[Any]:
-    """Returns all items of a loader. A child is killed in the middle. `look` receives the items that arrived before
-    that.
+    """Returns all items of a loader. A child is killed in the middle of the epoch. `look` receives the items that
+    arrived before the kill.
     """
     got: list[Any] = []
     for item in dying:

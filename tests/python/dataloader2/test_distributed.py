@@ -186,7 +186,7 @@ def test_ranks_that_pause_and_meet_between_two_pauses_do_not_wait_for_each_other
 
 
 class Agrees(Alone):
-    """A job of two ranks. The second rank always has another item."""
+    """Simulates a job of two ranks. The second rank always has a further item."""
 
     world_size = 2
 

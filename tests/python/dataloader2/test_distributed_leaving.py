@@ -277,7 +277,7 @@ def test_an_exception_after_fullsync_makes_the_others_fail_with_its_rank(tmp_pat
 
 
 class Records:
-    """A job of two ranks that records the votes of this rank. The second rank always has another item."""
+    """Simulates a job of two ranks, and records the votes of this rank. The second rank always has a further item."""
 
     rank, world_size = 1, 2
 

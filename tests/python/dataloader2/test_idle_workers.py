@@ -69,7 +69,6 @@ def test_one_line_reports_fewer_shards_than_workers() -> None:
         (shards(10, 0, 40, 0, 10), 3, {}),
         (shards(50, 30), 4, {"in_order": False}),  # out of order, the order of items shows nothing
         (shards(50), 1, {}),
-        # A filter may have the same effect as this pipeline.
         (IterableWrapper([50, 30]).sharding_round_robin_dispatch().flatmap(shard), 3, {}),
     ],
 )

@@ -172,7 +172,7 @@ def test_a_replay_in_the_main_process_begins_where_the_workers_of_the_loaded_run
     for at in range(0, len(expected), 4):
         with loader_of(build()) as loader:
             iterator = iter(loader)
-            # a thread reads the first item meanwhile, so the beginning of the epoch has its own snapshot
+            # During the sleep, a thread reads the first item, so the beginning of the epoch has a separate snapshot.
             time.sleep(0.02)
             loader.state_dict()
             assert [next(iterator) for _ in range(at)] == expected[:at]
@@ -389,8 +389,7 @@ def test_the_end_of_a_resumed_epoch_that_needs_no_more_items_is_the_workers_end_
     assert whole_tails(build, state) == [[], expected[1]]
 
 
-# -- while a thread in the main process takes items
-# --------------------------------------------------------------------------------
+# -- threads that read in the main process -----------------------------------------------------------------------------
 
 
 def slowly(item: int) -> int:

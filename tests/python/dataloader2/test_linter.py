@@ -36,7 +36,7 @@ def dispatched(pipe: Any) -> Any:
 
 
 class Mine(IterDataPipe):
-    """A user-defined pipe. The linter does not know whether it splits its items."""
+    """A user-defined pipe. The linter cannot know whether the pipe distributes its items among the workers."""
 
     def __init__(self, *datapipes: Any) -> None:
         self.datapipes = datapipes

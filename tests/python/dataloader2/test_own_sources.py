@@ -1,5 +1,5 @@
-"""Loaders read datasets of other libraries and of users, for example datasets that split themselves or have
-`set_epoch`.
+"""Loaders read datasets of other libraries and of users, for example datasets that distribute their own items among
+workers, or that have `set_epoch`.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ else:
     assert f"{begun} {rest}" == "a b c d e f g h i j"
 
 
-# -- datasets that split themselves -------------------------------------------------------------
+# -- datasets that distribute their own items ---------------------------------------------------
 
 
 @pytest.fixture
@@ -138,8 +138,8 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> Any:
     data = pytest.importorskip("torch").utils.data
 
     class Splitting(data.IterableDataset):  # type: ignore[misc, name-defined]
-        """A dataset that splits itself, as many libraries do. `get_worker_info` is bound in another module, so the call
-        is hidden.
+        """A dataset that distributes its own items among the workers, like the datasets of many libraries.
+        `get_worker_info` is bound in another module, so the call is hidden.
         """
 
         def __iter__(self) -> Iterator[int]:

@@ -25,7 +25,8 @@ PROMPT = {
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
 }
-#: Starts a cluster, and runs the given code as a program. The process ends together with all leftovers of Ray Train.
+#: Starts a cluster, and runs the given code as a separate program, so that nothing of Ray Train remains in the test
+#: process.
 PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])

@@ -1,4 +1,4 @@
-"""Some sources may split their items among the workers. Each item then arrives once, or an error explains why."""
+"""If a source may distribute its own items among the workers, each item arrives once, or an error explains why."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Dividing(Logging):
 
 
 class Header:
-    """A stream that splits its rows. Each worker's part begins with the same header."""
+    """A stream that distributes its own rows among the workers. Each worker's part begins with the same header."""
 
     def __iter__(self) -> Iterator[str]:
         worker = torch.utils.data.get_worker_info()
@@ -104,7 +104,7 @@ def test_equal_items_of_a_source_that_is_said_to_split_itself_are_no_error() -> 
         list(loader)
 
 
-# -- sharding filters: the workers' orders of items are compared -------------------------------------
+# -- sharding filters: comparing the orders of workers -----------------------------------------------
 
 
 def is_sampled(_item: Any) -> bool:

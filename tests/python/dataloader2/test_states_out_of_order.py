@@ -68,14 +68,14 @@ def loader(workers: int, state: Any = None, datapipe: Any = None, strict: bool =
 
 
 def first(workers: int, count: int, state: Any = None, ago: int = 0) -> tuple[list[Any], Any]:
-    """Reads `count` items. Returns a state as of `ago` items earlier, and the items before this state."""
+    """Reads `count` items. Returns the state of `ago` items earlier, and the items before this state."""
     with loader(workers, state) as reading:
         got = list(islice(reading, count))
         return got[: count - ago], reading.state_dict(items_ago=ago)
 
 
 def rest_out_of_order(state: Any) -> list[Any]:
-    """Returns the remaining items from two workers. The first worker sends none until the second worker has ended."""
+    """Returns the remaining items from two workers. The first worker sends no items until the second one has ended."""
     first_shard_may_run.clear()
     with loader(2, state) as reading:
         iterator = iter(reading)

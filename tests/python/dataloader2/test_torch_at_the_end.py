@@ -182,9 +182,7 @@ def test_before_the_first_item_of_a_later_epoch_a_state_needs_iterate(source: st
 
 
 def following(epochs: list[list[int]], epoch: int, position: int) -> list[list[int]]:
-    """Returns the items after a position. A position of one more than the epoch's items stands for the end of the
-    epoch.
-    """
+    """Returns the items after a position. The number of items plus one stands for the end of the epoch."""
     after = epochs[epoch + 1 : epoch + 2]
     return after if position > len(epochs[epoch]) else [epochs[epoch][position:], *after]
 

@@ -1,4 +1,4 @@
-"""Without torch, batches are collated by default rules. If torch is installed, they are collated as by torch."""
+"""Without torch, batches are collated by default rules. If torch is installed, torch's rules apply."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Kind(IntEnum):
     SMALL = 1
 
 
-#: Values of which batches of two are made.
+#: Values from which the tests make batches of two.
 VALUES: dict[str, list[Any]] = {
     "numbers": [1, -1, 1.5, True, 1j, Kind.SMALL, 2**70, None],
     "text": ["a", b"a", Name("a"), bytearray(b"a"), memoryview(b"a")],

@@ -43,7 +43,9 @@ def seed(number: int) -> None:
 
 
 def draw(times: int = 1) -> list[float]:
-    """Draws normal numbers and other numbers. Generators create normal numbers in pairs, and keep the second one."""
+    """Draws normal and uniform numbers. Generators create normal numbers in pairs, and keep the second number of each
+    pair.
+    """
     drawn: list[float] = []
     for _ in range(times):
         drawn += [random.gauss(0.0, 1.0), random.random(), float(numpy.random.standard_normal()), numpy.random.random()]

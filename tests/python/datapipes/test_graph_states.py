@@ -250,7 +250,7 @@ def test_items_that_cannot_be_pickled_are_an_error_that_names_pipe_and_attribute
 
 
 class MakesPipes(IterDataPipe):
-    """A pipe that creates another pipe in each iteration, and keeps it."""
+    """A pipe that creates and stores a new pipe in each iteration."""
 
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe
@@ -261,7 +261,7 @@ class MakesPipes(IterDataPipe):
 
 
 class MakesOnePipe(MakesPipes):
-    """A pipe that creates another pipe in its first iteration."""
+    """A pipe that creates a new pipe in its first iteration."""
 
     own: Any = None
 

@@ -1,4 +1,4 @@
-"""Tests properties of single iter pipes, as far as the table of `test_pipes_model.py` does not cover them."""
+"""Tests properties of single iter pipes that the table of `test_pipes_model.py` does not cover."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def kept_pointer(array):
     return array, np.ctypeslib.as_array(pointer, SHAPE), pointer
 
 
-#: The array that a producer yields, and the array that it uses to write afterwards.
+#: For each case, the array that a producer yields, and the array through which the producer writes afterwards.
 KEPT = {
     "the array": lambda array: (array, array),
     "a view": lambda array: (array, array[:]),
@@ -228,7 +228,8 @@ class TestTensors:
             assert bool((item["x"][0] == number).all())
             assert self.most_blocks(loopback, item["x"][0]) <= 2  # one item is still used while the next is created
 
-    # The part of the tensor that the sender keeps, and how the sender writes to this part after sending.
+    # For each case, a function that returns the part of the tensor that the sender keeps, and a function that writes to
+    # this part after sending.
     KEPT: ClassVar = {
         "the tensor": (lambda t: t, lambda t: t.fill_(9)),
         "a view": (lambda t: t[3:4], lambda t: t.fill_(9)),

@@ -1,4 +1,4 @@
-"""Tensors arrive as tensors, and share memory as before."""
+"""Received tensors share memory with each other in the same way as the sent tensors."""
 
 from __future__ import annotations
 

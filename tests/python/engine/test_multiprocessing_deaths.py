@@ -54,7 +54,7 @@ class Kills:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_worker_that_is_killed_is_reported_after_what_it_had_sent(method, tmp_path):
-    # The other worker may start so late that this worker would already have exited.
+    # Without this file, this worker might exit before the other worker has started.
     others_are_up = tmp_path / "up"
     datapipe = IterableWrapper(range(40)).sharding_filter().map(Kills(13, signal.SIGKILL, others_are_up))
     received = []
@@ -346,7 +346,7 @@ def test_memory_of_a_long_run_is_flat():
             if i in (2000, 5500):
                 gc.collect()
                 samples.append(usage(pids))
-        # Meanwhile, 3,500 items of 0.3 MB (1 GB in total) were sent. Growth below the limit is noise.
+        # Between the two samples, 3,500 items of 0.3 MB (1 GB in total) were sent. Growth below the limit is noise.
         assert samples[1] - samples[0] < 20_000, samples
 
 

@@ -87,7 +87,7 @@ def with_the_name_of_its_process(_):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_names_of_processes_change_nothing_where_they_are_sent(method):
-    """In addition, joining the children in multiprocessing's list must not wait for workers."""
+    """Joining the children in multiprocessing's list must not wait for workers."""
     before = gc.get_threshold()
     with loader(IterableWrapper([0]).map(with_the_name_of_its_process), 1, multiprocessing_context=method) as dl:
         received = list(dl)
@@ -102,8 +102,8 @@ def private_kib():
 
 
 def grown_by_searching(_):
-    """Returns how much the process's private memory grows by a garbage collection, in KiB: by a normal one, and by one
-    that includes all inherited objects.
+    """Returns by how many KiB the process's private memory grows in a normal garbage collection, and in one that
+    includes all inherited objects.
     """
     before = private_kib()
     gc.collect()

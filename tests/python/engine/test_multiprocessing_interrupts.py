@@ -171,7 +171,7 @@ def test_ctrl_c_at_any_moment_raises_one_keyboard_interrupt_and_leaves_nothing(s
 
 
 def test_ctrl_c_while_the_fork_server_imports_the_program_does_not_wait_for_it(script):
-    """In addition, the next loader must start a new server."""
+    """After the interrupt, the next loader must start a new server."""
     slow = """
 import os, time
 if __name__ == "__mp_main__" and not os.path.exists(__file__ + ".fast"):

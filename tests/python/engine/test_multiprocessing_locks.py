@@ -220,8 +220,7 @@ def test_loaders_start_while_a_thread_imports_what_children_need(library, when, 
     run_apart(IMPORTING.format(library=library, when=when), unread)
 
 
-# -- locks that a test can hold
-# -----------------------------------------------------------------------------------------
+# -- locks held by a test ----------------------------------------------------------------------------------------------
 
 
 def hang():

@@ -80,13 +80,13 @@ PROGRAM = """
 
     def main(method, graph, rooms):
         for room in rooms:
-            # A separate process, without a running resource tracker or fork server.
+            # Each attempt needs a process without a running resource tracker or fork server.
             if os.fork() == 0:
                 attempt(method, graph, room)
                 sys.exit()
             os.wait()
             until = time.monotonic() + 120
-            # What lost its parent and has ended stays until the system's first process has looked.
+            # Zombies are ignored. A zombie without a parent remains until the system's first process reaps it.
             while left := [pid for pid, (state, _) in mine().items() if pid != os.getpid() and state not in "ZX"]:
                 assert time.monotonic() < until, f"left behind: {left}"
                 time.sleep(0.01)
@@ -95,7 +95,7 @@ PROGRAM = """
         main(sys.argv[1], sys.argv[2], map(int, sys.argv[3:]))
 """
 
-#: The names in errors of the parts that may fail to start a process or thread.
+#: The parts of the package that may fail to start a process or thread, as errors name them.
 WHO = (
     "worker process ",
     "the dispatching process",

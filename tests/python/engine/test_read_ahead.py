@@ -85,7 +85,7 @@ class Loader(Iterator[Any]):
 class Way(NamedTuple):
     """A class that reads ahead, and how to test it."""
 
-    #: Begins to read this many numbers, after applying a function to each number, from a state if one is given.
+    #: Begins to read numbers. The arguments are their count, a function to apply to each number, and a state or None.
     begin: Callable[[int, Function, Any], Any]
     in_order: bool = True
     #: Whether further items follow after the function has raised an error.

@@ -152,9 +152,7 @@ def test_a_host_ends_if_nothing_arrives_or_if_its_parent_and_its_worker_are_gone
     wait_for(lambda: all(is_gone(pid) for pid in pids))
 
 
-# -- no space in the main process
-# ---------------------------------------------------------------------------------------
-# ---------------------------------------------------------------------------------------------------
+# -- no space in the main process --------------------------------------------------------------------------------
 
 
 def full(count: int = 2500) -> DataLoader2[Any]:
@@ -164,7 +162,7 @@ def full(count: int = 2500) -> DataLoader2[Any]:
 
 
 def first_of(loader: DataLoader2[Any]) -> tuple[list[Any], Iterator[Any]]:
-    """Returns the first items and the iterator. The hosts then keep further items back."""
+    """Returns the first items and the iterator. The hosts withhold further items."""
     iterator = iter(loader)
     first = [next(iterator) for _ in range(WORKERS)]
     wait_for(lambda: all(actor.host._lanes[0].holds for actor in loader.reading_service.made.actors))

@@ -135,7 +135,7 @@ def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) 
     assert "L" not in recorder.notes
     assert asks or "g" not in recorder.notes
     assert not re.search("e[ng]*n", recorder.notes.replace("R", "R ")), "it was read on after its end"
-    # Epochs that are left early follow the same rules.
+    # Epochs that are left early also begin with one reset without a state.
     recorder = Recorder()
     with make(recorder) as loader:
         for most in (1, 2, None):

@@ -1,4 +1,4 @@
-"""ParallelMapper over processes sends many small items in one message. Doing so only changes the speed."""
+"""ParallelMapper over processes sends many small items in one message, which only changes the speed."""
 
 from __future__ import annotations
 
@@ -45,10 +45,6 @@ def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 class Drawn(BaseNode[Any]):
     """A node that yields numbers. The next epoch continues after the last number that was read, which shows how far the
     node was read.
-
-    Args:
-        size: the number of items in an epoch.
-        kind: creates an item from a number.
     """
 
     def __init__(self, size: int, kind: Any = int) -> None:
@@ -224,7 +220,7 @@ class Plan:
 
     Args:
         seed: the seed that determines the run.
-        exits: whether processes exit.
+        deaths: whether processes exit.
     """
 
     def __init__(self, seed: int, deaths: bool) -> None:

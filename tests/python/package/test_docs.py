@@ -216,7 +216,7 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROO
 @pytest.mark.parametrize(
     "page",
     [
-        # Diagnoses of slow loading would otherwise mention other programs on the machine.
+        # Diagnoses of slow loading mention other programs on the machine, so no other tests may run during this test.
         pytest.param(
             page, marks=[pytest.mark.alone] * (page.name == "slow-loader.md"), id=str(page.relative_to(ROOT / "docs"))
         )

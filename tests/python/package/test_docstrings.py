@@ -20,8 +20,8 @@ SKIPPED = ("torchdata._native",)
 OF_TORCH = ("torchdata.nodes", "torchdata.stateful_dataloader")
 TORCH = importlib.util.find_spec("torch") is not None
 
-#: Docstrings with examples that need PyTorch, and docstrings that show NumPy arrays. With PyTorch, these would be
-#: tensors.
+#: Docstrings with examples that need PyTorch, and docstrings that show NumPy arrays, which would be tensors with
+#: PyTorch.
 NEED_TORCH = {"torchdata.dataloader2.reading_service.SequentialReadingService"}
 SHOW_ARRAYS = {
     "torchdata.datapipes.iter.Collator",

@@ -66,7 +66,7 @@ def difference(wanted: list[str] | None, found: list[Parameter] | None) -> str:
 
     Args:
         wanted: the parameters of the release, as `name`, `name=default`, `*`, `*args` and `**kwargs`.
-        found: ours.
+        found: the parameters of this package.
     """
     if wanted is None or found is None:
         return ""

@@ -30,7 +30,6 @@ def recipe(page: str, words: str) -> str:
 
 
 def run(code: str, folder: Path, **environment: str) -> str:
-    """Runs a program, and returns its output."""
     (folder / "train.py").write_text(code)
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", "train.py"],

@@ -62,7 +62,7 @@ def test_batches_are_created_in_the_shared_memory_that_sends_them(method: str, w
 
 
 class Odd:
-    """Returns items that torch's function collates in another way, or refuses."""
+    """Collates tensors that cannot be stacked directly into memory that is sent, or returns torch's error."""
 
     def __call__(self, number: int) -> Any:
         if number % 2 == 0:

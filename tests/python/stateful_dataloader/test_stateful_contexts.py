@@ -38,7 +38,7 @@ class Own(BaseContext):
     [
         (ForkProcess, "error", 2),
         (ForkProcess, "restart", 2),
-        # One worker and one epoch, because each spawned process imports torch.
+        # This case uses one worker and one epoch, because each spawned process imports torch.
         (SpawnProcess, "error", 1),
         (Spawned, "restart", 1),
     ],

@@ -204,7 +204,9 @@ def test_seeds_of_workers_continue() -> None:
 
 @pytest.mark.parametrize("dataset", [Noisy, NoisyStream])
 def test_a_generator_that_has_drawn_once_is_in_the_state(dataset: Any) -> None:
-    """The same must hold if workers report positions with every seventh batch, and no position was reported yet."""
+    """The state must contain the generator even if no worker has reported a position yet. Workers report positions with
+    every seventh batch.
+    """
 
     def make() -> Any:
         return StatefulDataLoader(

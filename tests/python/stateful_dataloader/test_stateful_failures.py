@@ -353,7 +353,8 @@ ENDS = ["", "os._exit(0)", "os.kill(os.getpid(), 9)", "raise SystemExit"]
 
 
 def test_workers_end_with_the_program_however_it_ends(tmp_path: Path) -> None:
-    # Each case ends a process that was forked before it created its loader. The parent process imports torch only once.
+    # For each way to end, the program forks a child, which creates a loader and then ends. The parent imports torch
+    # only once.
     first = f"for end in {ENDS}:\n    if os.fork() == 0: break\n    os.wait()\nelse:\n    os._exit(0)\n"
     with run_program(tmp_path, "print(*iterator._pool.pids, flush=True)\nexec(end)", first) as program:
         out, err = program.communicate(timeout=250)

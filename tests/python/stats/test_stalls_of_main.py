@@ -1,6 +1,4 @@
-"""If a loader hangs in the main process itself, a warning is emitted. The thread that watches for this never disturbs a
-fork.
-"""
+"""If a loader hangs in the main process itself, a thread emits a warning. This thread never disturbs a fork."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def counted(pipe):
 
 
 def replaced(stats, whole, **each):
-    """Returns statistics with other numbers for each worker and for the whole loader."""
+    """Returns a copy of the statistics with given values for each worker and for the whole loader."""
     processes = [replace(one, **each) if one.role == "worker" else one for one in stats.processes]
     return replace(stats, processes=tuple(processes), **whole)
 

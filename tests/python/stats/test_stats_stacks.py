@@ -192,7 +192,7 @@ def test_shared_memory_that_the_program_has_closed_is_created_again():
 
 
 def test_no_process_gets_a_signal_without_a_handler():
-    """The same holds for a damaged page, and for a process id that another process has reused."""
+    """No signal is sent for a damaged page either, or for a process id that another process has reused."""
     board, page = answering()
     descriptor = page["stack"]
     other = signal.SIGRTMAX - 5

@@ -1,4 +1,4 @@
-"""Small archives as bytes."""
+"""Creates small archives in memory."""
 
 from __future__ import annotations
 

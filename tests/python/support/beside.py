@@ -1,7 +1,7 @@
 """Runs random programs under one or two Python interpreters, and counts the correct ones by category.
 
-A judge runs the program of a seed in fresh processes and returns a `Verdict`. A driver runs a judge for each
-interpreter side by side, and prints a table.
+For each seed, a `Judge` runs the program generated from that seed in fresh processes, and returns a `Verdict`. The
+driver runs one `Judge` per interpreter, and prints a table.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Verdict:
     unknowable: str = ""
     #: Facts about the program's saved state.
     known: dict[str, Any] = field(default_factory=dict)
-    #: The failure that a further comparison found, if it was made.
+    #: The failure that an additional comparison found, if any.
     unlike: str | None = None
 
     @property
@@ -52,7 +52,6 @@ class Judge:
     """Runs programs under a Python interpreter.
 
     Args:
-        python: the interpreter.
         limit: the seconds after which a run counts as hung.
         server: creates fresh processes; by default, a separate server with that interpreter.
     """
@@ -80,7 +79,7 @@ class Judge:
             raise Wrong(f"{phase}: {error}") from error
 
     def judge(self, seed: int) -> Verdict:
-        """Runs the program of a seed."""
+        """Runs the program that is generated from a seed."""
         raise NotImplementedError
 
 

@@ -31,18 +31,19 @@ class Cause:
         culprit: the responsible stage: "reads" or "collates"; None for none.
         workers: the number of workers; 0 for none.
         batches: the number of batches.
-        reads, collates, sends: a worker's milliseconds per batch in its dataset, in collating, and in sending.
-        computes: the fraction of computing in that time; the remaining time is waiting.
+        reads, collates, sends: the milliseconds per batch that a worker spends in its dataset, in collating and in
+            sending.
+        computes: the fraction of these milliseconds in which the worker computes rather than waits.
         stands: the seconds that a worker waits for a processor, per second that it runs.
-        arrives: the minimum number of milliseconds between two arriving batches, however fast they are created.
+        arrives: the minimum number of milliseconds between the arrivals of two batches.
         in_main: the main process's milliseconds per batch after the workers: pinning memory, decoding a message.
         step: the milliseconds of a training step.
         first: the milliseconds of the first batch.
-        factors: by worker, the factor that its items take longer.
-        shares: by worker, the factor of its number of batches.
+        factors: for each worker, how many times longer its items take.
+        shares: for each worker, the factor by which its number of batches is multiplied.
         size: the bytes of a batch, and how many of them were copied because shared memory was full.
         stalled: the seconds that the main process has waited for worker 0.
-        words: the expected text of the diagnosis, by loader or for both.
+        words: the expected text of the diagnosis, for each loader or for both loaders.
         cores: processors of the machine.
     """
 

@@ -38,10 +38,9 @@ class Block:
     """A fenced block.
 
     Args:
-        line: the line where it begins, from 1.
+        line: the number of its first line, from 1.
         language: the word after the fence.
-        code: its lines.
-        comment: the HTML comment directly above it.
+        comment: the HTML comment directly above the block.
     """
 
     line: int

@@ -1,7 +1,7 @@
 """A local HTTP server with random faults, and a driver that checks that every file is nevertheless read completely and
 correctly.
 
-Role: the server runs in a separate process, as in `http_server`. At most `IN_A_ROW` successive requests for a file fail
+The server runs in a separate process, as in `http_server`. At most `IN_A_ROW` successive requests for a file fail
 before a request is answered completely, so a client with more retries always gets the file. Usage:
 
     python tests/python/support/faulty_http.py --faults 3000 --seed 1
@@ -32,7 +32,7 @@ TIMEOUT = 1.0
 
 
 def content_of(seed: int, number: int) -> bytes:
-    """Returns the contents of a file, with a size of up to some hundred thousand bytes."""
+    """Returns the contents of a file, which may be up to a few hundred thousand bytes long."""
     chance = random.Random(f"{seed} {number}")
     return chance.randbytes(chance.choice([0, 1, 100, 5_000, 70_000, 300_000]))
 
@@ -138,7 +138,7 @@ def running(seed: int, faults: list[str] = FAULTS, spared: float = 0.2) -> Itera
     Args:
         seed: the seed of contents and faults.
         faults: the faults to choose from.
-        spared: the fraction of requests that are answered without `IN_A_ROW` earlier faults.
+        spared: the probability that a request is answered without a fault.
     """
     command = [sys.executable, __file__, "--serve", ",".join(faults), "--seed", str(seed), "--spared", str(spared)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

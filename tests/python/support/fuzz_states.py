@@ -31,7 +31,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 __all__ = ["TARGETS"]
 
-#: Number of items to request after loading. No pipeline in this module yields as many.
+#: Number of items to request after loading. Each pipeline in this module yields fewer items.
 _MOST = 200
 
 #: Values that replace values in a state.

@@ -91,7 +91,7 @@ def kill_only_hung(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
     Args:
         monkeypatch: restores the original function after the test.
-        folder: the folder, or its parent, of each `Hanging`.
+        folder: the folder of each `Hanging`, or the parent of these folders.
     """
     from torchdata._engine.workers.hangs import Hangs
 

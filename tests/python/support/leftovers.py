@@ -48,7 +48,7 @@ def fork_server():
 
 
 def descendants(pid):
-    """Returns the ids of all direct and indirect children of a process, while the processes in between are running."""
+    """Returns the ids of a process's direct and indirect children. Children of exited processes are not found."""
     found, unseen = [], all_children(pid)
     while unseen:
         found.append(unseen.pop())

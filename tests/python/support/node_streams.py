@@ -1,5 +1,5 @@
-"""Streams for nodes, one of each common kind, and a function that reads some epochs to their end and leaves others
-early.
+"""Streams for nodes, one of each common kind, and a function that reads some epochs to their end, and leaves other
+epochs early.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 A worker, the dispatching process or the main process writes random bytes into the rings, the wake-up words, the
 counters or the memory for stacks, once or with each item. The blocks of arrays are not changed, because they contain
-user data without a checksum. In any case, the received items must be the first ones of the correct items, and `stats`,
+user data without a checksum. In any case, the received items must be a prefix of the correct items, and `stats`,
 `diagnose`, `shutdown` and object deletion must not raise.
 """
 

@@ -417,7 +417,8 @@ def check(plan: Plan) -> int:
     return len(lines)
 
 
-#: The ids of the processes that were forked from a plan's process. In such a process, the set contains its own id.
+#: The ids of the processes that were forked from a plan's process. In a forked process, the set contains the process's
+#: own id.
 _ranks: set[int] = set()
 
 

@@ -1,9 +1,9 @@
 """Starts the programs of ranks as forks of a process that has imported torch, because the import takes longer than most
 runs.
 
-Run as a program, this module is that process. The process executes orders from the socket on its standard input until
-the opposite end is closed. The programs get the given command line, environment and standard output, and exit like
-ordinary interpreters. The programs are children of this process, which collects their exit codes on request.
+If this module runs as a program, it imports torch, and executes orders from the socket on its standard input until the
+opposite end is closed. The programs get the given command line, environment and standard output, and exit like ordinary
+interpreters. The programs are children of this process, which collects their exit codes on request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import time
 from types import ModuleType
 from typing import Any
 
-#: Larger than any order.
+#: A number of bytes that exceeds every order.
 ORDER = 1 << 20
 
 _server: socket.socket | None = None

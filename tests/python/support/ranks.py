@@ -36,7 +36,7 @@ def join_gloo():
                           timeout=timedelta(seconds=120))
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=120))
-    # A rank has its connections before others have theirs: if it ended at once, it would end these, too.
+    # A rank may be connected before other ranks. If it exited at once, these ranks would fail to connect.
     store.set(f"joined {rank}", "")
     store.wait([f"joined {other}" for other in range(world_size)])
     return rank

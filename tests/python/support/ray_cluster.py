@@ -107,7 +107,6 @@ def nodes(count: int, processors: int = 0, **more: str) -> Iterator[Any]:
     The context ends the cluster. An exit handler would also run in children that later tests fork, and crash there.
 
     Args:
-        count: the number of nodes in addition to the first node.
         processors: the number of processors of the first node for workers.
         more: further settings of Ray.
     """

@@ -2,8 +2,8 @@
 
     python -m drivers positions --seconds 5000    # in tests/python/support
 
-A plan consists of a pipeline from the tests of shards, and the number of workers of the loader that saves. The loader
-saves a state at each position. A new interpreter loads each state with each number of workers, and reads three epochs.
+A plan consists of a pipeline from the tests of shards, and a number of workers. A loader with these workers saves a
+state at each position. A new interpreter loads each state with each number of workers, and reads three epochs.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def plans(kinds: list[str]) -> Iterator[Plan]:
             yield from (Plan(kind, form, old) for old in Plan(kind, form, None).numbers)
 
 
-# -- loaders of each kind, which are read on each rank ---------------------------------------------------------
+# -- loaders of each kind --------------------------------------------------------------------------------------
 
 
 def workers(plan: Plan, number: int, state: Any, read: Callable[[Any], Any]) -> list[Any]:
@@ -183,7 +183,7 @@ def judge(plan: Plan, saved: list[Any], whole: dict[Any, list[Any]]) -> Iterator
                 if wrong:
                     yield f"{plan} at {position} with {new}: {wrong}"
                 continue
-            # If an epoch has not begun at the state, it begins with the workers of the loader that loads the state.
+            # An epoch that begins only after the state was loaded uses the workers of the loader that loads the state.
             has_begun = position or plan.kind == "stateful" or keeps
             first, later = whole[plan.old if has_begun else new], whole[plan.old if keeps else new]
             for rank, (rest, *more) in enumerate(found):
@@ -194,7 +194,7 @@ def judge(plan: Plan, saved: list[Any], whole: dict[Any, list[Any]]) -> Iterator
 
 
 def _keeps(plan: Plan) -> bool:
-    """Returns whether some state is kept between epochs, so that later epochs keep the shards."""
+    """Returns whether the pipeline keeps state between epochs, so that later epochs have the same shards."""
     import test_shards
 
     from torchdata.dataloader2.state.worker_positions import lasts
@@ -203,7 +203,9 @@ def _keeps(plan: Plan) -> bool:
 
 
 def _left_by_shard(saved: list[Any], position: int) -> list[int]:
-    """Returns the number of items of each shard from a position on, without the last item of each old rank."""
+    """Returns how many items of each shard follow a position, not counting the last item of each rank that saved the
+    states.
+    """
     from torchdata.dataloader2.state.layout import parse
 
     left = [0] * SPLITS
@@ -218,8 +220,8 @@ def _left_by_shard(saved: list[Any], position: int) -> list[int]:
 
 
 def _in_other_ranks(whole: list[Any], position: int, found: list[Any], sizes: list[int], left: list[int]) -> str:
-    """Describes an error in the steps of another number of ranks. If all shards have the same size, the order of the
-    steps is known.
+    """Describes an error in the steps after resuming with a different number of ranks. The order of these steps is only
+    known if all shards have the same size.
 
     When the first rank reaches its end, the epoch ends on all ranks. The remaining items of the other ranks' shards are
     then left out.

@@ -189,7 +189,9 @@ def nemo_rl(run: Training) -> None:
 
 
 class DynamicBatches:
-    """VeOmni's wrapper around a loader, which packs items up to a number of tokens, with leftovers in its state."""
+    """Imitates VeOmni's wrapper around a loader. The wrapper packs items up to a number of tokens, and its state
+    contains items that are not packed yet.
+    """
 
     def __init__(self, loader: Any, limit: int) -> None:
         self.loader, self.limit, self.left = loader, limit, list[Any]()

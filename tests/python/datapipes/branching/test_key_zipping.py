@@ -1,4 +1,4 @@
-"""Tests properties of pipes that join by key, as far as the table of pipes does not cover them."""
+"""Tests properties of pipes that join by key that the table of pipes does not cover."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def paths(tmp_path: Path) -> list[str]:
 
 
 def joined_files(paths: list[str]) -> Any:
-    """Returns each path with its file. The files are opened in another order."""
+    """Returns each path with its file. The files are opened in a different order than the paths."""
     reference = FileOpener(IterableWrapper([paths[i] for i in (2, 0, 4, 1, 3)]), mode="rb")
     return IterableWrapper(paths).zip_with_iter(reference, itself, itemgetter(0), merge_fn=lambda _, pair: pair)
 

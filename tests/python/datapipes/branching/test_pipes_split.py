@@ -186,7 +186,7 @@ READERS = {
 @pytest.mark.parametrize("split", READERS)
 def test_an_unread_child_joins_its_restored_sibling(split: str) -> None:
     def build() -> Any:
-        # The source is shuffled, so that rereading it would yield other items.
+        # The source is shuffled, so that rereading it would yield a different order.
         source = IterableWrapper(range(12)).shuffle().set_seed(3)
         left, right = READERS[split](source if split != "random_split" else IterableWrapper(range(12)))
         return left.concat(right)

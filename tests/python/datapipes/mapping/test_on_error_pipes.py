@@ -35,7 +35,7 @@ async def awaited(item: int) -> int:
 
 
 def many(item: int) -> Any:
-    """Yields two items per source item. If the source item is broken, the error follows the first one."""
+    """Yields two items per source item. If the source item is broken, the error follows the first of these items."""
     yield item
     whole(item)
     yield item + 100

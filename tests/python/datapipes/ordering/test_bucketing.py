@@ -1,4 +1,4 @@
-"""Tests pipes that batch similar items, as far as the table of pipes does not cover them."""
+"""Tests properties of pipes that batch similar items that the table of pipes does not cover."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests pipes that pack sequences into rows, as far as the table of pipes does not cover them."""
+"""Tests properties of pipes that pack sequences into rows that the table of pipes does not cover."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""If a sharding filter skips items of other shards without reading them, order, states and counts are the same as with
-reading.
+"""If a sharding filter skips items of other shards without reading them, the order, the states and the counts stay the
+same.
 """
 
 from __future__ import annotations

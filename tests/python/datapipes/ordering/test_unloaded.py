@@ -1,4 +1,4 @@
-"""Workers divide the indices of items before loading the items. Each item is loaded once, and the order does not
+"""Workers shard the indices of a dataset before they load items. Each item is loaded once, and the order does not
 change.
 """
 

@@ -147,7 +147,7 @@ def test_row_groups_without_rows_yield_nothing_and_states_pass_over_them(tmp_pat
 
 
 def test_only_the_columns_that_are_asked_for_are_read(folder: Path) -> None:
-    """The other column contains random bytes, so reading it would fail."""
+    """The column that is not requested contains random bytes, so reading it would fail."""
     path = folder / "1.parquet"
     chunk = pyarrow.parquet.ParquetFile(path).metadata.row_group(0).column(1)
     assert chunk.path_in_schema == "b"

@@ -1,4 +1,4 @@
-"""ParquetDataFrameLoader combines the rows of files to items with a given number of rows, or to dicts of arrays."""
+"""ParquetDataFrameLoader combines the rows of files into items with a given number of rows, or into dicts of arrays."""
 
 from __future__ import annotations
 

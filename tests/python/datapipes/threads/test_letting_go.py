@@ -66,7 +66,7 @@ def test_waiting_ranks_do_not_block_an_observer() -> None:
     asked, answer = threading.Event(), threading.Event()
 
     class Slow(Alone):
-        """A group of two ranks. The second rank answers late."""
+        """Simulates a group of two ranks. The second rank answers late."""
 
         world_size = 2
 

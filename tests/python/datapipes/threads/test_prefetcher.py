@@ -35,9 +35,7 @@ def _leaves_no_thread() -> Iterator[None]:
 
 
 class Counting(IterDataPipe[int]):
-    """A pipe that yields numbers from 0 and counts the requested items. At item `fail_at`, the pipe raises KeyError
-    instead.
-    """
+    """A pipe that yields numbers from 0, counts the requested items, and raises KeyError at item `fail_at`."""
 
     def __init__(self, count: int, fail_at: int | None = None) -> None:
         self.count, self.fail_at, self.taken = count, fail_at, 0

@@ -1,8 +1,8 @@
 """Programs that search for unknown failures: each driver draws plans from seeds, runs them, and checks the results.
 
     python -m drivers lives --seconds 600 --seed 1     # in tests/python/support; runs seeds 1, 2, 3, …
-    python -m drivers lives --seed 17 --runs 1 # runs seed 17 again python -m drivers all --seconds 3600 # runs all
-    drivers, an hour each
+    python -m drivers lives --seed 17 --runs 1         # runs seed 17 again
+    python -m drivers all --seconds 3600               # runs all drivers, an hour each
 
 `frame` contains the code that all drivers share: the loop over seeds, a separate process for each plan, a watchdog, the
 check for leftovers, and the report of a failure. A module defines its driver as `DRIVER`.

@@ -260,13 +260,7 @@ def outcomes(driver: Driver, options: argparse.Namespace) -> Iterator[tuple[int,
 
 
 def drive(name: str, driver: Driver, arguments: list[str]) -> int:
-    """Runs plans of a driver, and reports failures. Returns 1 if a plan failed, or if no plan could be judged.
-
-    Args:
-        name: the name of the driver.
-        driver: the driver.
-        arguments: the command line.
-    """
+    """Runs plans of a driver, and reports failures. Returns 1 if a plan failed, or if no plan could be checked."""
     options = parser_of(driver, name).parse_args(arguments)
     if options.switch is not None:
         sys.setswitchinterval(options.switch)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 #: Maximum number of seconds until an exit is reported and an interrupt is obeyed. The machine may be busy.
 NOTICED = 3.0
-#: The same limit for a child that exits at an unknown moment, and for the shutdown of a loader with a stopped child.
+#: Maximum number of seconds until the exit of a child at an unknown moment is reported, or until a loader with a
+#: stopped child has shut down.
 LATE = 15.0
 
 
@@ -33,7 +34,7 @@ class Strike(threading.Thread):
         super().__init__(name="strikes")
         self.run_, self.blow = run, run.life.blow
         assert self.blow is not None
-        #: When the process was hit, and the process's id.
+        #: The time at which the process was hit, and the process's id.
         self.struck: float | None = None
         self.pid: int | None = None
         self.goes_on = 0.01 + 0.5 * run.dice.random()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Event = Callable[["Run"], None]
 #: The events, their frequencies, and their conditions.
 EVENTS: list[tuple[Event, int, Callable[[Run], bool]]] = []
-#: Signals that kill a process, or stop it. A stopped process is killed because it hangs.
+#: Signals that kill or stop a process. A stopped process counts as hung, and is killed.
 SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP]
 
 
@@ -50,7 +50,7 @@ def some(run: Run) -> int:
     return run.dice.choice([1, 5, 20])
 
 
-# -- looking at the loader, and reading in other ways -----------------------------------------------------
+# -- observing the loader, and reading it in unusual ways -------------------------------------------------
 
 
 @event()
@@ -200,7 +200,7 @@ def by_thread(run: Run, work: Callable[[], object], meanwhile: Callable[[threadi
 
 @event(may_come=lambda run: in_main_thread(run) and run.life.presses)
 def interrupt(run: Run) -> None:
-    """Interrupts the loop by Ctrl-C at an arbitrary moment. Another loader resumes from the state after that."""
+    """Interrupts the loop by Ctrl-C at an arbitrary moment. Another loader then resumes from the state."""
     most = run.size - run.is_left  # if the epoch is left, one more item must be requested
     if run.at >= most:
         return
@@ -226,7 +226,7 @@ def interrupt(run: Run) -> None:
     run.go_on(reads_on=False)
 
 
-# -- exits of processes that others replace ---------------------------------------------------------------
+# -- exits of processes that are replaced -----------------------------------------------------------------
 
 
 def victim(run: Run) -> tuple[int, int] | None:

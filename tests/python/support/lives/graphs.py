@@ -53,7 +53,7 @@ class GraphLife(Life):
 
 
 def check(life: GraphLife) -> int:
-    """Runs the plan of a loader's life, and returns the number of actions.
+    """Runs the plan, and returns the number of actions.
 
     Raises:
         Differs: the items differ from those of a loader that is only read.

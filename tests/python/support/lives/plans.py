@@ -136,8 +136,8 @@ class Life:
         self._choose_blow(dice, blow)
         steps = {*self.before, *self.behind}
         if LASTING & steps and (self.threads or self.shard == "dispatch"):
-            # How far threads and the dispatching process read ahead of a header that leaves them depends on timing, and
-            # so does the state that is kept between epochs.
+            # If a header ends an epoch early, timing determines how far threads and the dispatching process have read
+            # ahead. The state that is kept between epochs then also depends on timing.
             self.before, self.behind = (
                 [step for step in part if step != "header"] for part in (self.before, self.behind)
             )

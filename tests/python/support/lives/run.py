@@ -210,7 +210,7 @@ class Run:
     # -- states ------------------------------------------------------------------------------------
 
     def state(self, ago: int = 0) -> dict[str, Any]:
-        """Returns a state of the loader, as of `ago` items earlier."""
+        """Returns the state that the loader had `ago` items earlier."""
         state: dict[str, Any] = self.loader.state_dict(items_ago=ago, with_pipe=self.dice.choice([None, True, False]))
         describe(state)
         return state
@@ -354,15 +354,14 @@ def go_on_from(
     """Resumes from a state that was saved at an arbitrary moment, and compares as far as the result is known.
 
     Args:
-        life: the plan of the loader.
-        expected: its epochs.
-        number: the epoch of the state.
+        expected: the expected epochs.
+        number: the number of the epoch in which the state was saved.
         state: the pickled state.
-        came: the items of the epoch that were received before the state, and possibly later ones.
+        came: the received items of the epoch, at least up to the state.
         workers: the number of workers, if it differs from the number in the plan.
 
     Raises:
-        Differs: other items arrived.
+        Differs: the items differ from the expected ones.
     """
     place, epoch = pickle.loads(state)["iteration_state"], expected[number]
     given = 0 if place is None else place["given"]
@@ -397,7 +396,7 @@ def go_on_from(
 
 
 def check(life: Life) -> int:
-    """Runs the plan of a loader's life, and returns the number of actions."""
+    """Runs the plan, and returns the number of actions."""
     snapshots.SECONDS, snapshots.FACTOR = life.cadence
     before = set(children())
     expected = only_read(life)

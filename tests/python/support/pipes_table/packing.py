@@ -72,7 +72,9 @@ def in_order(pieces: Pieces, most: int) -> list[Pieces]:
 
 
 def cut(sequences: Pieces, most: int) -> list[Pieces]:
-    """Cuts the sequences token by token, each with the number of its sequence."""
+    """Splits the sequences into tokens, and puts the tokens into rows of `most` tokens. Tokens of one sequence stay
+    together in a row.
+    """
     tokens = [(number, token) for number, sequence in enumerate(sequences) for token in sequence]
     rows = [tokens[start : start + most] for start in range(0, len(tokens), most)]
     return [[[t for n, t in row if n == number] for number in dict.fromkeys(n for n, _ in row)] for row in rows]

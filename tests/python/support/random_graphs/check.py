@@ -28,11 +28,7 @@ class Different(AssertionError):
 
 
 class Plain:
-    """Reads a graph without a loader.
-
-    Args:
-        graph: the graph.
-    """
+    """Reads a graph without a loader."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -52,8 +48,8 @@ class Plain:
         return self.iterator  # type: ignore[no-any-return]
 
     def save(self) -> bytes:
-        # This drops the iterator before saving. Pipes that are dropped close their files, which would interrupt
-        # read-ahead in a cached section.
+        # The iterator is dropped before saving. Dropped pipes close their files, which would interrupt read-ahead in a
+        # cached section.
         if self.graph.number % 4 == 0 and not any("on_disk" in name for name in self.graph.names):
             self.iterator = None
         with standing_still(walk(self.pipe)):  # threads must stand still, because they also draw random numbers
@@ -215,7 +211,6 @@ def check_graph(graph: Graph, most: int = 12, reader: type[Plain] = Plain, away:
     """Checks a graph at some positions, and returns the number of checks.
 
     Args:
-        graph: the graph.
         most: the maximum number of checks.
         reader: the class that reads the graph.
         away: the fraction of checks that resume in a fresh interpreter.

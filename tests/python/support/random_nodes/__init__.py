@@ -6,5 +6,5 @@ of its states, and read three more epochs. All these runs must yield the same it
 graphs, `graphs` creates a graph from a seed, `running` runs it in a process of `fresh_processes`, and `judging`
 compares. Half of the graphs have only nodes of torchdata 0.11, so that both versions can be compared.
 
-    python -m drivers nodes --runs 1000 --next to PATH_OF_A_PYTHON_WITH_TORCHDATA_0.11
+    python -m drivers nodes --runs 1000 --beside PATH_OF_A_PYTHON_WITH_TORCHDATA_0.11
 """

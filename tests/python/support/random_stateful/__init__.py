@@ -6,5 +6,5 @@ saved state for three more epochs. The last run must yield the same as the first
 a seed, `running` runs it in a process of `fresh_processes`, and `judging` compares. The modules of this package need
 only torch, NumPy and any torchdata, so that another torchdata can be compared.
 
-    python -m drivers stateful --runs 1000 --next to PATH_OF_A_PYTHON_WITH_TORCHDATA_0.11
+    python -m drivers stateful --runs 1000 --beside PATH_OF_A_PYTHON_WITH_TORCHDATA_0.11
 """

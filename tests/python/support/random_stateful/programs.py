@@ -272,7 +272,7 @@ def choose_broken(program: Program, chance: random.Random) -> None:
         broken |= set(numbers[first : first + 2 * (program.batch_size or 1)])
     program.broken = tuple(sorted(broken))
     if program.batch_size is not None and "atch" not in program.sampler and chance.random() < 0.5:
-        # with another number of workers, batches would be filled up differently
+        # The number of workers must not change, because it affects how batches are filled up.
         program.fills, program.later_workers = True, program.workers
 
 

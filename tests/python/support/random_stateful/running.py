@@ -100,16 +100,14 @@ class Run:
     """Runs one phase of a program.
 
     Args:
-        program: the program.
         phase: "whole" (without a stop), "torch" (the same with torch's own loader), "stop" (ends at the saved state,
             unless no run is seeded), "relay" (loads a state and saves it again) or "resume".
-        batches: the number of batches in the epoch of the stop, as far as known.
+        batches: the number of batches in the epoch in which the run stops, or 0 if it is unknown.
         source: the state to load.
         target: where to save the state.
         first: the number of the first epoch.
-        exits: a seed for the exits of its workers, which are replaced; None for no exits.
-        method: the start method of its workers.
-        workers: the number of workers; None for that of the program in this phase.
+        deaths: the seed for the exits of workers, which are replaced; None for no exits.
+        workers: the number of workers; None for the number in the program.
     """
 
     def __init__(
