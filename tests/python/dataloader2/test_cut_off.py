@@ -87,7 +87,6 @@ def loader(kind: str, service: str, state: Any = None) -> DataLoader2[Any]:
 
 
 def read_until_cut(iterator: Iterator[Any], at: int, kind: type[BaseException] = KeyboardInterrupt) -> list[Any]:
-    """Returns the items that arrive before the interrupted item."""
     got: list[Any] = []
     Cut.at, Cut.kind = at, kind
     with pytest.raises(kind):

@@ -29,8 +29,6 @@ from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
 
 class Recorder(ReadingServiceInterface):
-    """Records its calls in a list that several services may share."""
-
     def __init__(self, name, calls, fails=()):
         self.name, self.calls, self.fails = name, calls, fails
 

@@ -17,8 +17,6 @@ pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("often")]
 
 
 class Unsaveable(IterDataPipe):
-    """A user-defined pipe that cannot report its position."""
-
     def __init__(self, source: Any) -> None:
         self.source = source
 

@@ -180,7 +180,7 @@ KINDS: dict[str, Bad] = {
 
 
 class AnyPath(dict[str, str]):
-    """A dict that returns the same hash for all files."""
+    """A dict that returns the same hash for every file."""
 
     def __init__(self, digest: str) -> None:
         self.digest = digest

@@ -23,8 +23,6 @@ class Once:
 
 
 class Chosen:
-    """A dataset with a given number of items in each epoch."""
-
     def __init__(self, *epochs: int) -> None:
         self.epochs = iter(epochs)
 

@@ -57,8 +57,6 @@ def assert_equal_and_apart(received, sent):
 
 @pytest.fixture
 def without_pickle(monkeypatch):
-    """Fails if an item is pickled."""
-
     def refuse(*_):
         raise AssertionError("the item was pickled")
 

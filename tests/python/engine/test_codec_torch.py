@@ -136,8 +136,6 @@ VIEWS = {
 
 
 class StorageOf:
-    """An object that contains only the storage of a tensor."""
-
     def __init__(self, tensor):
         self.untyped = tensor.untyped_storage()
 

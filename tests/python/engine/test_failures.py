@@ -90,8 +90,6 @@ class Computes(Exception):
 
 
 class HasAll(Exception):
-    """An exception that returns a value for every requested attribute."""
-
     def __getattr__(self, name):
         return f"its {name}"
 
@@ -247,8 +245,6 @@ def test_an_exception_without_a_suitable_base_class_arrives_as_a_runtime_error_w
 
 
 class Group(ExceptionGroup):
-    """An exception group with an attribute."""
-
     def derive(self, members):
         return Group(self.message, members)
 

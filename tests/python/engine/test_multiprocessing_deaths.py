@@ -367,8 +367,6 @@ def test_another_thread_may_shut_the_loader_down_while_main_waits():
 
 
 class WaitsFor:
-    """A function that waits at one item until a file exists."""
-
     def __init__(self, at, path):
         self.at, self.path = at, path
 

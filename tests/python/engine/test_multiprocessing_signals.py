@@ -312,8 +312,6 @@ class Raises:
 
 
 class Rings:
-    """A function that receives a signal while it is pickled."""
-
     def __call__(self, x):
         return x
 

@@ -55,7 +55,6 @@ def test_the_exit_code_of_a_child_tells_that_its_commands_were_overwritten(waits
 
 
 def damage(offset, value):
-    """Writes a value into the main process's page of counters."""
     (board,) = [first for first, _, kind in random_scribbles._mappings() if kind == "counters"]
     ctypes.c_uint32.from_address(board + PAGE + offset).value = value
 

@@ -115,7 +115,6 @@ def test_a_worker_that_has_exited_is_noticed() -> None:
 
 @functools.cache
 def statistics() -> LoaderStats:
-    """Returns the statistics of remote workers."""
     with DataLoader2(numbered(300).map(reading), reading_service=LocallyRemote(WORKERS), stats="full") as loader:
         list(loader)
         all_seen(loader, 300)
@@ -124,7 +123,6 @@ def statistics() -> LoaderStats:
 
 
 def measured(**worker: Any) -> LoaderStats:
-    """Returns the statistics after changing the values of each worker."""
     stats = statistics()
     far = {"network_bytes": 1 << 30, "frames": 100, "full_frames": 90, "room": 0.8, "busy": 0.1, "node": "10.0.0.7"}
     processes = [

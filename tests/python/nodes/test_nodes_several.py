@@ -30,7 +30,6 @@ CRITERIA = [
 
 
 def modelled(sizes: dict[str, int], choices: Iterator[str], criterion: str, most: int) -> list[tuple[str, int]]:
-    """Returns the expected items of several sources for a stop criterion."""
     place, ended, found = dict.fromkeys(sizes, 0), set[str](), []
     while len(found) < most:
         name = next(choices)

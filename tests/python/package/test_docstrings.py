@@ -37,7 +37,6 @@ def unimportable(name: str) -> None:
 
 
 def module_names() -> list[str]:
-    """The package and all modules in it."""
     found = pkgutil.walk_packages(torchdata.__path__, f"{torchdata.__name__}.", onerror=unimportable)
     names = [torchdata.__name__] + [module.name for module in found if module.name not in SKIPPED]
     return [name for name in names if TORCH or name not in OF_TORCH]

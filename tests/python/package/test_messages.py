@@ -23,8 +23,6 @@ from torchdata.datapipes.map import SequenceWrapper
 
 
 class Unsized(IterDataPipe[int]):
-    """A source without a known length."""
-
     def __iter__(self) -> Iterator[int]:
         return iter(range(5))
 
@@ -73,8 +71,6 @@ def loaded_too_late() -> None:
 
 
 class Plain(ReadingServiceInterface):
-    """A reading service with all required methods."""
-
     def initialize(self, datapipe: Any) -> Any:
         return datapipe
 

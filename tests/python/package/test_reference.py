@@ -89,7 +89,6 @@ def test_every_public_name_is_in_the_reference_once(entries: dict[str, str]) -> 
 
 
 def resolved(name: str) -> Any:
-    """Returns the object with this full name."""
     return pkgutil.resolve_name(name)
 
 

@@ -24,8 +24,6 @@ OURS = str(Path(torchdata.__file__).parent) + os.sep
 
 
 class Users(IterDataPipe):
-    """A user-defined pipe between pipes of this package."""
-
     def __init__(self, source):
         self.source = source
 
@@ -182,8 +180,6 @@ def test_an_error_of_the_dispatching_process_names_its_position_there_and_passes
 
 
 class Images:
-    """A dataset with a damaged image."""
-
     def __len__(self):
         return 30
 

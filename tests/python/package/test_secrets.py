@@ -164,7 +164,7 @@ def test_errors_of_users_keep_their_messages():
 
 
 class Response:
-    """A response as aiohttp's errors contain it."""
+    """Imitates the response in aiohttp's errors."""
 
     def __init__(self, real_url):
         self.real_url = real_url

@@ -41,8 +41,6 @@ SEARCHED = {
 
 
 class Page(HTMLParser):
-    """Collects the references of an HTML page."""
-
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.ids: set[str] = set()
@@ -65,7 +63,6 @@ class Page(HTMLParser):
         self.fetched += [values[name] for name in FETCHING & values.keys()]
 
     def handle_data(self, data: str) -> None:
-        """Records style sheets inside the page."""
         if self._in_style:
             self.styles.append(data)
 
@@ -78,7 +75,6 @@ def style_references(text: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def pages(site: Path) -> dict[Path, Page]:
-    """Returns all pages after parsing them."""
     found = {path: Page(path) for path in site.rglob("*.html")}
     assert len(found) > 40
     return found

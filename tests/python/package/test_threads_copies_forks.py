@@ -39,8 +39,6 @@ def slowly(item: int) -> int:
 
 
 class Numbers:
-    """A slow dataset."""
-
     def __len__(self) -> int:
         return COUNT
 
@@ -116,7 +114,6 @@ ENDED = [name for name in FAMILIES if name.startswith("DataLoader2") or name in 
 
 
 def end(loader: Any) -> None:
-    """Shuts a loader down in the way of its family."""
     if isinstance(loader, StatefulDataLoader):
         if (shutdown := getattr(loader._iterator, "_shutdown_workers", None)) is not None:
             shutdown()
@@ -318,7 +315,6 @@ threading.Thread(target=read, daemon=True).start()
 
 @pytest.fixture(scope="module")
 def exits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
-    """Returns the exit status and the output of each family's process."""
     folder = tmp_path_factory.mktemp("exits")
     code = EXITS.format(folder=str(Path(__file__).parent))
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, stdout=subprocess.PIPE, check=True)

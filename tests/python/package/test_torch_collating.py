@@ -152,7 +152,6 @@ def is_for_torch(item: Any) -> bool:
 
 
 def outcome(batch: list[Any], table: Any) -> Any:
-    """Returns the result of collating, or its error."""
     from torch.utils.data._utils.collate import collate
 
     try:

@@ -35,8 +35,6 @@ TOKENS, ROWS, SPLITS = 16, 2, 12
 
 
 class Characters:
-    """A tokenizer."""
-
     BEGIN, END = 1, 2
 
     def encode(self, text: str, add_bos: bool = False, add_eos: bool = False) -> list[int]:

@@ -65,7 +65,6 @@ class Packing:
 
 
 def taken(loader: Any, count: int) -> tuple[list[Any], Any]:
-    """Returns the first `count` batches, and the iterator."""
     iterator = iter(loader)
     return list(itertools.islice(iterator, count)), iterator
 

@@ -24,8 +24,6 @@ class UserSampler:
 
 
 class PlacedSampler:
-    """A sampler with a state."""
-
     def __init__(self) -> None:
         self.place = 0
 
@@ -102,8 +100,6 @@ def test_sizes_may_change_again_and_again() -> None:
 
 
 class Placed(IterableDataset):
-    """A stream with a state."""
-
     def __init__(self) -> None:
         self.place = 0
 
@@ -131,8 +127,6 @@ def test_a_stream_with_a_state_resumes_after_the_last_sample(workers: int) -> No
 
 
 class Lines(IterableDataset):
-    """A stream without a state."""
-
     def __iter__(self) -> Iterator[int]:
         yield from range(50)
 

@@ -225,8 +225,6 @@ def test_samples_that_draw_nothing_leave_no_generator_in_the_state() -> None:
 
 
 class ShortEpochs(Sampler[int]):
-    """A sampler that yields epochs of the given lengths."""
-
     def __init__(self, counts: tuple[int, ...]) -> None:
         self.counts, self.epoch = counts, 0
 

@@ -99,7 +99,7 @@ def whole(train: Any, names: Any) -> Any:
 def test_a_library_s_trainer_resumes_in_a_new_process_as_if_it_had_not_been_stopped(
     train: Any, whole: Any, names: Any, workers: int, stop: int
 ) -> None:
-    """Three complete epochs follow after each stop."""
+    """Each run continues for three complete epochs after the stop."""
     folder = names()
     before = train(workers, folder, stop=stop)
     behind = train(workers, folder, resumes=True)

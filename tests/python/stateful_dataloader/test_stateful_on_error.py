@@ -30,8 +30,6 @@ KINDS = {"KeyError": 2, "ValueError": 4}
 
 
 class Some(Dataset[Any]):
-    """A dataset that raises at some indices."""
-
     def __len__(self) -> int:
         return 20
 
@@ -82,8 +80,6 @@ class Steps(IterableDataset[int]):
 
 
 class Placed(Steps):
-    """An iterable dataset like `Steps` with a state."""
-
     place = 0
 
     def __iter__(self) -> Iterator[int]:
@@ -471,8 +467,6 @@ def test_full_batches_of_another_size_inside_an_epoch_are_refused(size: int, wor
 
 
 class Reading(Some):
-    """A dataset that records the requested indices."""
-
     def __init__(self) -> None:
         self.asked: list[int] = []
 

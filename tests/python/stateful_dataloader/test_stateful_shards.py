@@ -39,8 +39,6 @@ def worker() -> tuple[int, int]:
 
 
 class Plain(IterableDataset[Any]):
-    """A stream without a state, which draws from each global generator."""
-
     def __iter__(self) -> Iterator[Any]:
         for index in range(worker()[0], SAMPLES, worker()[1]):
             assert get_worker_info() is None or get_worker_info().dataset is self  # type: ignore[union-attr]
@@ -106,7 +104,6 @@ def as_it_is(samples: list[Any]) -> list[Any]:
 
 
 def loader(form: Callable[[], Any], workers: int, **options: Any) -> StatefulDataLoader[Any]:
-    """Seeds the global generators, and returns a loader."""
     torch.manual_seed(1)
     random.seed(1)
     numpy.random.seed(1)

@@ -83,7 +83,6 @@ class Reversed(Sampler[int]):
 
 
 def both(*arguments: Any, seed: int = 3, epochs: int = 2, **options: Any) -> tuple[list[Any], list[Any]]:
-    """Returns the batches of torch's loader and of StatefulDataLoader."""
     found = []
     for cls in (DataLoader, StatefulDataLoader):
         torch.manual_seed(seed)

@@ -32,7 +32,6 @@ PACKAGE_PATH = str(Path(torchdata.__file__).resolve().parents[1])
 
 
 def watching_threads() -> int:
-    """Returns the number of watching threads in this process."""
     found = 0
     for number in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError):

@@ -166,7 +166,6 @@ def test_arguments_without_effect_are_refused() -> None:
 
 
 def long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes every epoch count as long."""
     monkeypatch.setattr(recorder, "LEAST", 0.0)
     monkeypatch.delenv("TORCHDATA_WAIT_WARNING")
 

@@ -263,8 +263,6 @@ def test_tiny_items_limit_by_sending_even_if_workers_wait_for_a_core():
 
 
 class Reading(IterDataPipe):
-    """A user-defined slow source."""
-
     def __iter__(self):
         return map(slept, range(60))
 

@@ -123,8 +123,6 @@ def test_a_forked_child_has_memory_of_its_own_and_closes_its_parents():
 
 
 class Refusing(MultiProcessingReadingService):
-    """A service that starts workers, but raises before an epoch begins."""
-
     def initialize_iteration(self, seed_generator, iter_reset_fn=None):
         raise ValueError("no epoch")
 
@@ -180,7 +178,7 @@ print("unharmed")
 
 
 def test_shared_memory_that_the_program_has_closed_is_created_again():
-    """Daemons close all open descriptors."""
+    """Daemons close all open descriptors, including those of shared memory."""
     board, page = answering()
     os.close(page["stack"])
     stacks.tidy()

@@ -21,8 +21,6 @@ NAMES_PER_PAGE = 5
 
 
 class Cluster(BaseHTTPRequestHandler):
-    """Answers one connection."""
-
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # sends each answer in one piece, without delay
     buckets: dict[str, dict[str, tuple[bytes, int]]] = {}  # noqa: RUF012
@@ -102,7 +100,6 @@ def ais_server(buckets: dict[str, dict[str, bytes]]) -> AbstractContextManager[s
 
 
 def main() -> None:
-    """Serves until the input ends."""
     import threading
 
     for bucket, objects in json.loads(sys.stdin.readline()).items():

@@ -21,7 +21,6 @@ def tar_of(members: Iterable[tuple[str, bytes]], mode: str = "w", **options: Any
 
 
 def zip_of(name: str, content: bytes, method: int = zipfile.ZIP_STORED) -> bytes:
-    """Returns a zip archive of one member."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", method) as archive:
         archive.writestr(name, content)

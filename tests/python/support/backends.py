@@ -34,7 +34,6 @@ class Spawned:
         return MultiProcessingReadingService(workers, "spawn", **options)
 
     def kill(self, loader: DataLoader2[Any], victim: str, dice: random.Random) -> None:
-        """Kills a process of this kind, if one is running."""
         processes = loader.reading_service.engine_processes().pids
         self._end(processes[-1] if victim == "dispatching" else processes[dice.randrange(WORKERS)])
 

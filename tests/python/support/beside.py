@@ -23,8 +23,6 @@ from fresh_processes import FreshProcesses
 
 @dataclass
 class Verdict:
-    """The result of a program."""
-
     seed: int
     category: str
     #: A description of the random program.
@@ -79,7 +77,6 @@ class Judge:
             raise Wrong(f"{phase}: {error}") from error
 
     def judge(self, seed: int) -> Verdict:
-        """Runs the program that is generated from a seed."""
         raise NotImplementedError
 
 
@@ -120,7 +117,6 @@ def difference(found: list[Any], expected: list[Any], in_order: bool, cut: bool 
 
 
 def shown(epoch: list[Any]) -> str:
-    """Describes an epoch in a few words."""
     text = json.dumps(epoch).replace(".0,", ",").replace(".0]", "]")
     return text if len(text) < 200 else f"{text[:200]}… ({len(epoch)})"
 

@@ -20,8 +20,6 @@ def no_lock_is_left():
 
 
 class Maker:
-    """Creates the contents of files, and records their names."""
-
     def __init__(self):
         self.made = []
 
@@ -41,7 +39,6 @@ def names(paths):
 
 
 def content(folder):
-    """Returns the contents of the files in a folder, by name."""
     return {p.relative_to(folder).as_posix(): p.read_text() for p in folder.rglob("*") if p.is_file()}
 
 
@@ -66,7 +63,6 @@ def archives(folder, keys, unpack=members, **options):
 
 
 def is_free(path):
-    """Returns whether the lock of a path is free."""
     lock = locks.acquire(str(path))
     if lock is not None:
         lock.release()

@@ -50,7 +50,6 @@ class Block:
 
     @property
     def reason(self) -> str | None:
-        """Returns the reason why the block is not run, if any."""
         return self.comment.removeprefix("not run:").strip() if self.comment.startswith("not run:") else None
 
 
@@ -84,7 +83,6 @@ def blocks(page: Path) -> list[Block]:
 
 
 def examples(page: Path) -> list[Example]:
-    """Returns the Python blocks of a page that must be run."""
     found = blocks(page)
     return [
         Example(block, after.code if after and after.language == "text" and not after.comment else "")

@@ -61,7 +61,6 @@ LOADERS: dict[str, Callable[[], Any]] = {
 
 
 def loaders(names: list[str]) -> Iterator[tuple[str, Any]]:
-    """Yields the loaders that the installed packages allow."""
     for name in names:
         try:
             yield name, LOADERS[name]()
@@ -75,7 +74,6 @@ def plain(items: Any) -> list[Any]:
 
 
 def save(file: Path) -> None:
-    """Saves the state of each loader, and the items that remain."""
     saved = {}
     for name, loader in loaders(list(LOADERS)):
         items = iter(loader)

@@ -38,8 +38,6 @@ def content_of(seed: int, number: int) -> bytes:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers one request, possibly with a fault."""
-
     protocol_version = "HTTP/1.1"
     server: Any
 
@@ -92,8 +90,6 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Listener(ThreadingHTTPServer):
-    """Accepts connections, and chooses the fault for each request."""
-
     def __init__(self, seed: int, faults: list[str], spared: float) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.seed, self.chance, self.faults, self.spared = seed, random.Random(seed), faults, spared
@@ -159,7 +155,6 @@ def serve(seed: int, faults: list[str], spared: float) -> None:
 
 
 def drive(seed: int, wanted: int) -> None:
-    """Reads epochs until `wanted` requests have failed."""
     from torchdata.datapipes.iter import HttpReader
     from torchdata.datapipes.iter.web import client
 

@@ -226,7 +226,6 @@ def in_child(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def serve(modules: list[str]) -> None:
-    """Answers orders from the standard input until it ends."""
     warnings.filterwarnings("ignore")
     answers, sys.stdout = sys.stdout, sys.stderr  # the output of imported modules is not an answer
     for module in modules:

@@ -205,7 +205,6 @@ def rar(rng: random.Random) -> None:
 
 
 def compressed(rng: random.Random) -> None:
-    """Files in gzip, bzip2, xz and lzma's own format."""
     content = rng.choice((b"", b"content " * 50, rng.randbytes(300), bytes(1 << 20)))
     kind = rng.choice(("gzip", "bz2", "lzma"))
     data = {"gzip": gzip.compress, "bz2": bz2.compress, "lzma": lzma.compress}[kind](content)

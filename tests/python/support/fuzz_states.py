@@ -174,7 +174,6 @@ def _loader_bytes(rng: random.Random) -> None:
 
 
 def _shaken(rng: random.Random, value: Any) -> Any:
-    """Returns a value after changing some of its bytes."""
     if isinstance(value, bytes):
         return mutated(rng, value)
     if isinstance(value, (list, tuple)) and value:

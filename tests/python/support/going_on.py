@@ -120,8 +120,6 @@ class Walk:
 
 
 class Shuffled(Sampler[int]):
-    """A sampler that is shuffled by Python's global generator."""
-
     def __iter__(self) -> Iterator[int]:
         order = [*range(16)]
         random.shuffle(order)

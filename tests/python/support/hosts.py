@@ -105,8 +105,6 @@ class LocalHosts:
 
 
 class LocallyRemote(MultiProcessingReadingService):
-    """A reading service with workers on simulated hosts."""
-
     def __init__(self, *args: Any, seed: int = 0, chunk_bytes: int = 1 << 16, delay: float = 0.004, **options: Any):
         super().__init__(*args, **options)
         self.hosts = seed, chunk_bytes, delay

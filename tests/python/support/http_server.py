@@ -48,8 +48,6 @@ FORM = (
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers one request according to its query."""
-
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: Any
@@ -192,8 +190,6 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Listener(ThreadingHTTPServer):
-    """Accepts connections, and ignores clients that close their connections."""
-
     folder: Path
 
     def handle_error(self, request: Any, client_address: Any) -> None:

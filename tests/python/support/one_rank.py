@@ -4,8 +4,6 @@ from __future__ import annotations
 
 
 class Alone:
-    """A group of one rank, as a reading service needs it."""
-
     rank, world_size = 0, 1
 
     def broadcast(self, value):

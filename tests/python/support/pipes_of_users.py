@@ -52,7 +52,6 @@ class Cutting(IterDataPipe):
 
 
 def threads(item: int) -> int:
-    """Returns the number of torch's threads. Imports torch."""
     import torch
 
     return torch.get_num_threads()

@@ -97,7 +97,6 @@ class Sleeps:
 
 
 def patch_start(monkeypatch, start):
-    """Replaces the function that starts workers; returns the original."""
     real_start = ChildProcess.start
     choose = lambda child: (start if child.name.startswith("worker") else real_start)(child)  # noqa: E731
     monkeypatch.setattr(ChildProcess, "start", choose)

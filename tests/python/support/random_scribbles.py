@@ -59,8 +59,6 @@ def _stacks():
 
 
 class Scribbler:
-    """Writes random bytes into shared memory of one kind."""
-
     def __init__(self, seed, target, most):
         self.seed, self.target, self.most = seed, target, most
 
@@ -96,8 +94,6 @@ class Scribbles:
 
 
 class Loader2:
-    """A `DataLoader2`, which may have a dispatching process."""
-
     def __init__(self, plan):
         pipe = IterableWrapper(range(COUNT))
         if plan.family == "dispatching":

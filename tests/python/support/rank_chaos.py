@@ -47,8 +47,6 @@ EPOCHS, ITEMS = 3, 8
 
 @dataclass
 class Plan:
-    """The plan of a job, which its seed determines."""
-
     seed: int
     ranks: int
     timeout: float
@@ -136,7 +134,6 @@ def run_rank(plan: Plan, rank: int, folder: Path) -> None:
     home = os.getpid()
 
     def reached(moment: str) -> None:
-        """Causes the fault if the planned moment is reached."""
         if os.getpid() == home:
             diary.note("moment", moment=moment)
         if mine and moment == plan.moment:
@@ -205,8 +202,6 @@ def run_rank(plan: Plan, rank: int, folder: Path) -> None:
 
 
 class Rank:
-    """A rank of a running job, as the driver observes it."""
-
     def __init__(self, pid: int, folder: Path, rank: int) -> None:
         self.pid, self.rank = pid, rank
         self.path = folder / f"{rank}.log"
@@ -245,7 +240,6 @@ def begin(program: Callable[[], None]) -> NoReturn:
 
 
 def run_job(plan: Plan, folder: Path) -> dict[str, Any]:
-    """Runs a job with its fault, and returns the results."""
     agent = os.fork() if plan.store == "outside" else None
     if agent == 0:
         begin(lambda: run_agent(folder))

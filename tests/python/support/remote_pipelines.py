@@ -93,5 +93,5 @@ DEALT = {
 
 
 def plain(item: Any) -> Any:
-    """Returns an item in a form that can be compared."""
+    """Converts an item to a form that can be compared."""
     return item.tolist() if hasattr(item, "tolist") else item

@@ -12,12 +12,9 @@ from going_on import Walk
 
 
 class Reads:
-    """Counts the items that all streams of this process have read."""
-
     count = 0
 
     def since(self) -> int:
-        """Returns the number of items since the last call."""
         found, self.count = self.count, 0
         return found
 

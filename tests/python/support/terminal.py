@@ -58,7 +58,6 @@ class Terminal:
         os.write(self.master, CTRL_C)
 
     def processes(self):
-        """Returns the ids of the running processes of this terminal."""
         found = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:

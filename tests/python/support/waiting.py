@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> None:
-    """Waits until the condition is true. Fails after the time limit."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -302,8 +302,6 @@ def test_a_stream_that_cannot_seek_is_read_ahead(folder):
 
 
 class Ahead(io.FileIO):
-    """A forward-only file, like a network stream."""
-
     def seekable(self):
         return False
 

@@ -63,7 +63,6 @@ def block(kind, flags, *fields, data=None):
 
 
 def stored(members, *, flags=0, unpacked=None, end=True):
-    """Returns a RAR 5 archive with uncompressed members."""
     archive = b"Rar!\x1a\x07\x01\x00" + block(1, 0, vint(0))
     for name, content in members.items():
         encoded = name.encode()

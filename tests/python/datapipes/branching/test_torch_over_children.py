@@ -28,8 +28,6 @@ pytestmark = [
 
 @dataclass
 class Seeded:
-    """A pipeline that is seeded in each epoch."""
-
     build: Callable[[], Any]
     number: int = 5
     epochs: int = 2

@@ -54,8 +54,6 @@ def finished(process):
 
 
 class Results:
-    """A folder into which processes write their results as files."""
-
     def __init__(self, folder):
         self.folder = folder
         folder.mkdir()

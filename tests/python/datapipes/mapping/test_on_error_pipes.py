@@ -24,7 +24,6 @@ BAD = {3, 4, 11}
 
 
 def whole(item: Any) -> Any:
-    """Returns its argument, or raises if the item is broken."""
     if item in BAD:
         raise ValueError(f"item {item}")
     return item
@@ -66,8 +65,6 @@ def texts(*contents: Any) -> Any:
 
 
 class Unreadable(io.StringIO):
-    """A text file that raises when a line is read."""
-
     def __next__(self) -> str:
         raise UnicodeError("no text")
 
@@ -95,7 +92,6 @@ def both(one: Any, other: Any) -> Any:
 
 
 def pieces(*columns: list[Any]) -> Any:
-    """Returns a table with one part for each list."""
     return pyarrow.concat_tables([pyarrow.table({"a": pyarrow.array(one, "int64")}) for one in columns])
 
 

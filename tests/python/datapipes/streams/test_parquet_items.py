@@ -42,7 +42,6 @@ def loaded(content: bytes, **options: Any) -> Any:
 
 
 def one(column: Any, **options: Any) -> Any:
-    """Returns a column of one row group as an array."""
     options = {"library": "numpy", **options}
     [item] = loaded(parquet_bytes(pyarrow.table({"c": column}), 100), **options)
     return item["c"]

@@ -194,7 +194,6 @@ def test_a_state_that_holds_streams_loads_in_another_pipe_with_other_settings(we
 
 @pytest.fixture
 def shard(web, tmp_path):
-    """Returns the URL of a tar archive."""
     names = [f"{number}.txt" for number in range(4)]
     for number, name in enumerate(names):
         (tmp_path / name).write_bytes(b"%d" % number * 1000)

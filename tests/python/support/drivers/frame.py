@@ -172,7 +172,6 @@ class Forked:
         os._exit(code)
 
     def poll(self) -> int | None:
-        """Returns how the process has ended, if it has."""
         if self.code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self.code = os.waitstatus_to_exitcode(status) if pid else None
@@ -183,7 +182,6 @@ class Forked:
             time.sleep(0.005)
 
     def outcome(self, limit: float) -> Outcome | None:
-        """Returns the outcome of the plan, or None while the plan runs."""
         if self.poll() is None and time.monotonic() - self.started < limit:
             return None
         hung = self.code is None

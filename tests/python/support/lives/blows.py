@@ -179,7 +179,6 @@ def _read_epoch(
 
 
 def _judge(run: Run, thread: Strike, error: BaseException | None, latency: float) -> None:
-    """Checks that the main process received the expected error in time."""
     blow = run.life.blow
     assert blow is not None
     what = f"{type(error).__name__}: {error}"

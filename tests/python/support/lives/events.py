@@ -159,7 +159,6 @@ def save_by_signal(run: Run) -> None:
 
 @event()
 def save_by_thread(run: Run) -> None:
-    """Reads while another thread saves states and reads statistics."""
     found: list[dict[str, Any]] = []
     stop, loader = threading.Event(), run.loader
 
@@ -245,7 +244,6 @@ def may_die(run: Run) -> bool:
 
 @event(may_come=has_processes)
 def halt(run: Run) -> None:
-    """Stops a process, and lets it continue after a moment."""
     if (found := victim(run)) is None:
         return
     who, pid = found
@@ -259,7 +257,6 @@ def halt(run: Run) -> None:
 
 @event(weight=3, may_come=may_die)
 def kill(run: Run) -> None:
-    """Kills a process, immediately or while items are read."""
     if (found := victim(run)) is None:
         return
     who, pid = found

@@ -21,8 +21,6 @@ class Bad(ValueError):
 
 
 class Odd(Exception):
-    """An exception that cannot be recreated from its arguments."""
-
     def __init__(self, one: str, other: str) -> None:
         super().__init__(f"{one} and {other}")
 
@@ -65,7 +63,6 @@ def skewed(item: Any) -> Any:
 
 
 def slow(item: Any) -> Any:
-    """Returns the item after a delay, which is occasionally long."""
     number = number_of(item)
     time.sleep(0.02 if number % 40 == 0 else number % 1000 * 1e-6)
     return item

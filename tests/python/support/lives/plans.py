@@ -233,7 +233,6 @@ class Life:
     # -- the pipeline ------------------------------------------------------------------------------
 
     def steps(self, pipe: Any, steps: list[str]) -> Any:
-        """Appends steps to the pipe, and returns the last pipe."""
         for step in steps:
             if step == "failing":
                 pipe = pipe.map(Failing(self.flag, self.failure))
@@ -244,7 +243,7 @@ class Life:
         return pipe
 
     def source(self) -> Any:
-        """Returns the pipes up to the distribution of items."""
+        """Returns the pipes that precede the distribution of items."""
         pipe: Any = IterableWrapper(range(self.items))
         return self.steps(pipe.shuffle() if self.shuffles else pipe, self.before)
 
@@ -309,7 +308,6 @@ class Life:
 
 
 def only_read(life: Life) -> list[Epoch]:
-    """Returns the epochs of a loader that is only read."""
     begin()
     epochs = []
     with life.made(restarts=False) as loader:

@@ -72,8 +72,6 @@ def busy(how: str) -> Iterator[None]:
 
 
 class Run:
-    """Reads a loader and the loaders that replace it."""
-
     def __init__(self, life: Life, expected: list[Epoch]) -> None:
         self.life, self.expected = life, expected
         self.dice = random.Random(f"run {life.seed}")
@@ -171,16 +169,13 @@ class Run:
 
     @property
     def size(self) -> int:
-        """Returns the number of items to read in the epoch."""
         return self.expected[self.epoch].size
 
     @property
     def at(self) -> int:
-        """Returns the number of items that were received in this epoch."""
         return len(self.given)
 
     def read(self, count: int) -> None:
-        """Reads `count` items, or fewer at the end of the epoch."""
         count = min(count, self.size - self.at)
         self.did.append(f"read {count}")
         self.take(islice(self.iterator, count), count)
@@ -201,7 +196,6 @@ class Run:
         self.given += got
 
     def compare_kept(self) -> None:
-        """Checks that the kept items are unchanged, and releases them."""
         for item, before in self.kept:
             if key(item) != before:
                 raise Differs(f"an item that was kept has changed: it was {before!r:.200}")

@@ -61,8 +61,6 @@ def in_folder(name: str) -> str:
 
 
 class Hashes(dict[str, str]):
-    """Maps each file that `blob_of` creates to its hash."""
-
     def __missing__(self, name: str) -> str:
         return hashlib.sha256(name.removesuffix(".bin").encode()).hexdigest()
 

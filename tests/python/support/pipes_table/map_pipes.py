@@ -11,12 +11,10 @@ from pipes_table.row import Row, Source
 from torchdata.datapipes.map import SequenceWrapper
 
 KEEPS_ALL = "it keeps all items"
-#: `test_map_pipes.py` distributes them after the map-style pipe.
 COUNTED = "its indices are counted before the items of the source are shared out"
 
 
 def indexed(source: Source) -> Any:
-    """Returns the items of the source as a map-style pipe."""
     return source().enumerate().to_map_datapipe()
 
 

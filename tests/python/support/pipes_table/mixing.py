@@ -54,7 +54,6 @@ def flat(lists: Iterable[list[Any]]) -> list[Any]:
 def bucketed(
     items: list[int], size: int, batch_num: int, bucket_num: int, in_batch: bool, sort: bool
 ) -> list[list[int]]:
-    """Sets the seed 1 for every random pipe of the composition."""
     bucket = size * batch_num
     pool = bucket * bucket_num
 
@@ -154,7 +153,6 @@ def build_sampled(source: Source, weights: list[float]) -> Any:
 
 
 def build_sampled_children(source: Source, split: str) -> Any:
-    """Reads the children of one pipe in a random order."""
     left, right = source().fork(2) if split == "fork" else source().round_robin_demux(2)
     return SampleMultiplexer({left: 1, right: 2})
 
@@ -170,7 +168,6 @@ def build_joined(source: Source, buffer_size: int | None) -> Any:
 
 
 def build_joined_children(source: Source) -> Any:
-    """Joins two children of one pipe. One child is shuffled."""
     left, right = source().repeat(2).enumerate().round_robin_demux(2)
     return left.zip_with_iter(right.shuffle(buffer_size=3), halved_number, merge_fn=added_up)
 

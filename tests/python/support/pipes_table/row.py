@@ -17,8 +17,6 @@ BadArgument = tuple[Callable[[], Any], type[Exception], str]
 
 @dataclass(frozen=True)
 class Row:
-    """One pipe (or small pipeline) of the table."""
-
     #: The name of the row, which becomes part of the test's name.
     name: str
     #: Creates the pipe. The arguments are a function that creates a source, and the parameters. Every call creates one

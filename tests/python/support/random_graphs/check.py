@@ -28,8 +28,6 @@ class Different(AssertionError):
 
 
 class Plain:
-    """Reads a graph without a loader."""
-
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.pipe = graph.build()
@@ -184,7 +182,6 @@ def go_on(
 
 
 def _read(run: Plain, expected: list[Any], done: int, count: int) -> int:
-    """Reads further items, which must be correct; returns their total number."""
     if count < 0:
         return done
     iterator = run.items()

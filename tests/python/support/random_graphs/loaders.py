@@ -42,7 +42,6 @@ class Loader:
         self.cadence = dice.choice([(0.0, 0.0), (0.0, 0.0), (0.001, 1.0), (0.02, 100.0)])
 
     def pipe(self) -> Any:
-        """Returns the whole graph, including the pipe that distributes its items."""
         graph = self.graph
         share = {"filter": _filtered, "dispatch": self._dispatched}.get(self.sharing)
         places = graph.places() if share is not None else 0

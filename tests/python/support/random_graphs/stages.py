@@ -46,7 +46,6 @@ def _file_of(size: int) -> str:
 
 
 def _table(size: int) -> Any:
-    """Returns a table of numbers, in chunks of several rows."""
     import pyarrow
 
     numbers = list(range(size))

@@ -32,8 +32,6 @@ class InMain(Passing):
 
 
 class Unstated(IterDataPipe):
-    """A generator without an accessible state."""
-
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe
 
@@ -125,8 +123,6 @@ class Declared(IterDataPipe):
 
 
 class ByHand(IterDataPipe):
-    """A pipe with its own state methods, which counts its epochs."""
-
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe
         self.epoch, self.last = 0, 0

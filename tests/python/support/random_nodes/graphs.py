@@ -18,7 +18,6 @@ CATEGORIES = ("lists and pipes", "samplers", "streams", "several sources", "node
 
 
 def add(amount: int, item: Any) -> Any:
-    """A function for mappers, for numbers and nested lists of numbers."""
     return [add(amount, one) for one in item] if isinstance(item, (list, tuple)) else item + amount
 
 
@@ -63,7 +62,6 @@ class Graph:
 
     @property
     def category(self) -> str:
-        """Returns the category of the graph that was built last."""
         return next((one for one in reversed(CATEGORIES) if one in self.kinds), CATEGORIES[0])
 
     @property

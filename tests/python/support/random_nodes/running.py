@@ -22,7 +22,6 @@ def shutdown(loader: Loader[Any]) -> None:
 
 
 def part(iterator: Iterator[Any], count: int | None) -> list[Any]:
-    """Returns the remaining items, or at most `count`."""
     items: list[Any] = []
     while count is None or len(items) < count:
         try:

@@ -120,8 +120,6 @@ class Noisy(Indexed):
 
 
 class NoisyCounting(Counting):
-    """A dataset like `Noisy` that has a state."""
-
     def __getitem__(self, index: int) -> Any:
         self.pause(index)
         self.reads += 1
@@ -176,7 +174,6 @@ class Iterable(Slow, IterableDataset[Any]):
         return numbers
 
     def item(self, *values: float) -> Any:
-        """Returns an item, including random numbers if this dataset draws some."""
         self.pause(values[0])
         if values[0] % 100 in self.broken:
             raise (Broken if values[0] % 2 else LookupError)(values[0])

@@ -92,7 +92,6 @@ class StatefulJudge(Judge):
 
 
 def in_batches(epochs: list[Any], size: int) -> list[Any]:
-    """Divides the samples of epochs into batches of one size."""
     flat = [[sample for batch in epoch for sample in batch] for epoch in epochs]
     return [[samples[start : start + size] for start in range(0, len(samples), size)] for samples in flat]
 

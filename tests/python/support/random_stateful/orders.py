@@ -65,8 +65,6 @@ class OwnPython(PythonShuffled):
 
 
 class Epochs(PythonShuffled):
-    """A sampler that counts its epochs and has no state."""
-
     epoch = 0
 
     def __iter__(self) -> Iterator[int]:

@@ -92,7 +92,6 @@ def load(loader: Any, path: Path) -> None:
 
 
 def run(seed: int, phase: str, **options: Any) -> dict[str, Any]:
-    """Runs a phase of the program of a seed; see `Run`."""
     return Run(program_of(seed), phase, **options).run()
 
 
