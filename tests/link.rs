@@ -45,7 +45,7 @@ fn everything_holds_on_the_portable_backing() {
 // ---- units arrive in order and unchanged -------------------------------------------------------------------------
 
 /// Sends items from a thread. The consumer keeps the lease of each item for which `keep` is true. All other leases are
-/// returned in random order, some items later.
+/// returned in random order after some further items.
 fn stream_between_threads(config: LinkConfig, items: &[Item], window: u64, keep: impl Fn(usize) -> bool) {
     let (link, bells) = open(config);
     let mut receiver = Receiver::new(&link, &bells);
@@ -103,7 +103,7 @@ fn units_of_every_length_wrap_at_every_position_of_the_ring() {
             let (link, bells) = open(SMALL);
             let mut producer = link.producer(bells.bell(CONSUMER).unwrap()).unwrap();
             let mut consumer = link.consumer(bells.bell(PRODUCER).unwrap()).unwrap();
-            // Moves both cursors to this index, in steps of at most a quarter of the ring.
+            // Moves both cursors to this index in steps of at most a quarter of the ring.
             let mut rest = place;
             while rest > 0 {
                 let step = if rest > 1000 { 800 } else { rest };

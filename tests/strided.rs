@@ -66,8 +66,8 @@ fn arrays() -> impl Strategy<Value = Array> {
     let count = prop_oneof![3 => 1_usize..6, 1 => 30_usize..70, 1 => Just(0)];
     (size, prop::collection::vec((count, 0_isize..3, any::<bool>(), 0_isize..2), 0..5), any::<u64>()).prop_map(
         |(size, axes, seed)| {
-            // The axes are laid out from the innermost axis outwards, with gaps and in either direction, and are then
-            // reordered.
+            // The axes are laid out from the innermost axis outwards, with gaps and in either direction, and are
+            // reordered at the end.
             let mut next = size as isize;
             let mut laid: Vec<(usize, isize)> = Vec::new();
             for (count, gap, down, every) in axes {

@@ -1,4 +1,4 @@
-//! Starts real child processes: the test binary runs itself again, in a test that takes the role of the child.
+//! Starts real child processes: the test binary runs itself again, in a test that acts as the child.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;

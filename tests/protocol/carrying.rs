@@ -206,7 +206,7 @@ impl World {
         child.doing == Doing::Gone && self.elsewhere.carriers.get(index).is_none_or(sees)
     }
 
-    /// Links and carriers for the replacement of a worker.
+    /// Creates links and carriers for the replacement of a worker.
     pub fn renew_carrier(&mut self, setting: &Setting, index: usize) {
         if setting.carried {
             let before = std::mem::replace(&mut self.elsewhere.carriers[index], Carrier::new());

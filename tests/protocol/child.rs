@@ -21,8 +21,8 @@ impl Setting {
             after.children[index].doing = Doing::Gone;
             return push("ends with main", after);
         }
-        // While a child runs its graph, it only checks whether a new order exists. At all other times, commands have
-        // priority.
+        // While a child runs its graph, the child only checks whether a new order exists. A child that does not run its
+        // graph executes commands first.
         if child.doing != Doing::InGraph && !child.control.is_empty() && !self.holds_call(index, child) {
             let mut after = world.clone();
             after.obey(self, index);
@@ -127,7 +127,7 @@ impl World {
         }
     }
 
-    /// Returns whether a worker is waiting for a dispatched item, and has reported that.
+    /// Returns whether a worker is waiting for a dispatched item, and has reported the wait.
     fn awaits_share(&self, setting: &Setting, index: usize) -> bool {
         let (child, link) = (&self.children[index], &self.dealt[index]);
         let own = &self.outgoing(setting, index).0[index];
@@ -268,7 +268,7 @@ impl World {
         }
     }
 
-    /// Begins another pass over the source, which a worker has requested.
+    /// Begins the pass over the source that a worker has requested.
     pub fn begin_next_pass(&mut self, index: usize) -> &'static str {
         let child = &mut self.children[index];
         let pump = &mut child.pump;
@@ -402,7 +402,7 @@ impl World {
         "takes of its share"
     }
 
-    /// Reports the number of the epoch while a worker waits for dispatched items, and otherwise 0.
+    /// Reports the epoch of the dispatched items that a worker waits for, or 0 if the worker does not wait.
     fn starve(&mut self, setting: &Setting, index: usize, epoch: u32) {
         if self.outgoing(setting, index).0[index].starving != epoch {
             self.writer(setting, index).1[index].starving = epoch;

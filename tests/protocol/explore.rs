@@ -26,7 +26,8 @@ pub trait Model {
     fn steps(&self, state: &Self::State, take: &mut Take<'_, Self::Step, Self::State>);
     /// Lets a new state share existing parts, so that more states fit into caches and memory.
     fn share(parts: &mut Self::Parts, state: &mut Self::State);
-    /// Returns whether this is a final state. All other states must have a next step, and a path to a final state.
+    /// Returns whether this is a final state. Every state that is not final must have a next step and a path to a final
+    /// state.
     fn is_over(&self, state: &Self::State) -> bool;
 }
 

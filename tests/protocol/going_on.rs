@@ -214,7 +214,7 @@ impl Setting {
         made
     }
 
-    /// The user leaves the epoch, and resumes it from a position in the same processes or in new ones.
+    /// The user leaves the epoch, and resumes it from a position in the same or in new processes.
     pub fn going_on_steps(&self, world: &World, take: &mut Take<'_>) {
         for ago in 0..=world.given.min(1) {
             let Some(place) = self.place(world, &world.kept.books, ago.into()) else { continue };
@@ -304,7 +304,7 @@ impl World {
         }
     }
 
-    /// Replaces all processes and links by new ones.
+    /// Replaces all processes and links.
     fn replace_everything(&mut self, setting: &Setting) {
         self.children = setting.fresh_children();
         let links = self.out.iter_mut().chain(self.dealt.iter_mut()).chain(self.elsewhere.dealing.iter_mut());

@@ -21,7 +21,7 @@ impl Setting {
         }
         let mut push = |name, after: After| take(Act::Main(name), after);
         if !matches!(world.main, Main::Stopping(_) | Main::Reading(_)) {
-            // While the main process sends commands or waits for answers, it also checks for exits.
+            // The main process checks for exits even while it sends commands or waits for answers.
             if world.is_dead() && !(self.restarts && world.main == Main::Between) {
                 let mut learnt = world.clone();
                 if !self.restarts || !learnt.replace_dead(self) {
@@ -144,7 +144,7 @@ impl Setting {
     }
 
     pub fn reading(&self, world: &World, take: &mut Take<'_>) {
-        // The user can take this step instead of requesting the next item.
+        // The user may take this step before requesting the next item.
         let mut push = |name, after: World| take(Act::Main(name), Ok(after));
         let idle = !world.waits;
         if self.breaks && idle && world.delivered > 0 {
@@ -347,7 +347,7 @@ impl World {
         self.held[peer].push_back(unit);
     }
 
-    /// Returns one step of the main process while it waits for answers, if a step is possible.
+    /// Runs one step of the main process while it waits for answers. Returns whether a step was possible.
     fn relieve(&mut self, setting: &Setting) -> bool {
         let arrived = self.arrived(setting.rules).unwrap_or_else(|| {
             self.drop_old(setting.rules);

@@ -1,8 +1,9 @@
 //! Replaces exited children within an epoch.
 //!
 //! Without a dispatching process, only the exited worker is replaced, with a new link. With a dispatching process, all
-//! children are replaced together, because the remaining children do not know the items in transit to the exited child.
-//! Items that the main process has received are drained first, and the replacements recompute the same number of items.
+//! children are replaced together, because the remaining children do not know which items were in transit to the exited
+//! child. Items that the main process has received are drained first, and the replacements recompute the same number of
+//! items.
 
 use torchdata_core::protocol::{Account, Command, Judgement, TRIES};
 

@@ -23,7 +23,7 @@ pub fn digest((epoch, item): (u32, u8)) -> u64 {
     u64::from(epoch) << 8 | u64::from(item) | 1 << 40
 }
 
-/// Where a child resumes in an epoch, instead of starting at the beginning.
+/// The position from which a child resumes an epoch.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Resumption {
     pub graph: Option<Graph>,

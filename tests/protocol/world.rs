@@ -31,7 +31,7 @@ pub struct Rules {
     pub late_readers: bool,
     /// A call does not end the epoch.
     pub calls: bool,
-    /// The dispatching process starts another pass for workers that iterate over their source again.
+    /// If a worker iterates over its source again, the dispatching process starts another pass.
     pub passes: bool,
     /// A worker reports that it has finished its epoch or left a pass.
     pub leaving: bool,
@@ -124,8 +124,8 @@ pub struct Setting {
     pub follows: bool,
     /// Whether a thread in the main process reads one item ahead.
     pub reads_ahead: bool,
-    /// The number of the source item at which the graph fails. With dispatching, the dispatching process fails, and
-    /// otherwise a worker.
+    /// The number of the source item at which the graph fails. The dispatching process fails if there is one, or else a
+    /// worker.
     pub fails_at: Option<u8>,
     /// Fingerprints of the main process's positions that were already checked.
     pub checked: RefCell<HashSet<Fingerprint, ByFingerprint>>,
@@ -173,7 +173,7 @@ pub struct Child {
     pub failed: bool,
     /// The epoch of the graph's items.
     pub epoch: u32,
-    /// Whether something has happened since the last snapshot, so that another one is allowed.
+    /// Whether something has happened since the last snapshot, so that a further snapshot is allowed.
     pub may_save: bool,
     /// The link on which the next snapshot will be sent.
     pub next_link: usize,

@@ -21,8 +21,8 @@ from fresh_processes import LEAN, python_path
 from http_server import Server, running
 from loopback import Loopback
 
-# A deadline would measure the machine instead of the code, so pytest-timeout limits each test instead. Each run uses
-# the same examples. `pytest --hypothesis-profile=random` searches for new examples.
+# Hypothesis's deadline would measure the machine rather than the code, so pytest-timeout limits each test. Each run
+# uses the same examples. `pytest --hypothesis-profile=random` searches for new examples.
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("project", settings.get_profile("random"), derandomize=True)
 settings.load_profile("project")

@@ -1,4 +1,4 @@
-"""A state with another batch size is refused within an epoch, and accepted between two epochs."""
+"""A state that was saved with a different batch size is refused within an epoch, and accepted between two epochs."""
 
 from __future__ import annotations
 

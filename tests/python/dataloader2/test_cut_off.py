@@ -1,4 +1,4 @@
-"""If Ctrl-C interrupts an item, later states are exact, and the loader may also continue."""
+"""If Ctrl-C interrupts an item, all later states are exact, and the loader can continue."""
 
 from __future__ import annotations
 

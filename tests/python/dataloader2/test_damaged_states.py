@@ -47,7 +47,7 @@ def damaged(field, part, change):
 
 
 def refused(state):
-    """Loads the state in two ways. Both ways must refuse the state, and leave the loader unchanged."""
+    """Loads the state in two ways, each of which must refuse the state and leave the loader unchanged."""
     with pytest.raises(ValueError, match=r"state") as caught:
         DataLoader2.from_state(state, services())
     loader = DataLoader2(IterableWrapper([1, 2, 3]))

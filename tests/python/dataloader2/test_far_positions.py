@@ -35,7 +35,7 @@ def count(number: int) -> None:
 
 
 class Stream(IterableDataset[int]):
-    """A stream with a state. Each worker reads its own part."""
+    """A stream with a state, which is sharded among the workers."""
 
     def __init__(self) -> None:
         self.at = self.start = 0

@@ -272,7 +272,7 @@ def test_it_is_refused_if_the_main_process_runs_the_whole_pipeline() -> None:
 
 
 def drawn_by_its_own_seed(dispatched: bool) -> Pipe:
-    """Returns a pipeline that yields another order in each epoch and pass, depending on a pipe's kept state. From
+    """Returns a pipeline that yields a new order in each epoch and pass, depending on a pipe's kept state. From
     `pin_memory` on, its pipes are in the main process.
     """
     pipe: Pipe = SampleMultiplexer({IterableWrapper(range(6)): 1, IterableWrapper(range(6, 12)): 1}, seed=3)

@@ -85,7 +85,7 @@ def start(seed: int) -> None:
 
 
 def restarted(pipe: Any, build: Any) -> Any:
-    """Returns a new pipe at the position of the given pipe, as if a new program had drawn other random numbers."""
+    """Returns a new pipe at the position of the given pipe, as in a new program with different random numbers."""
     state, generators = pickle.loads(pickle.dumps((save_state(pipe), save_generators())))
     start(99)
     pipe = build()

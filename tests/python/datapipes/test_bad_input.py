@@ -81,7 +81,7 @@ class Bad:
     bad: bytes
     #: Returns the pipe that reads the file. The argument is a pipe of pairs of path and stream.
     pipe: Callable[[Any], Any]
-    #: The names of the pipe and the kind of the fault in the error.
+    #: The text by which the error names the pipe and the kind of the fault.
     names: str
     error: type[Exception] | tuple[type[Exception], ...]
 

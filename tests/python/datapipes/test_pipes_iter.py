@@ -295,7 +295,7 @@ def test_a_pipe_that_holds_much_data_is_searched_without_looking_at_the_data() -
 
 
 class Counted(list[Any]):
-    """A list that counts how many members of such lists were inspected."""
+    """A list class that counts how many members of its lists were inspected."""
 
     looked_at = 0
 

@@ -80,7 +80,7 @@ class Delegates(Exception):
 
 
 class Computes(Exception):
-    """An exception that raises another error than AttributeError if an attribute is missing, as in urllib."""
+    """An exception that does not raise AttributeError if an attribute is missing, like an exception of urllib."""
 
     def __init__(self):
         super().__init__("computed")
@@ -205,7 +205,7 @@ def test_arguments_that_do_not_pickle_leave_the_class_and_the_text():
 
 
 class Network(ConnectionError):
-    """An exception class that can be created instead of its subclass."""
+    """An exception class that replaces its subclass if the main process lacks the subclass."""
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ def folder(tmp_path, monkeypatch):
 
 
 PLACES = ("", "before", "behind")
-#: With fork, all kinds of hangs are tested at all positions. The other start methods are slow, because they import all
+#: With fork, all kinds of hangs are tested at all positions. Spawn and forkserver are slow, because they import all
 #: modules again, so each position is tested with one kind of hang. The random drivers test further combinations.
 CASES = [(way, "fork", dispatched) for way in WAYS for dispatched in PLACES]
 CASES += [

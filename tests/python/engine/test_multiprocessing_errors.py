@@ -65,7 +65,7 @@ def http_error():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_exception_that_its_arguments_do_not_rebuild_arrives_in_all_families(family):
-    """The description of such exceptions is tested in `test_failures.py`."""
+    """`test_failures.py` tests how exceptions that cannot be recreated are described."""
     with FAMILIES[family]("fork", FailsAt(3, http_error)) as items, pytest.raises(urllib.error.HTTPError) as caught:
         list(items)
     told = "".join(traceback.format_exception(caught.value))

@@ -222,7 +222,7 @@ def test_at_the_end_of_the_program_nothing_is_printed_and_nothing_left():
 
 @pytest.mark.parametrize("how", ["dropped", "closed", "adopted"])
 def test_a_shared_pickle_closes_its_descriptor_and_no_line_of_python_runs_as_it_is_dropped(how):
-    """In a line of Python code, a signal handler could raise an exception, which Python would then ignore."""
+    """If a line of Python code ran, a signal handler could raise an exception there, and Python would ignore it."""
     shared = SharedPickle(pickle.dumps([1, 2]))
     if how == "adopted":
         shared = SharedPickle.adopt(os.dup(shared.fileno()))

@@ -268,8 +268,8 @@ class Timer:
 
 
 def is_rang(error):
-    """Returns whether the handler's exception is the given exception, or has caused it. The handler may also raise
-    while a graph is unpickled.
+    """Returns whether the handler's exception is the given exception, or has caused it. A handler that raises while a
+    graph is unpickled causes an error of this kind.
     """
     while error is not None and not isinstance(error, Rang):
         error = error.__cause__ or error.__context__

@@ -43,7 +43,7 @@ def test_choices_follow_from_seed_rank_and_epoch_and_resume_from_a_state() -> No
 
 
 class Alternating(MultiNodeWeightedSampler[Any]):
-    """A sampler that chooses its two sources alternately instead of at random."""
+    """A sampler that alternates between its two sources."""
 
     class Turns:
         def __init__(self, names: list[str], place: int) -> None:

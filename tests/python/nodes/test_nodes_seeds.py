@@ -34,7 +34,7 @@ class Drawing:
 
 
 class DrawsOnceReady:
-    """A function that draws random numbers in two processes. Each process waits until both have an item."""
+    """A function that draws random numbers in two processes. Each process waits until both processes have an item."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

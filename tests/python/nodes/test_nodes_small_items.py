@@ -29,7 +29,7 @@ def mapper(source: Any, function: Any, workers: int = 1, **options: Any) -> Para
 
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Returns the numbers of items in each message. Functions appear to take no time."""
+    """Returns the number of items in each message, if functions appear to take no time."""
     counts: list[int] = []
     send = _processes.MapWorker._send
 
@@ -279,8 +279,8 @@ def test_random_runs_resume_from_any_position_as_if_never_stopped(
     monkeypatch.setattr(_processes, "_LONG", plan.long)
     loader = plan.loader()
     epochs, (stop, share) = [], plan.stop
-    # If items are not in order, the items received so far differ from run to run. All epochs are then read to their
-    # ends.
+    # If items are not in order, the items received so far differ from run to run. All epochs of unordered items are
+    # therefore read to their ends.
     ends = plan.ends if plan.options["in_order"] else [plan.size + 1] * 3
     for epoch, end in enumerate(ends):
         iterator = iter(loader)

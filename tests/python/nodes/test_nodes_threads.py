@@ -471,7 +471,7 @@ def test_a_node_may_get_attributes_while_its_sources_are_looked_for() -> None:
     node = Mapper(IterableWrapper(range(3)), str)
 
     class Growing(dict[str, Any]):
-        """Simulates a thread that reads ahead, and sets an attribute while other attributes are inspected."""
+        """Simulates a thread that reads ahead, and sets an attribute while the object's attributes are inspected."""
 
         def values(self) -> Any:
             vars(node)["more"] = None

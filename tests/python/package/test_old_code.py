@@ -50,8 +50,8 @@ def reviews(root):
     return FileOpener(paths, mode="r", encoding="utf-8").parse_csv().map(lambda row: (int(row[0]), row[1]))
 """
 
-#: The project's tests, which write their own file to the dataset's path. The tests patch the check, so that every file
-#: counts as valid.
+#: The project's tests, which write a different file to the dataset's path. The tests patch the check, so that every
+#: file counts as valid.
 PROJECTS_TESTS = """
 import os, sys, tempfile, unittest
 from unittest.mock import patch

@@ -53,7 +53,7 @@ def test_ranks_make_equally_many_steps(tmp_path: Path) -> None:
 
 def test_lightning_and_the_trainer_of_transformers_take_their_loaders_from_the_recipes(tmp_path: Path) -> None:
     """Both recipes run in one process, because both libraries take seconds to import. The recipe for a stop within an
-    epoch also runs there.
+    epoch runs in the same process.
     """
     needs("lightning", reason="a recipe is for it")
     needs("transformers", reason="a recipe is for it")

@@ -196,7 +196,7 @@ def test_a_running_pipe_may_search_and_change_the_graph_below_it(method: str | N
         with DataLoader2(pipe) as loader:
             assert list(loader) == [3, 21, 4, 31, 5, 41, 6, 51]
     else:
-        # Workers also divide the items of the inserted sources: each worker takes its shard of the two items.
+        # Workers shard the items of the inserted sources, so each worker takes its shard of the two items.
         with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, method)) as loader:
             assert list(loader) == [3, 31, 5, 51]
 

@@ -199,9 +199,7 @@ def test_a_user_who_collates_tensors_gets_a_tensor_of_each_array(monkeypatch: py
 
 @pytest.fixture(scope="module", autouse=True)
 def started() -> None:
-    """Starts the server that has imported torch before the tests. Otherwise, a test would appear to leave this process
-    behind.
-    """
+    """Starts the server that has imported torch, so that no test appears to leave the server behind."""
     with_torch()
 
 

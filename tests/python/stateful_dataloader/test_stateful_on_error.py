@@ -281,7 +281,7 @@ def test_errors_that_are_no_sample_s_fault_are_raised(workers: int, kind: Any, h
     def does() -> None:
         raise kind(*how)
 
-    # If an exception would end the program, the main process receives an explanatory error from the worker instead.
+    # An exception that would end the program is replaced by an explanatory error of the worker.
     with pytest.raises(kind if issubclass(kind, Exception) or not workers else RuntimeError) as caught:
         list(loader_of(Does(does), workers))
     assert kind.__name__ in str(caught.value) or not workers

@@ -152,7 +152,7 @@ def test_orders_resume_if_a_trainer_sets_the_generators_after_the_load(
     own: bool, draws_between: int, workers: int
 ) -> None:
     """The trainer saves the global generators together with the loader's state. If the loader has its own generator,
-    the trainer saves them after further draws.
+    the trainer saves the global generators after further draws.
     """
 
     def make() -> Any:

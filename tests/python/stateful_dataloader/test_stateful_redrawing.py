@@ -228,7 +228,8 @@ def test_epochs_after_a_resumed_one_are_those_of_the_run_that_was_not_stopped() 
 
         first = make()
         whole = [[batch.tolist() for batch in first] for _ in range(3)]
-        # At the last two positions, the sampler has ended: before and after the program receives the last batch.
+        # The sampler has ended at the last two positions, which are before and after the program receives the last
+        # batch.
         for position in (4, len(whole[0]) - 1, len(whole[0])):
             loader = make()
             list(itertools.islice(loader, position))

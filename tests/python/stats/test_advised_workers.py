@@ -33,8 +33,8 @@ def sleeps(x):
 
 @pytest.fixture(scope="module")
 def counted():
-    """Returns the statistics of two loaders with two workers each. One loader's function sleeps, and the other one's
-    computes.
+    """Returns the statistics of two loaders with two workers each. The first loader's function sleeps, and the second
+    loader's function computes.
     """
 
     def of(function):

@@ -385,7 +385,7 @@ def test_each_rank_counts_its_own_share(tmp_path):
 
 
 class Odd(IterDataPipe):
-    """A pipe that yields some items of its source, and counts them itself."""
+    """A pipe that yields and counts some items of its source."""
 
     def __init__(self, source_datapipe, every):
         self.source_datapipe = source_datapipe

@@ -270,7 +270,7 @@ def nap(x):
 
 @contextlib.contextmanager
 def warning_once_it_is_up(pipe, seconds, **options):
-    """Yields a loader with two workers that has read one epoch. From then on, warnings are errors."""
+    """Yields a loader with two workers that has read one epoch. After this epoch, warnings are errors."""
     service = MultiProcessingReadingService(2, multiprocessing_context="fork", **options)
     with warnings.catch_warnings(), DataLoader2(pipe, reading_service=service, stall_warning=seconds) as dl:
         warnings.simplefilter("ignore")
@@ -333,7 +333,8 @@ class Screen:
         self.stream = pyte.ByteStream(self.screen)
         self.pid, self.master = pty.fork()
         if self.pid == 0:
-            # Not execv, because pytest imports readline, which sets LINES and COLUMNS without Python's knowledge.
+            # `execv` is not used, because pytest imports readline, which sets LINES and COLUMNS without Python's
+            # knowledge.
             environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
             os.execve(sys.executable, [sys.executable, *arguments], {**environment, "TERM": "xterm-256color"})
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))

@@ -24,8 +24,8 @@ class Spawned:
 
     #: Whether the backend is a cluster with its own processes.
     is_slow = False
-    #: Whether tests run all pipelines on this backend. Each loader starts processes, including spawned ones next to
-    #: carriers.
+    #: Whether tests run all pipelines on this backend. If false, tests run few pipelines, because each loader starts
+    #: processes.
     has_all = False
     #: The kinds of processes that may be killed.
     victims = ("worker", "dispatching")
@@ -96,8 +96,8 @@ MOST_BACKENDS = [name for name in BACKENDS if name != "Ray on one node"]
 
 @contextmanager
 def machines() -> Iterator[dict[str, OnRay]]:
-    """Yields the Ray backends by name. Both use one cluster: one runs workers on the main process's node, the other one
-    on three other nodes.
+    """Yields the Ray backends by name. Both backends use one cluster. The workers of the first backend run on the main
+    process's node, and the workers of the second backend run on three other nodes.
     """
     with nodes(3) as made:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

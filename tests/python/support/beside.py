@@ -154,7 +154,7 @@ def driver_of(
     """Returns the driver for a module of random programs.
 
     Args:
-        judge: creates a judge from an interpreter's path and the seconds after which a run counts as hung.
+        judge: creates a `Judge` from the path of an interpreter and the seconds after which a run counts as hung.
         categories: the categories of programs.
         more: returns further lines about the programs of one interpreter.
     """

@@ -1,4 +1,4 @@
-"""Shared code of the tests of the on-disk cache: pipelines over files in a folder, and a check that no lock is left."""
+"""Shared code of the tests of the on-disk cache: pipelines over files in a folder, and a check that no lock is held."""
 
 from __future__ import annotations
 

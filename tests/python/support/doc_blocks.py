@@ -3,8 +3,8 @@
 All Python blocks of a page form one program, in their order. The `text` block below a Python block contains its output.
 A Python block without a `text` block must print nothing. A comment above a block marks exceptions:
 
-    <!-- alone -->              the block is a program of its own
-    <!-- not run: REASON -->    the block is not run, here
+    <!-- alone -->              the block is a separate program
+    <!-- not run: REASON -->    the block is not run
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Saves states of loaders under one version of Python, and loads these states under another version.
+"""Saves states of loaders with one version of Python, and loads these states with a different version.
 
     python -m exchanged_states save FILE
     python -m exchanged_states load FILE
 
-`tools/other_pythons.py` runs this program with each pair of versions. `save` also stores the remaining items of the
-epoch, and `load` fails if a loader yields other items. Loaders of PyTorch are included if both versions have PyTorch.
+`tools/other_pythons.py` runs this program with each pair of versions. `save` stores a state and the remaining items of
+the epoch, and `load` fails if a loader yields different items. Loaders of PyTorch are included if both versions have
+PyTorch.
 """
 
 from __future__ import annotations

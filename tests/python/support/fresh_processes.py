@@ -5,7 +5,7 @@ call. A call therefore takes only milliseconds, because torch is not imported ag
 generators are seeded from the operating system, so that children do not draw equal numbers.
 
 `run_program` runs a file that needs torch as if in a separate interpreter. Tests of imports, of interpreter options and
-of interpreter exit need a real interpreter instead.
+of interpreter exit need a real interpreter.
 """
 
 from __future__ import annotations

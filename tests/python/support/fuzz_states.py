@@ -62,7 +62,7 @@ def _same(item: Any) -> Any:
 
 @functools.cache
 def _states() -> list[dict[str, Any]]:
-    """Returns states of loaders: in the main process, of workers, with another number of shards, and between two
+    """Returns states of loaders in the main process, of workers, of resharded loaders, and of loaders between two
     epochs.
     """
     found = []
@@ -95,7 +95,9 @@ def _graph_states() -> list[dict[str, Any]]:
 
 
 def _inside(value: Any) -> Any:
-    """Returns the object inside a sealed or pickled bytes value, and the function that encodes such an object again."""
+    """Returns the object inside a sealed or pickled bytes value, and the function that encodes an object in the same
+    way.
+    """
     if is_sealed(value):
         return unseal(value, "it"), seal
     if isinstance(value, bytes) and value[:2] == b"\x80\x05":

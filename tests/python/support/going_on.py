@@ -74,7 +74,7 @@ def check_goes_on(make: Any, moments: Any = MOMENTS, draws_before: bool = True, 
 
 
 class TakesOnce(IterableDataset[int]):
-    """A stream with a state. The stream's generator applies the loaded position, and then continues to count."""
+    """A stream with a state. The stream's generator starts at the loaded position, and counts from there."""
 
     length, pause = 9, 0.0
 

@@ -1,4 +1,6 @@
-"""Finds leftovers of a process in /proc: processes, descriptors, shared memory. This module imports no test tools."""
+"""Finds what a process has left behind, by reading /proc: processes, descriptors and shared memory. This module imports
+no test tools.
+"""
 
 from __future__ import annotations
 
@@ -89,8 +91,8 @@ def shared_files(ended=()):
     """Returns the names of shared memory files of this process and its descendants, not of other programs.
 
     A file belongs to the process that has opened or mapped it, or that has its id in the file's name. Names of torch
-    and this package begin with the id, so leftovers of processes that have exited are found, too. Names of MPI's files
-    contain other numbers.
+    and this package begin with the id, so leftovers of processes that have exited are found, too. Numbers in the names
+    of MPI's files are not process ids.
 
     Args:
         ended: ids of descendants that may have exited.

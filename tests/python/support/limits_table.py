@@ -1,4 +1,5 @@
-"""Collects the limits that are numbers. Some are constants in the code, and others are measured.
+"""Collects the limits that are numbers. Some of these limits are constants in the code, and the remaining limits are
+measured.
 
     python -m limits_table               # in tests/python/support: prints the tables of docs/limits.md
 

@@ -2,9 +2,9 @@
 
     python -m drivers ranks --seconds 600 --jobs 2
 
-A job has 2 to 4 ranks that run a few short epochs. The seed of a job determines how the ranks run, which rank fails,
-how it fails, and the moment. Only the timing varies. Rank 0 may hold the store of the job, as without torchrun. Ranks
-are forked from a process that has imported torch, and exit like ordinary interpreters. `judge` contains the rules.
+A job has 2 to 4 ranks that run a few short epochs. The seed of a job determines how the ranks run, and which rank
+fails, how and when. Only the timing varies. Rank 0 may hold the store of the job, as without torchrun. Ranks are forked
+from a process that has imported torch, and exit like ordinary interpreters. `judge` contains the rules.
 """
 
 from __future__ import annotations
@@ -278,8 +278,8 @@ def run_job(plan: Plan, folder: Path) -> dict[str, Any]:
 
 
 def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
-    """Causes the fault at its moment, and waits until the other ranks have exited. Returns the times of the fault and
-    of the victim's continuation.
+    """Causes the fault at the planned moment, and waits until the other ranks have exited. Returns the times of the
+    fault and of the victim's continuation.
     """
     victim = ranks[plan.victim]
     due: float | None = None

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def begun(loader: Any, state: Any = None, seed: int = 3) -> Any:
-    """Returns the loader after it loaded the state. If the state is None, the loader is seeded instead."""
+    """Loads the state into the loader, or seeds the loader if the state is None. Returns the loader."""
     if state is None:
         loader.seed(seed)
     else:

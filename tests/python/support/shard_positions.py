@@ -1,4 +1,4 @@
-"""Resumes every position of short epochs with every other number of workers or ranks, in new processes.
+"""Resumes from every position of short epochs in new processes, with every number of workers or ranks.
 
     python -m drivers positions --seconds 5000    # in tests/python/support
 
@@ -223,8 +223,8 @@ def _in_other_ranks(whole: list[Any], position: int, found: list[Any], sizes: li
     """Describes an error in the steps after resuming with a different number of ranks. The order of these steps is only
     known if all shards have the same size.
 
-    When the first rank reaches its end, the epoch ends on all ranks. The remaining items of the other ranks' shards are
-    then left out.
+    When the first rank reaches its end, the epoch ends on all ranks. The remaining items of all other ranks' shards are
+    left out.
     """
     expected = [item for step in zip(*(each[0] for each in whole), strict=True) for item in step][
         position * len(whole) :

@@ -33,7 +33,7 @@ def _is_open_file(descriptor: str) -> bool:
 
 
 def read(item: Any) -> Any:
-    """Returns an item for comparison, with the content of its stream instead of the stream."""
+    """Returns an item for comparison, in which the content of a stream replaces the stream."""
     if isinstance(item, tuple) and len(item) == 2 and hasattr(item[1], "read"):
         with item[1] as stream:
             return item[0], stream.read()

@@ -167,8 +167,8 @@ class LiveState(CountsEpochs):
 
 
 class Draws(CountsEpochs):
-    """A stream that draws its order from a generator, and includes the generator's state before the epoch in its own
-    state.
+    """A stream that draws its order from a generator. The stream's state includes the generator's state before the
+    epoch.
     """
 
     def __init__(self, size: int) -> None:
@@ -212,7 +212,7 @@ class Walked(IterableDataset[Any]):
 
 
 class WalkedInOrder(Walked):
-    """A stream with the number of the epoch as its state, and with other states of its iterators."""
+    """A stream with the number of the epoch as its state, and with iterators that have separate states."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)

@@ -84,7 +84,8 @@ class Terminal:
         self.close()
 
 
-#: Makes the terminal the session's controlling terminal before the script runs, because only then it sends signals.
+#: Makes the terminal the session's controlling terminal before the script runs, because a terminal sends signals only
+#: to the session that it controls.
 _OWN_TERMINAL = """
 import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)

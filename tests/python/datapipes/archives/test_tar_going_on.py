@@ -265,8 +265,8 @@ def test_a_shard_on_a_server_is_resumed_by_a_ranged_read(web: Any, build: Any) -
     ],
 )
 def test_a_read_resumes_on_servers_of_all_kinds(web: Any, habit: dict[str, Any]) -> None:
-    """If the server supports no ranges, or sends no validator, it must send the shard from the beginning. The first
-    bytes are then dropped.
+    """If the server supports no ranges, or sends no validator, the server must send the shard from the beginning, and
+    the reader drops the first bytes.
     """
     url = web.url("a.tar", shard_of(), **habit)
     head, pipe = gone_on(http, url, 35)

@@ -1,4 +1,4 @@
-"""PyTorch pipes that read the children of splits have no state. Such pipes resume at any position by replaying."""
+"""PyTorch pipes that read the children of splits have no state, but resume at any position by replaying."""
 
 from __future__ import annotations
 

@@ -38,7 +38,9 @@ def feature(kind: str, values: Any) -> Any:
 
 
 def record(context: dict[str, Any], lists: dict[str, Any] | None = None) -> bytes:
-    """Returns a SequenceExample with features given as (kind, values). Without lists, it is also an Example."""
+    """Returns a SequenceExample with features given as (kind, values). A SequenceExample without lists is also an
+    Example.
+    """
     example = example_pb2.SequenceExample()
     for name, it in context.items():
         example.context.feature[name].CopyFrom(feature(*it))

@@ -19,7 +19,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 CONTENT = b"".join(b"line %d\n" % number for number in range(40))
 
-#: The ways in which a server may send a file whose stream is reopened.
+#: The ways in which a server may send a file if its stream is reopened.
 HABITS = [
     {},
     {"ranges": "no"},

@@ -5,8 +5,7 @@ at interpreter exit. The import therefore runs without garbage collection, and l
 objects. Objects that a program creates afterwards are collected as usual. A test that needs normal garbage collection
 sets `TESTS_LEAN=0`.
 
-Libraries in `TESTS_HIDDEN` appear as not installed. Otherwise, Ray would import some slow libraries into each of its
-workers.
+Libraries in `TESTS_HIDDEN` appear as not installed, so that Ray does not import some slow libraries into each worker.
 """
 
 import gc

@@ -1,14 +1,13 @@
-"""Random sequences of operations on a loader (each called a *life*), compared with a loader that is only read.
+"""Random sequences of operations on a loader, compared with a loader that is only read.
 
-A life has a pipeline, a service, and some epochs. Some epochs are left early, and some begin with their own seed. A
-loader that is only read yields the expected items. A second loader over the same pipeline must yield the same items,
-although random operations and faults disturb this loader. The second loader's state is saved between items, in signal
-handlers and in threads, and loaded into new loaders with other numbers of workers and in other processes. Items are
-skipped, iterators are replaced, statistics are read, and processes are killed. If a pipeline draws no random numbers, a
-model computes the expected items as well.
+Each plan (class `Life`) has a pipeline, a service, and some epochs. Some epochs are left early, and some epochs begin
+with a separate seed. A loader that is only read yields the expected items. A second loader over the same pipeline must
+yield the same items, although random operations and faults disturb this loader. The second loader's state is saved
+between items, in signal handlers and in threads, and loaded into new loaders with other numbers of workers and in other
+processes. Items are skipped, iterators are replaced, statistics are read, and processes are killed. If a pipeline draws
+no random numbers, a model computes the expected items as well.
 
-The modules: `pipelines` contains steps of pipelines, `plans` generates a life, `epochs` reads the items of an epoch,
-`model` computes the expected items, `run` executes a life, and `events` contains the events. `blows` contains the
-faults that end a life: a process is killed, stopped or interrupted, and is not replaced. `graphs` runs lives on the
-graphs of `random_graphs`.
+`pipelines` contains steps of pipelines, `plans` generates plans, `epochs` reads the items of an epoch, `model` computes
+the expected items, `run` executes a plan, and `events` contains the events. `blows` contains the faults that end a run:
+a process is killed, stopped or interrupted, and is not replaced. `graphs` runs plans on the graphs of `random_graphs`.
 """

@@ -68,8 +68,8 @@ class Strike(threading.Thread):
 
 
 def strike(run: Run) -> None:
-    """Causes the fault at the planned moment. Meanwhile, the main process reads its epochs, and notices the fault or
-    ends normally.
+    """Causes the fault at the planned moment. The main process reads epochs until it notices the fault or ends
+    normally.
 
     Raises:
         Differs: the fault was not reported, was reported late or incorrectly, or items are missing.

@@ -1,6 +1,6 @@
 """Random operations on loaders of random graphs (see `random_graphs`).
 
-No epoch is left early. How far threads read ahead depends on timing, and some pipes keep the read-ahead items in their
+No epoch is left early. How far threads read ahead depends on timing, and some pipes have the read-ahead items in their
 state.
 """
 

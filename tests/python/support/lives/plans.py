@@ -257,7 +257,7 @@ class Life:
 
     def arm(self, epoch: int, is_reference: bool = False) -> None:
         """Lets functions fail in an epoch, or not. The reference run must not fail if items arrive in any order,
-        because a failure may then omit any of them.
+        because a failure might omit any of these items.
         """
         self.set_flag(self.blow is None and self.armed[epoch] and not (is_reference and self.free))
 

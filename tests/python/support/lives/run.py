@@ -164,7 +164,7 @@ class Run:
 
     @property
     def has_others(self) -> bool:
-        """Returns whether the loader's number of workers leads to other epochs than the expected ones."""
+        """Returns whether the expected epochs do not apply to the loader, because of its number of workers."""
         return self.workers is not None and not self.life.moves
 
     @property
@@ -181,7 +181,7 @@ class Run:
         self.take(islice(self.iterator, count), count)
 
     def take(self, items: Iterator[Any] | list[Any], count: int) -> None:
-        """Takes `count` items, and compares them with the expected ones. Fails if there are fewer."""
+        """Takes `count` items, and compares these with the expected items. Fails if there are fewer items."""
         got = []
         for item in items:
             got.append(key(item))
@@ -214,11 +214,11 @@ class Run:
         self.aside += [(self.epoch, state, list(self.given)) for state in states]
 
     def go_on(self, between: bool = False, reads_on: bool = True) -> None:
-        """Replaces the loader by another loader, which resumes from a state of the first one.
+        """Replaces the loader with a new loader, which resumes from a state of the first loader.
 
         Args:
             between: whether no epoch is running.
-            reads_on: whether the first loader may be read after the state was saved, so that the second one resumes
+            reads_on: whether the first loader may be read after the state was saved, so that the new loader resumes
                 from an earlier position.
         """
         life, dice = self.life, self.dice
@@ -242,8 +242,8 @@ class Run:
                 for epoch in self.expected[self.epoch + bool(at) :]:
                     epoch.shares = None
         elif life.kind == "workers":
-            # An epoch that begins has a shard for each worker, so the number must not change before the epoch has
-            # begun.
+            # An epoch that begins has a shard for each worker, so the number of workers must not change before the
+            # epoch has begun.
             self.workers = None if between or self.is_left or not at else dice.choice(life.numbers())
         if life.method != "remote":
             life.method = dice.choice([method for method in life.methods if method != "remote"])

@@ -71,7 +71,9 @@ def bucketed(
 def tokens(
     items: list[int], limit: int, shortest: int, longest: int | None, buffer_size: int, padding: bool
 ) -> list[list[int]]:
-    """Returns items that equal their own lengths, so that the order of equally long items does not matter."""
+    """Returns items that equal their lengths, so that items of the same length are equal, and their order does not
+    matter.
+    """
     waiting: list[int] = []
     batches: list[list[int]] = [[]]
 
@@ -162,7 +164,7 @@ def plus(item: int, amount: int) -> int:
 
 
 def build_joined(source: Source, buffer_size: int | None) -> Any:
-    """Joins items with a reference, which yields the numbered items in another order: each pair is swapped."""
+    """Joins items with a reference, which yields the numbered items with each pair swapped."""
     numbered = source().enumerate()
     return IterKeyZipper(numbered, Swapped(source().enumerate()), first, keep_key=True, buffer_size=buffer_size)
 

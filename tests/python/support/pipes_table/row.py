@@ -36,8 +36,7 @@ class Row:
     random: bool = False
     #: Why the pipe needs more memory for more items, or why its memory is not tested. Empty if the memory is constant.
     grows: str = ""
-    #: Why two workers, each with a shard of the source, yield other items than the model. Empty if the items are the
-    #: same.
+    #: Why two workers, each with a shard of the source, do not yield the items of the model. Empty if they do.
     not_in_workers: str = ""
 
 

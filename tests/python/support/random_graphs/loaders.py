@@ -38,7 +38,7 @@ class Loader:
             "main_prefetch_cnt": dice.choice([0, 1, 3, 10]),
             "memory_budget": dice.choice([None, 0, 1 << 16, 1 << 20]),
         }
-        #: How soon a snapshot may follow another one (see `snapshots.SECONDS`).
+        #: The minimum time between two snapshots (see `snapshots.SECONDS`).
         self.cadence = dice.choice([(0.0, 0.0), (0.0, 0.0), (0.001, 1.0), (0.02, 100.0)])
 
     def pipe(self) -> Any:

@@ -62,7 +62,7 @@ class UnstatedTwice(Unstated):
 
 
 class UnstatedRandom(IterDataPipe):
-    """A generator that draws random numbers with its own seed, and does not declare a state."""
+    """A generator that draws random numbers with a separate seed, and does not declare a state."""
 
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe

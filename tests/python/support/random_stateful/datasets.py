@@ -93,8 +93,8 @@ class AtOnce(Indexed):
 
 
 class Counting(Indexed):
-    """A dataset with samples that contain the number of earlier reads. The count is a state, and each worker has its
-    own.
+    """A dataset with samples that contain the number of earlier reads. The count is the dataset's state, and each
+    worker has a separate count.
     """
 
     reads = 0

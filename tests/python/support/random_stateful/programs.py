@@ -12,7 +12,7 @@ from random_stateful import datasets, orders
 SKIPPING = 1_000_000
 #: From this seed on, some items of iterable datasets are broken, and are skipped.
 SKIPPING_STREAMS = 2_000_000
-#: From this seed on, the resumed run has another batch size than the first run.
+#: From this seed on, the resumed run has a different batch size than the first run.
 RESIZING = 3_000_000
 #: Number of epochs that are compared after the epoch in which the program stopped.
 BEHIND = 3
@@ -129,7 +129,7 @@ class Program:
         return not self.indexed and self.later_workers != self.workers
 
     def later_workers_matter(self, first: int) -> bool:
-        """Returns whether another number of workers leads to other epochs after an epoch was left early.
+        """Returns whether the number of workers affects the epochs after an epoch that was left early.
 
         More workers read more indices ahead. If the epoch is left, some samplers continue after these indices.
 
@@ -276,7 +276,7 @@ def choose_broken(program: Program, chance: random.Random) -> None:
 
 
 def choose_size(program: Program, chance: random.Random) -> None:
-    """Chooses another batch size for the resumed run, and removes everything that counts batches."""
+    """Chooses a different batch size for the resumed run, and removes options that count batches."""
     program.dataset = chance.choice(["Indexed", "AtOnce"])
     if "atch" in program.sampler:
         program.sampler = "shuffle"
