@@ -353,7 +353,8 @@ fn fragments_of_an_abandoned_unit_do_not_leak_into_later_items() {
     let part = sender.stream(&[2; 600]).unwrap();
     assert_eq!(sender.end.push_item(ITEM, &[part], &[]), Ok(Push::Done));
     assert_eq!(bytes(&receiver.receive().unwrap().unwrap().buffers[0]), [2; 600]);
-    // The fragments are abandoned because a new epoch begins. Some of them were taken, and some are still in the ring.
+    // The fragments are abandoned because a new epoch begins. Some fragments were taken, and some fragments are still
+    // in the ring.
     sender.stream(&[3; 500]).unwrap();
     assert!(receiver.poll().unwrap().is_none());
     sender.stream(&[4; 500]).unwrap();

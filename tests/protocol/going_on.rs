@@ -91,7 +91,7 @@ impl Setting {
         }
     }
 
-    /// Returns the position in a state that is requested for `ago` items ago.
+    /// Returns the position in the state of `ago` items ago.
     fn place(&self, world: &World, books: &Books<Graph>, ago: u64) -> Option<Place> {
         let held = books.total().saturating_sub(world.given.into());
         Place::of(self, books, ago + if self.rules.rewinding { held } else { 0 })

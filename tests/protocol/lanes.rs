@@ -3,7 +3,7 @@
 //!
 //! A lane carries items from the dispatching process's copy of a link to the worker's copy, and grants back. Up to two
 //! frames are in transit in each direction. Frames that have arrived wait until the worker's ring has space. The main
-//! process sends no further frames while they wait. If a process exits, the lane stops without reporting the exit.
+//! process sends no further frames while frames wait. If a process exits, the lane stops without reporting the exit.
 
 use std::collections::VecDeque;
 

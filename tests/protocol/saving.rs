@@ -52,8 +52,8 @@ impl Pump {
         }
     }
 
-    /// Returns whether a link's recomputed items differ from the items that the reader has. Returns false until all of
-    /// them were recomputed.
+    /// Returns whether a link's recomputed items differ from the items that the reader has. Returns false until all
+    /// items were recomputed.
     pub fn has_made_other_items_again(&self, link: usize) -> bool {
         let expected = self.expected[link].filter(|_| self.sending[link].owed() == 0);
         expected.is_some_and(|expected| expected != self.accounts[link].checksum)
@@ -115,7 +115,7 @@ impl Setting {
     }
 
     /// The first worker may open its dispatched items early to look for a snapshot. Returns the world after the worker
-    /// has opened them, or has taken the snapshot.
+    /// has opened these items, or has taken the snapshot.
     pub fn looked_into(&self, world: &World, index: usize) -> Option<(&'static str, World)> {
         let child = &world.children[index];
         let first = Stream::first(child.pump.stream().epoch());

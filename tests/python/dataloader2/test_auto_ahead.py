@@ -1,4 +1,4 @@
-"""With `"auto"`, a thread reads further ahead if that avoids waiting, and less far ahead if items are large."""
+"""With `"auto"`, a thread reads further ahead to avoid waiting, and less far ahead if items are large."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Items that a worker recomputes are compared with the originals by value. Reference counts of objects make no
-difference.
-"""
+"""Items that a worker recomputes are compared with the originals by value. Reference counts are ignored."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def main(rank):
     return found
 """
 
-#: The difference between the ranks, and the number of items before the state. One rank has snapshots of its pipes,
+#: For each difference between the ranks, the number of items before the state. One rank has snapshots of its pipes,
 #: replays its graph, keeps more items after `fullsync`, or has workers that send no snapshots.
 CASES = {"looked at": 5, "replayed on one": 5, "held behind": 6, "workers": 5}
 

@@ -1,4 +1,6 @@
-"""The states of a loader have the documented contents, and restore the loader. States that do not fit are refused."""
+"""The states of a loader have the documented contents, and restore the loader. States that do not fit the loader are
+refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Within an epoch, each rank loads only its own state. The state of another rank causes an error that explains this."""
+"""Within an epoch, each rank loads only its own state. The state of another rank causes an explanatory error."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 
 class Once:
-    """A dataset that keeps its iterator, so it can be read only once."""
+    """A dataset with a single iterator, so it can be read only once."""
 
     def __init__(self) -> None:
         self.items = iter(range(3))

@@ -1,4 +1,4 @@
-"""Tests properties of single iter pipes that the table of `test_pipes_model.py` does not cover."""
+"""Tests single iter pipes, in addition to the tests of all pipes in `test_pipes_model.py`."""
 
 from __future__ import annotations
 

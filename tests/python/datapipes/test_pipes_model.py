@@ -341,8 +341,7 @@ ELSEWHERE = {
 
 
 def test_every_public_pipe_has_a_row_or_tests_of_its_own() -> None:
-    # Some classes return pipes of other classes when they are called. Rows of these classes have the name of the
-    # functional form.
+    # If a class returns pipes of other classes when it is called, its rows have the name of its functional form.
     forms = {getattr(form, "__wrapped__", form).__name__: name for name, form in IterDataPipe.functions.items()}
     built_pipes = {type(pipe).__name__ for row in ROWS for pipe in walk(built(row))}
     named = {row.name for row in ROWS}

@@ -29,8 +29,8 @@ counter = Counter()
 
 
 class Counted(io.BytesIO):
-    """A file in memory that counts the bytes read. Copies of the file use the same count, because a state contains the
-    waiting streams.
+    """A file in memory that counts the bytes read. Copies of the file share the count, because a state contains copies
+    of the streams that wait to be read.
     """
 
     def read(self, size: int | None = -1) -> bytes:

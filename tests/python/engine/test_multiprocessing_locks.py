@@ -185,7 +185,7 @@ def run_apart(script, output):
     assert run.returncode == 0
 
 
-#: Forks while a thread is importing a module. Fork hooks that were registered earlier are called later.
+#: Forks while a thread is importing a module. Fork hooks are called in the reverse order of their registration.
 IMPORTING = """
 import gc, os, sys, threading, time
 

@@ -268,8 +268,8 @@ class Timer:
 
 
 def is_rang(error):
-    """Returns whether the handler's exception is the given exception, or has caused it. A handler that raises while a
-    graph is unpickled causes an error of this kind.
+    """Returns whether the handler's exception is the given exception, or has caused it. If the handler raises while a
+    graph is unpickled, its exception is only the cause of the raised exception.
     """
     while error is not None and not isinstance(error, Rang):
         error = error.__cause__ or error.__context__

@@ -151,7 +151,7 @@ def each_of(name: str) -> list[str]:
 
 
 def test_files_that_prose_names_exist() -> None:
-    """Docstrings and comments are also checked. A name may begin at any part of its path."""
+    """Docstrings and comments are also checked. A name may omit the beginning of the file's path."""
     pages = [ROOT / "README.md", ROOT / "DEVELOP.md", *PAGES]
     there = [page.relative_to(ROOT) for page in [*SOURCES, *pages, *ROOT.glob("*.*"), *ROOT.glob("rust/*/*.toml")]]
     there += [path.relative_to(ROOT) for path in (ROOT / "python").rglob("*.pyi")]

@@ -13,7 +13,7 @@ import pytest
 
 import torchdata
 
-#: The module without searchable docstrings: the compiled extension.
+#: The compiled extension, which cannot be searched for docstrings.
 SKIPPED = ("torchdata._native",)
 
 #: Packages that import PyTorch. If PyTorch is not installed, their docstrings are skipped.

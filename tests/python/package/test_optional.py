@@ -44,7 +44,7 @@ def bar_of(backend: str) -> dict[str, Any]:
     return {"backend": backend, "file": screen}
 
 
-#: (the name of the user in the message, the library, the extra, a function that needs the library)
+#: Each row: the name in the message, the library, the extra, and a function that needs the library.
 NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
     ("HttpReader", "requests", "http", lambda: pipes.HttpReader([])),
     ("GDriveReader", "requests", "http", lambda: pipes.GDriveReader([])),

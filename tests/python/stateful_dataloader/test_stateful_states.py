@@ -163,7 +163,9 @@ MAKERS: list[Any] = [
 
 
 def of_json(state: dict[str, Any]) -> dict[str, Any]:
-    """Returns the state after converting it to JSON and back. Only one tuple must be restored from a list."""
+    """Returns the state after converting it to JSON and back. JSON turns one tuple into a list, which is converted
+    back.
+    """
     state = json.loads(json.dumps(state))
     return {**state, "_torchdata_rs": tuple(state["_torchdata_rs"])}
 

@@ -11,7 +11,7 @@ from torchdata._observe.stats.diagnosis import diagnose
 from torchdata._observe.stats.waiting import waited_for_long
 
 DOORS: tuple[Door, ...] = get_args(Door)
-#: Arguments that only the other class of loader accepts.
+#: For each class of loader, words that occur only in advice for the other class.
 FOREIGN = {
     "StatefulDataLoader": (
         "DataLoader2",

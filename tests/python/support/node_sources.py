@@ -25,7 +25,7 @@ def at_odds(number: int) -> int:
 
 
 def outcomes(node: BaseNode[Any]) -> list[Any]:
-    """Returns the items of a node, at most 50. The text of an error stands in the position of the failed item."""
+    """Returns the items of a node, at most 50. At the position of a failed item, the text of the error is returned."""
     found: list[Any] = []
     while len(found) < 50:
         try:

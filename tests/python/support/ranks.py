@@ -145,7 +145,8 @@ def gloo_job(
 def torchrun(program: Path, ranks: int = 2) -> list[str]:
     """Runs a program on ranks that find each other as with torchrun, and returns the output of each rank.
 
-    The launcher and each rank would import torch. Here, the ranks are forks of a process that has imported torch.
+    The ranks are forks of a process that has imported torch, because otherwise the launcher and each rank would import
+    torch.
     """
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""Tests properties of pipes that join by key that the table of pipes does not cover."""
+"""Tests pipes that join by key, in addition to the tests of all pipes in `pipes_table`."""
 
 from __future__ import annotations
 

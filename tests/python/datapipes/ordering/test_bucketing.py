@@ -1,4 +1,4 @@
-"""Tests properties of pipes that batch similar items that the table of pipes does not cover."""
+"""Tests pipes that batch similar items, in addition to the tests of all pipes in `pipes_table`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests properties of pipes that pack sequences into rows that the table of pipes does not cover."""
+"""Tests pipes that pack sequences into rows, in addition to the tests of all pipes in `pipes_table`."""
 
 from __future__ import annotations
 

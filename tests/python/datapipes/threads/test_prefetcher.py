@@ -316,8 +316,8 @@ def test_a_replay_repeats_random_draws_that_a_thread_made_ahead_of_a_state(build
 
 @pytest.mark.parametrize("size", [1, 50])
 def test_a_replay_ends_whatever_the_queue_holds_and_however_the_pipeline_has_changed(size: int) -> None:
-    """With a smaller queue, the thread nevertheless replays all items that it had read. If more items are needed, it
-    continues.
+    """With a smaller queue, the thread nevertheless replays all items that it had read. If more items are needed, the
+    thread continues.
     """
 
     def build(count: int, size: int) -> Any:

@@ -115,7 +115,7 @@ def strike(run: Run) -> None:
 
 
 def _read_on(run: Run, thread: Strike, asked: list[float]) -> None:
-    """Reads the current epoch up to the last one. The thread that causes the fault starts at the planned moment."""
+    """Reads all epochs from the current epoch on. The thread that causes the fault starts at the planned moment."""
     blow, life = run.life.blow, run.life
     assert blow is not None
     first = run.epoch

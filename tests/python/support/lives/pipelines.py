@@ -121,7 +121,7 @@ def broken(item: Any) -> Any:
 
 
 def torn(item: Any) -> Iterator[Any]:
-    """Returns up to three items for one, and raises after some of them."""
+    """Returns up to three items for one item, and raises after some of these items."""
     for number in range(number_of(item) % 4):
         yield broken((item, number))
 

@@ -233,8 +233,8 @@ class Run:
         if more and not self.loader._is_paused:
             self.read(more)
         seeded = between and self.epoch + 1 < len(life.epochs) and life.epochs[self.epoch + 1][0] is not None
-        # A state that is loaded after `iter` is loaded into an epoch that has begun. The seed of this epoch cannot be
-        # set any more.
+        # A state that is loaded after `iter` is loaded into an epoch that has begun, so the seed of this epoch cannot
+        # be set any more.
         way = dice.choice(["new", "new", "new", "new" if seeded else "after iter", "from state"])
         if life.moves:
             self.workers = dice.choice(["auto", *life.numbers()] if life.auto else life.numbers())

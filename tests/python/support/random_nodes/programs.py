@@ -28,7 +28,7 @@ class Program:
     bare: bool = False
     #: The number of the epoch that saves a state at each item.
     stop_epoch: int = 0
-    #: The epochs that are left early, with the number of items before that.
+    #: The epochs that are left early, each with the number of items that are read.
     breaks: dict[int, int] = field(default_factory=dict)
     #: The states to resume from, as fractions of the epoch: 0 stands for its beginning, and 1 for its end.
     resumed: tuple[float, ...] = ()

@@ -63,7 +63,7 @@ class Program:
     draws_more: int = 0
     #: Whether the program seeds the global generators at the beginning of each epoch.
     seeds_epochs: bool = False
-    #: The epochs that are left early, with the number of batches before that.
+    #: The epochs that are left early, each with the number of batches that are read.
     breaks: dict[int, int] = field(default_factory=dict)
     #: The epoch in which the state is saved, and the position: "before" the iterator is created, after a number of
     #: batches, after the "last" batch, or after the "end" of the epoch.
