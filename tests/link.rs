@@ -1,7 +1,7 @@
 //! Tests the guarantees of a link with both kinds of shared memory, between threads and between processes.
 //!
-//! A process uses only one kind. `everything_holds_on_the_portable_backing` therefore runs this test binary again with
-//! the portable kind.
+//! A process uses only one kind of shared memory. `everything_holds_on_the_portable_backing` therefore runs this test
+//! binary again with the portable kind.
 #![cfg(not(loom))]
 #![allow(missing_docs)]
 

@@ -117,7 +117,8 @@ pub struct Pump {
     pub sending: Vec<Sending>,
     pub departing: Option<(usize, Unit)>,
     pub ending: bool,
-    /// For each link, the items sent in this stream, including earlier runs. Only maintained if there are snapshots.
+    /// For each link, the items sent in this stream, including earlier runs. Without snapshots, this list is not
+    /// maintained.
     pub accounts: Part<Vec<Account>>,
     /// For each link, the expected checksum after the recomputed items.
     pub expected: Part<Vec<Option<u64>>>,

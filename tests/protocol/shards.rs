@@ -61,7 +61,7 @@ struct Link {
 #[derive(Debug, Clone, Hash, Default)]
 struct Strand {
     account: Account,
-    /// The number of items to recompute, and the expected checksum after them.
+    /// The number of items to recompute, and the expected checksum after these items.
     owed: u64,
     expected: u64,
     /// The number of items that the shard's graph has computed.

@@ -27,7 +27,7 @@ pub struct Rules {
     pub take_in: bool,
     /// All units of an exited process are delivered before its exit becomes an error.
     pub deaths: bool,
-    /// A reader of an earlier epoch takes nothing.
+    /// A reader of an earlier epoch takes no units.
     pub late_readers: bool,
     /// A call does not end the epoch.
     pub calls: bool,
@@ -47,7 +47,7 @@ pub struct Rules {
     pub joining: bool,
     /// A replacement also recomputes the items that the main process has received but not delivered.
     pub receiving: bool,
-    /// With a dispatching process, all children are replaced if one of them exits.
+    /// With a dispatching process, all children are replaced if one child exits.
     pub together: bool,
     /// A call waits until a worker has recomputed the items that the main process already has.
     pub holding: bool,
@@ -214,8 +214,8 @@ impl Child {
         }
     }
 
-    /// The number of items computed in this epoch, including items of its predecessors. Without a running epoch, the
-    /// position after all items.
+    /// Returns the number of items computed in this epoch, including items of predecessors, or the position after all
+    /// items if no epoch is running.
     pub fn place(&self) -> u64 {
         let made: u64 = self.pump.accounts.iter().map(|account| account.items).sum();
         let waits = self.pump.departing.as_ref().is_some_and(|(_, unit)| unit.item().is_some());

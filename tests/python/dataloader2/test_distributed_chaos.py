@@ -1,8 +1,9 @@
 """A job ends in time if a rank is killed, stopped or hangs at any moment. The rank may be rank 0, which holds the job's
 store.
 
-`rank_chaos.py` runs the jobs and checks its rules. All other ranks must receive all items, or raise an error that names
-the failed rank in time. The processes of these ranks must exit soon afterwards, and leave nothing behind.
+`rank_chaos.py` runs the jobs, and checks the rules for their results. All other ranks must receive all items, or raise
+an error that names the failed rank in time. The processes of these ranks must exit soon afterwards, and leave nothing
+behind.
 """
 
 from __future__ import annotations

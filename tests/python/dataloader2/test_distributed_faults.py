@@ -125,8 +125,8 @@ def test_a_rank_that_hangs_is_reported_within_the_time_out_and_two_seconds(tmp_p
 
 
 def test_a_rank_that_arrives_after_the_others_gave_up_gets_their_reason(tmp_path: Path) -> None:
-    """Rank 1 reaches an operation after the other ranks have abandoned it. Without their reason, rank 1 would report a
-    network failure.
+    """Rank 1 reaches an operation after the other ranks have abandoned it. Without the reason of the other ranks, rank
+    1 would report a network failure.
     """
     gave_up = """while not all(os.path.exists(os.path.join(os.environ["OUTCOMES"], rank)) for rank in "02"):
                 time.sleep(0.01)"""

@@ -287,7 +287,7 @@ def whole_tails(build: Callable[[], Pipe], state: dict[str, Any], epochs: int = 
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_passes_of_a_first_epoch_do_not_count_as_epochs(dispatched: bool) -> None:
     """The main process reads the workers' epoch three times. No snapshot is taken within the epoch, so the resumed
-    loader runs it from the beginning.
+    loader runs the epoch from the beginning.
     """
 
     def build() -> Pipe:

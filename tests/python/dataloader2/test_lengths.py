@@ -76,7 +76,7 @@ SOURCES: dict[str, Callable[[int], Any]] = {
 
 
 class Replicated(IterableWrapper):
-    """A source that yields all its items in each worker. As a user-defined pipe, it causes no warning."""
+    """A source that yields all its items in each worker, without a warning because it is a user-defined pipe."""
 
 
 Replicated.__module__ = __name__

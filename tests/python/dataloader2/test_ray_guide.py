@@ -19,7 +19,7 @@ pytest.importorskip("pyarrow", reason="Ray Data needs pyarrow, of the parquet ex
 
 pytestmark = [needs_ray, *of_ray]
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "more-machines.md"
-#: Ray Train checks its workers more often than every two seconds, and collects no metrics.
+#: Settings that make Ray Train check its workers more often than every two seconds, and collect no metrics.
 PROMPT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.3",
     "RAY_TRAIN_METRICS_ENABLED": "0",

@@ -172,8 +172,8 @@ def full(times):
 
 @pytest.mark.parametrize("is_watched", [False, True])
 def test_ctrl_c_while_the_process_that_forks_is_started_leaves_no_process_behind(monkeypatch, is_watched):
-    """The forking process is already running when Ctrl-C arrives. The main process may not have a descriptor for it
-    yet.
+    """The forking process is already running when Ctrl-C arrives. The main process may not have a descriptor for this
+    process yet.
     """
     fork_all = forker.fork_all
 

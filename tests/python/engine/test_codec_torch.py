@@ -141,7 +141,7 @@ class StorageOf:
 
 
 class Handed:
-    """An object that returns its tensors when it is pickled, and counts how often."""
+    """An object that returns its tensors when it is pickled, and counts how often it is pickled."""
 
     def __init__(self):
         whole = torch.arange(10.0)

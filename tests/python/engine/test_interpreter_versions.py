@@ -280,7 +280,9 @@ def test_a_program_that_is_read_from_standard_input_starts_workers(method: str) 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_no_process_ends_by_a_warning_that_is_an_error(method: str, tmp_path: Path) -> None:
-    """Python warns if a process with threads forks. Here, both the main process and forking processes have threads."""
+    """Python warns if a process with threads forks. In this test, both the main process and forking processes have
+    threads.
+    """
     program = f"""
     threading.Thread(target=threading.Event().wait, daemon=True).start()
     def failing(item):

@@ -35,7 +35,9 @@ from torchdata.datapipes.iter import IterableWrapper
 
 
 class Kills:
-    """A function that kills its worker at one item. If a file is named, it first waits until the file exists."""
+    """A function that kills its worker at one item. If a file is named, the function first waits until this file
+    exists.
+    """
 
     def __init__(self, at, number, once=None):
         self.at = at

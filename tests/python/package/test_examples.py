@@ -17,8 +17,8 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 def launchers() -> dict[str, list[str]]:
-    """Returns the command that starts each example. Python itself starts the first two, in a process that has imported
-    torch.
+    """Returns the command that starts each example. Python itself starts the first two examples, in a process that has
+    imported torch.
     """
     return {
         "one_process.py": [],

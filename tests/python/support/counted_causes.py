@@ -1,7 +1,7 @@
 """Simulates loaders that are slow for one known cause, and computes their counters from the work of each process.
 
-A cause defines the milliseconds per item in each stage. From these, the work and waiting time of each process, and
-therefore the counters of a board, are computed. No process runs, so other programs cannot affect a diagnosis.
+A cause defines the milliseconds per item in each stage. These milliseconds determine the work and waiting time of each
+process, and therefore the counters of a board. No process runs, so other programs cannot affect a diagnosis.
 """
 
 from __future__ import annotations

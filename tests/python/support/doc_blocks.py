@@ -20,7 +20,7 @@ from pathlib import Path
 
 from fresh_processes import python_path, run_program
 
-#: The folder of the demo. The tutorial includes parts of it.
+#: The folder of the demo. The tutorial includes parts of the demo.
 EXAMPLES = str(Path(__file__).resolve().parents[3] / "examples")
 #: The separator that is printed after each block's output. No block prints this text itself.
 _END = "\x1e"

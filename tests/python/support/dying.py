@@ -10,8 +10,8 @@ from pathlib import Path
 
 
 class Dying:
-    """Squares numbers, and makes its process exit at some of them. Files count the exits, so that their total number is
-    limited.
+    """Squares numbers, and makes its process exit at some of them. Files count the exits, so that the total number of
+    exits is limited.
     """
 
     def __init__(self, folder: Path, at: dict[int, int]) -> None:

@@ -221,8 +221,8 @@ class Server:
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
     def sent(self) -> int:
-        """Returns the number of bytes sent since the log began, rounded down to whole pieces. The number is too small
-        for chunked answers.
+        """Returns the number of bytes sent since the log began, rounded down to whole pieces. For chunked answers, the
+        returned number is too small.
         """
         log = self.folder / SENT
         return PIECE * log.stat().st_size if log.exists() else 0

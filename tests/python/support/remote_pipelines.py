@@ -73,7 +73,8 @@ def dealt(count: int, before: Any = as_it_is, shuffles: bool = True) -> Any:
     return pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
 
 
-#: Pipelines of all kinds by name, each created on demand. There are few, because a worker takes seconds to start.
+#: Pipelines of all kinds by name, each created on demand. There are few pipelines, because a worker takes seconds to
+#: start.
 PIPELINES = {
     "numbers": lambda: numbered(300).map(double).batch(3),
     "arrays": lambda: listed(numbered(120).map(array)),

@@ -1,9 +1,9 @@
-"""Runs at the start of each process that tests start, to speed up importing torch and exiting after that.
+"""Runs at the start of each process that tests start, to make importing torch and exiting faster.
 
 Objects created by torch's import stay alive. Garbage collection would take a tenth of the import time, and half as long
 at interpreter exit. The import therefore runs without garbage collection, and later collections skip the imported
-objects. Objects that a program creates afterwards are collected as usual. A test that needs normal garbage collection
-sets `TESTS_LEAN=0`.
+objects. Objects that a program creates after the import are collected as usual. A test that needs normal garbage
+collection sets `TESTS_LEAN=0`.
 
 Libraries in `TESTS_HIDDEN` appear as not installed, so that Ray does not import some slow libraries into each worker.
 """

@@ -15,7 +15,7 @@ class Epoch(list[Any]):
     fails = False
     #: The number of items after which the epoch is left, or None.
     until: int | None = None
-    #: The items of each worker, if they are known. Used for loaders without a defined order.
+    #: The items of each worker for loaders without a defined order, if known.
     shares: list[list[Any]] | None = None
 
     @property

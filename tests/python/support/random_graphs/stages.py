@@ -1,4 +1,4 @@
-"""The parts of random graphs: sources, pipes over one source, and pipes over several.
+"""The parts of random graphs: sources, pipes over one source, and pipes over several sources.
 
 Every stage reads and yields ints below 21. Stages in `GLOBAL` draw from the global generators, and stages in `THREADED`
 read in threads. A graph contains stages of only one of these two kinds, because the order in which threads draw depends

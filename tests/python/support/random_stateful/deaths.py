@@ -94,7 +94,9 @@ class Deaths:
 
 
 def unknowable(program: Any) -> str:
-    """Returns why a new worker cannot continue exactly where a worker exited. Returns an empty text if it can."""
+    """Returns why a new worker cannot continue exactly where a worker exited. Returns an empty text if a new worker
+    can.
+    """
     if program.dataset == "OwnNoise":
         return "the data set draws from a generator of its own and tells no state"
     if program.dataset == "PlainEpochs" and program.persistent:

@@ -1,4 +1,4 @@
-"""Random programs: their parts, a description, the category, and why some cannot resume exactly."""
+"""Random programs: their parts, description and category, and the reasons why some cannot resume exactly."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Program:
         return goes_on and any(epoch >= first for epoch in self.breaks)
 
     def unknowable(self, over: bool) -> str:
-        """Returns why no loader can resume this program exactly. Returns an empty text if a loader can.
+        """Returns why no loader can resume this program exactly. Returns an empty text if resuming is possible.
 
         Args:
             over: whether the state was saved at the end of an epoch.
