@@ -1,5 +1,5 @@
 //! Tests the ordered queue: order, bounds, suspending, closing, errors and views of buffered items, in one thread and
-//! several.
+//! in several threads.
 
 #![cfg(not(loom))]
 

@@ -336,7 +336,7 @@ impl World {
         "reads its source"
     }
 
-    /// Reads a dispatched item. If there is none, reports that the worker is waiting.
+    /// Reads a dispatched item, or reports that the worker is waiting if no item is available.
     pub fn read_share(&mut self, setting: &Setting, index: usize) -> &'static str {
         let (child, link) = (&mut self.children[index], &mut self.dealt[index]);
         let epoch = child.pump.stream().epoch();

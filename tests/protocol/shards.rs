@@ -211,7 +211,7 @@ impl Shards {
         world.held[worker + unit.shard * self.workers].push_back(unit);
     }
 
-    /// Replaces exited workers. Returns false if there are none.
+    /// Replaces exited workers. Returns false if no worker has exited.
     fn replace_dead(&self, world: &mut World) -> bool {
         let is_dead = |worker: &usize| world.workers[*worker].is_gone && !world.replacing.rests(*worker);
         let dead: Vec<usize> = (0..self.workers).filter(is_dead).collect();

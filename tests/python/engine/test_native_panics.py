@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-#: PyO3 converts a panic to a PanicException. If Rust code receives this exception from Python, it panics again. The
-#: test can therefore cause a panic without a special function.
+#: PyO3 converts a panic to a PanicException. If Rust code receives this exception from Python, the Rust code panics.
+#: The test can therefore cause a panic without a special function.
 SCRIPT = """
 before = set(BaseException.__subclasses__())
 from torchdata import _native

@@ -1,4 +1,6 @@
-"""The length of a node or loader is exact or unknown. At any position, it is the number of items of a whole epoch."""
+"""The length of a node or loader is exact or unknown. At any position, the length is the number of items of a whole
+epoch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""If samples are drawn from the global generators, loading a state or leaving an epoch early does not change them."""
+"""If samples are drawn from the global generators, loading a state or leaving an epoch early does not change the
+samples.
+"""
 
 from __future__ import annotations
 

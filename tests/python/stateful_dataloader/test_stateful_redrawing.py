@@ -112,8 +112,8 @@ class KeptBlocks(Blocks):
 
 
 class Augmented:
-    """A dataset that draws its samples from the global generators. Without workers, these are the main process's
-    generators.
+    """A dataset that draws its samples from the global generators. Without workers, the main process's generators are
+    used.
     """
 
     def __len__(self) -> int:

@@ -273,7 +273,7 @@ def browser() -> str:
 
 
 def test_a_browser_shows_what_notebooks_get(loader: Any, tmp_path: Path) -> None:
-    """Chromium renders the page. A script in the page measures it, and writes the results into the document."""
+    """Chromium renders the page. A script in the page measures the page, and writes the results into the document."""
     chromium = browser()
     parts = [
         loader._repr_html_(),

@@ -25,7 +25,7 @@ HERE = os.path.basename(__file__)
 
 
 def decode(x):
-    """Sleeps, and returns the actual duration in seconds. On a busy machine, this is longer than requested."""
+    """Sleeps, and returns the actual duration in seconds, which may exceed the requested duration on a busy machine."""
     begun = time.perf_counter()
     time.sleep(0.018)
     return time.perf_counter() - begun

@@ -93,7 +93,7 @@ def without(epoch: list[Any], given: list[Any], in_order: bool) -> list[Any]:
 
 
 def difference(found: list[Any], expected: list[Any], in_order: bool, cut: bool = False) -> str:
-    """Describes the first difference between the found and the expected epochs. Returns an empty text if they are
+    """Describes the first difference between the found and the expected epochs. Returns an empty text if the epochs are
     equal.
 
     Args:

@@ -1,5 +1,4 @@
-"""A local HTTP server that imitates the peculiarities of real servers. The fixture `web` starts it in a separate
-process.
+"""A local HTTP server that imitates the peculiarities of real servers. The fixture `web` starts the server.
 
 Role: serves the files of a folder on 127.0.0.1. The query of a URL determines how its file is served, so the server is
 stateless. To change a file, a test writes it to the folder. The server is a separate process, so its descriptors do not

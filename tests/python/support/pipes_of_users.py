@@ -13,7 +13,7 @@ def plus_one(item: int) -> int:
 
 
 class TupleState(IterDataPipe):
-    """A pipe that pickles as a tuple and uses the hook, like many pipes written for torchdata."""
+    """A pipe that pickles as a tuple and calls `getstate_hook`, like many pipes written for torchdata."""
 
     def __init__(self, source_datapipe: Any, factor: int) -> None:
         self.source_datapipe, self.factor = source_datapipe, factor

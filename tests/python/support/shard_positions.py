@@ -44,8 +44,8 @@ class Different(AssertionError):
 
 @dataclass(frozen=True)
 class Plan:
-    """Which loader saves the states: its kind ("workers", "splits" or "stateful"), its form in that kind's tests, and
-    its number of workers, or of ranks and workers.
+    """The loader that saves the states. `kind` is "workers", "splits" or "stateful", `form` selects a pipeline from the
+    tests of this kind, and `old` is the number of workers, or the numbers of ranks and workers.
     """
 
     kind: str

@@ -134,7 +134,7 @@ class Program:
         More workers read more indices ahead. If the epoch is left, some samplers continue after these indices.
 
         Args:
-            first: the first epoch with the other number of workers.
+            first: the first epoch after the number of workers has changed.
         """
         goes_on = self.sampler in orders.GOING_ON and self.later_workers != self.workers
         return goes_on and any(epoch >= first for epoch in self.breaks)
