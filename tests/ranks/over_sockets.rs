@@ -69,7 +69,7 @@ fn the_last_messages_of_a_hub_that_leaves_arrive() {
     assert_eq!(end_of(&member, operation), Answer::Failed(left));
 }
 
-/// Returns the number of bytes that a hub accepts from an unrelated connection before it closes it.
+/// Returns the number of bytes that a hub accepts from an unrelated connection before the hub closes the connection.
 fn swallowed(stranger: &TcpStream, until: Instant) -> usize {
     stranger.set_nonblocking(true).unwrap();
     let (flood, mut taken) = ([5, 0, 0].repeat(10_000), 0);

@@ -359,8 +359,8 @@ def test_what_reads_from_a_non_replicable_pipe_stays_in_main():
 
 
 def circle():
-    """Returns a pipe that reads three branches: a single one, one of forks, and one with a source that refers to the
-    `map` after it.
+    """Returns a pipe that reads three branches: a single branch, a branch of forks, and a branch with a source that
+    refers to the `map` after it.
     """
     single = source()
     left, right = source().fork(2)

@@ -1,5 +1,5 @@
-"""If child processes keep state between epochs, the states of later epochs include it, from the beginning of each
-epoch.
+"""State that child processes keep between epochs is part of the loader's states in later epochs, from the beginning of
+each epoch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""If pipes in the main process keep state between epochs, the states of later epochs include it."""
+"""State that pipes in the main process keep between epochs is part of the loader's states in later epochs."""
 
 from __future__ import annotations
 

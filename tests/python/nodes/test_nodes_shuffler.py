@@ -1,5 +1,5 @@
-"""Shuffler, Collator, Compose and parallel MapStyleWrapper behave as on upstream's main branch. These names do not
-exist in torchdata 0.11.
+"""Shuffler, Collator, Compose and parallel MapStyleWrapper, which torchdata 0.11 lacks, behave as on upstream's main
+branch.
 """
 
 from __future__ import annotations

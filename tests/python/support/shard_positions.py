@@ -109,8 +109,8 @@ KINDS = {"workers": workers, "splits": splits, "stateful": stateful}
 
 
 def epochs(plan: Plan, number: Any, state: Any = None) -> list[list[Any]]:
-    """Returns three epochs by rank. A `StatefulDataLoader` reads only one, because each later epoch draws a seed in the
-    program.
+    """Returns three epochs by rank. A `StatefulDataLoader` reads only one epoch, because each later epoch draws a seed
+    in the program.
     """
     count = 1 if plan.kind == "stateful" else 3
     return KINDS[plan.kind](plan, number, state, lambda loader: [epoch(loader) for _ in range(count)])

@@ -61,8 +61,8 @@ class Plain:
             load_generators(generators)
 
     def close(self) -> None:
-        # An iteration that is not dropped would keep locks on files, and a later run of the graph would make it read
-        # on.
+        # An iteration that is not dropped would keep locks on files, and a later run of the graph would make this
+        # iteration continue.
         self.iterator = None
         for pipe in reversed(walk(self.pipe)):
             if hasattr(type(pipe), "shutdown"):
