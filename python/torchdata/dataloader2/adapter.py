@@ -7,7 +7,7 @@ also change how the reading service runs the graph. Runs in the main process; an
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, Literal
+from typing import Any
 
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.settings import apply_shuffle_settings
@@ -164,8 +164,7 @@ class PrefetchPolicy(Adapter):
     """Sets how many items every prefetching pipe of the graph and the reading service read ahead.
 
     Args:
-        count: the number of items; 0 removes the `prefetch` pipes and makes the service read nothing ahead. "auto" is
-            passed to `prefetch` pipes, which start with few items, and does not change the counts of workers.
+        count: the number of items; 0 removes the `prefetch` pipes and makes the service read nothing ahead.
         worker: the number for each worker of the service; None (the default) for `count`.
 
     Raises:
@@ -181,9 +180,8 @@ class PrefetchPolicy(Adapter):
         IterableWrapper
     """
 
-    def __init__(self, count: int | Literal["auto"], worker: int | None = None) -> None:
-        if count != "auto":
-            check_int("PrefetchPolicy", "count", count, least=0)
+    def __init__(self, count: int, worker: int | None = None) -> None:
+        check_int("PrefetchPolicy", "count", count, least=0)
         if worker is not None:
             check_int("PrefetchPolicy", "worker", worker, least=0)
         self.count = count
@@ -196,7 +194,7 @@ class PrefetchPolicy(Adapter):
         for pipe in whole(datapipe).breadth_first():
             if not isinstance(pipe, Prefetcher):
                 continue
-            if self.count == "auto" or self.count > 0:
+            if self.count > 0:
                 pipe.buffer_size = self.count
             elif type(pipe) is Prefetcher:
                 (source,) = sources_of(pipe)

@@ -16,7 +16,6 @@ from torchdata.dataloader2.graph.serialization import damaged
 from torchdata.dataloader2.services.interface import (
     CheckpointableReadingServiceInterface,
     IterResetFn,
-    PrefetchCount,
     RankInEpoch,
     ReadingServiceInterface,
     Shares,
@@ -120,7 +119,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         if first is not None:
             raise first
 
-    def set_prefetch_counts(self, main: PrefetchCount | None, worker: PrefetchCount | None) -> None:
+    def set_prefetch_counts(self, main: int | None, worker: int | None) -> None:
         """Sets the prefetch counts of all services that read ahead."""
         for service in self.reading_services:
             if hasattr(service, "set_prefetch_counts"):
