@@ -163,7 +163,6 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             data = self._reader.read(self._index) if skipped is None else self._read_counting(skipped)
             if data is NOTHING:
                 self._num_empty += 1
-                self._order.give_back(self._index, self._reader.left)
         if self._pin_memory:
             data = pinned(data, self._pin_memory_device)
         return data
