@@ -55,7 +55,7 @@ impl Setting {
     fn holds_call(&self, index: usize, child: &Child) -> bool {
         let owes = child.obedience.runs() && child.pump.sending[0].owed() > 0;
         let epoch = child.pump.stream().epoch();
-        let holds = self.rules.holding && owes && !self.is_dispatcher(index);
+        let holds = owes && !self.is_dispatcher(index);
         holds && !Obedience::is_superseded(epoch, child.order)
     }
 
@@ -72,7 +72,7 @@ fn is_away(sending: &Sending, link: &Link) -> bool {
 /// Returns the next step of a pump between items, and its state afterwards.
 fn next_deal(setting: &Setting, pump: &Pump, links: &Links, first: usize) -> (Deal, Vec<Sending>) {
     let mut sending = pump.sending.clone();
-    let mut permit = |reader: usize| permit(setting.rules, setting.heavy, &mut sending[reader], &links[first + reader]);
+    let mut permit = |reader: usize| permit(setting.heavy, &mut sending[reader], &links[first + reader]);
     // A worker sends to the main process like its shards do.
     let deal = if pump.sending.len() == 1 { pump.dealing.next_of_shards(permit(0)) } else { pump.dealing.next(permit) };
     (deal, sending)
@@ -132,10 +132,10 @@ impl World {
         let own = &self.outgoing(setting, index).0[index];
         let epoch = child.pump.stream().epoch();
         if child.share.receiving.stream() != Stream::new(epoch, child.pass + 1) {
-            return !setting.rules.passes && child.pass > 0; // no process will send anything, so it waits forever
+            return false;
         }
         let has_enough = setting.header_of(index).is_some_and(|most| child.read >= most);
-        let nothing_waits = child.share.glance(link, setting.rules) == Some(false);
+        let nothing_waits = child.share.glance(link) == Some(false);
         let has_said_so = own.starving == epoch && !Obedience::is_superseded(epoch, child.order);
         !child.looked && !has_enough && nothing_waits && has_said_so
     }
@@ -165,15 +165,11 @@ impl World {
                 child.pump.dealing.begin();
                 child.doing = Doing::Pumping;
                 (child.read, child.pass, child.made, child.exhausted, child.failed) = (0, 0, (0, 0), false, false);
-                child.begin(setting, &ordered);
+                child.begin(&ordered);
             }
             (Step::Apply, Command::Call) => {
                 child.acknowledged = true;
                 self.apply(setting, index);
-                let child = &mut self.children[index];
-                if !setting.rules.calls {
-                    child.rest();
-                }
             }
             (Step::End, Command::Stop) => child.doing = Doing::Gone,
             _ => self.broken = Some("a command is obeyed by a step of another one"),
@@ -194,7 +190,7 @@ impl World {
     /// Tells the dispatching process that no more items of this epoch are wanted.
     pub fn finish(&mut self, setting: &Setting, index: usize) {
         let child = &mut self.children[index];
-        if setting.dispatches && !setting.is_dispatcher(index) && setting.rules.leaving && child.doing != Doing::Idle {
+        if setting.dispatches && !setting.is_dispatcher(index) && child.doing != Doing::Idle {
             let epoch = child.pump.stream().epoch();
             let grant = child.share.receiving.finish(epoch);
             let taken = child.share.taken;
@@ -236,7 +232,7 @@ impl World {
                 return "has ended";
             }
             let Some(target) = pump.dealing.turn() else {
-                if setting.is_dispatcher(index) && setting.rules.passes {
+                if setting.is_dispatcher(index) {
                     child.doing = Doing::Between;
                 } else {
                     self.finish(setting, index);
@@ -354,13 +350,11 @@ impl World {
             child.pass += 1;
             child.read = 0;
             child.exhausted = child.pass >= setting.passes;
-            if setting.rules.leaving {
-                link.grant = Grant::new(wanted, Wish::Left).word();
-            }
+            link.grant = Grant::new(wanted, Wish::Left).word();
             return "has enough of its share";
         }
         let waiting = link.units.len();
-        if !child.share.look(link, setting.rules) {
+        if !child.share.look(link) {
             if link.units.len() < waiting {
                 return "drops what is over";
             }

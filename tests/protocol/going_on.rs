@@ -39,7 +39,6 @@ impl Place {
     pub fn at(setting: &Setting, books: &Books<Graph>, accounts: Vec<Account>) -> Self {
         let places = books.places_at(accounts);
         let share = |snapshot: Option<&Snapshot<Graph>>| match snapshot {
-            _ if !setting.rules.joining => Share { pass: 1, account: Account { items: u64::MAX, checksum: 0 } },
             snapshot => snapshot.map(|one| one.share).unwrap_or_default(),
         };
         let shares: Vec<Share> = places.iter().map(|place| share(place.snapshot)).collect();
@@ -93,7 +92,7 @@ impl Setting {
     /// Returns the state `ago` items ago.
     fn place(&self, world: &World, books: &Books<Graph>, ago: u64) -> Option<Place> {
         let held = books.total().saturating_sub(world.given.into());
-        Place::of(self, books, ago + if self.rules.rewinding { held } else { 0 })
+        Place::of(self, books, ago + held)
     }
 
     /// Checks that each state that can be requested now has the right position.

@@ -1,8 +1,7 @@
 //! A small model of a loader: the main process, workers and optionally the dispatching process, with rings of a few
 //! units.
 //!
-//! The state machines of `torchdata_core::protocol` make the decisions; this model adds memory and processes. `Rules`
-//! replaces single decisions by their versions before a defect was fixed.
+//! The state machines of `torchdata_core::protocol` make the decisions; this model adds memory and processes.
 
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
@@ -17,69 +16,9 @@ use super::memory::{Link, Pump, ReadEnd, Unit};
 use super::saving::{Graph, Ordered};
 use super::shared::{Part, Pool, Shared};
 
-/// The rules of the protocol. All rules are true in the present version.
-#[derive(Debug, Clone, Copy)]
-pub struct Rules {
-    /// A reader leaves units of later streams in the ring, and a grant is for one epoch.
-    pub streams: bool,
-    /// The main process receives items of other workers early while the worker that has the turn starves.
-    pub take_in: bool,
-    /// Units of an exited process are delivered before its exit is an error.
-    pub deaths: bool,
-    /// A reader of an earlier epoch takes nothing.
-    pub late_readers: bool,
-    /// A call does not end the epoch.
-    pub calls: bool,
-    /// The dispatching process runs again for workers that iterate over their source again.
-    pub passes: bool,
-    /// A worker reports that it has finished its epoch or left a pass.
-    pub leaving: bool,
-    /// A pending snapshot to relay is dropped when an epoch begins.
-    pub relays_end: bool,
-    /// After resuming, a worker's snapshot contains its position in the dispatched items even before it reads them.
-    pub opening: bool,
-    /// A position is that of the items received by the user, not by the main process.
-    pub rewinding: bool,
-    /// A position uses a snapshot of the dispatching process that is not later than the position of any worker.
-    pub joining: bool,
-    /// A replacement also recomputes the items that the main process has received but not delivered.
-    pub receiving: bool,
-    /// With a dispatching process, all children are replaced together.
-    pub together: bool,
-    /// A call waits until a worker has recomputed the items that the main process has.
-    pub holding: bool,
-    /// Words from another machine are stored when they arrive, even if earlier units do not fit into the link.
-    pub words_at_once: bool,
-    /// Frames of a process only reach its own links.
-    pub own_frames: bool,
-    /// The main process is informed that a worker on another machine starves.
-    pub hears_who_starves: bool,
-}
-
-pub const PRESENT: Rules = Rules {
-    streams: true,
-    take_in: true,
-    deaths: true,
-    late_readers: true,
-    calls: true,
-    passes: true,
-    leaving: true,
-    relays_end: true,
-    opening: true,
-    rewinding: true,
-    joining: true,
-    receiving: true,
-    together: true,
-    holding: true,
-    words_at_once: true,
-    own_frames: true,
-    hears_who_starves: true,
-};
-
 /// The kind of loader, and what may happen to it.
 #[derive(Debug, Clone)]
 pub struct Setting {
-    pub rules: Rules,
     pub workers: usize,
     pub dispatches: bool,
     /// Workers are on other machines.
