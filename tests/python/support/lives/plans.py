@@ -160,8 +160,6 @@ class Life:
             self.options["in_order"] = False
             self.main = [step for step in self.main if step != "batch"]
         steps = {*self.before, *self.behind}
-        #: `skip` draws no random numbers.
-        self.skips = "drawing" not in steps
         #: Whether the global generators of this process are used.
         self.draws_in_main = self.kind != "workers" and (self.loader_seed is None or "drawing" in steps)
         #: Whether some state may be kept between epochs.
