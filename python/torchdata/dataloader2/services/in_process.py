@@ -113,12 +113,6 @@ class InProcessReadingService(ReadingServiceInterface):
         refuse_functions(self, init_fn=self._init_fn, reset_fn=self._reset_fn)
         return Shares()
 
-    def set_prefetch_counts(self, main: int | None, worker: int | None) -> None:
-        """Sets `prefetch_cnt` to `main`. The count for workers is ignored, because this service does not start
-        workers."""
-        if main is not None:
-            self._prefetch_cnt = main
-
     def _end(self, method: str) -> DataPipe:
         if self._end_datapipe is None:
             raise RuntimeError(f"InProcessReadingService.initialize must be called before {method}")

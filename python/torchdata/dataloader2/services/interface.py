@@ -122,13 +122,6 @@ class ReadingServiceInterface(ABC):
         """Ends an epoch. The loader calls this method once for every epoch: at its end, after an error, or when the
         epoch is abandoned."""
 
-    def set_prefetch_counts(self, main: int | None, worker: int | None) -> None:  # noqa: B027 - optional
-        """Sets the number of items that are read ahead in the main process and in each worker.
-
-        None leaves a number unchanged. `PrefetchPolicy` calls this before `initialize`. Services that do not read ahead
-        ignore the call.
-        """
-
     # -- what the loader asks ----------------------------------------------------------------------
 
     def before_initialize(  # noqa: B027 - optional

@@ -408,15 +408,6 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         if self._children is not None:
             self._children.collector.stop()
 
-    def set_prefetch_counts(self, main: int | None, worker: int | None) -> None:
-        """Sets `main_prefetch_cnt` and `worker_prefetch_cnt`, before the workers start."""
-        if self._children is not None:
-            raise RuntimeError("prefetch counts are set before the workers start")
-        if main is not None:
-            self.main_prefetch_cnt = check_int(_NAME, "main", main, least=0)
-        if worker is not None:
-            self.worker_prefetch_cnt = check_int(_NAME, "worker", worker, least=0)
-
     def finalize(self) -> None:
         """Ends all processes. The duration is limited, and repeated calls have no effect."""
         children: Children | None = getattr(self, "_children", None)

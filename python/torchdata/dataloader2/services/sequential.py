@@ -119,12 +119,6 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         if first is not None:
             raise first
 
-    def set_prefetch_counts(self, main: int | None, worker: int | None) -> None:
-        """Sets the prefetch counts of all services that read ahead."""
-        for service in self.reading_services:
-            if hasattr(service, "set_prefetch_counts"):
-                service.set_prefetch_counts(main, worker)
-
     def checkpoint(self) -> bytes:
         """Returns the states of all services. For a service without `checkpoint`, the loader saves the position."""
         saves = [getattr(service, "checkpoint", None) for service in self.reading_services]
