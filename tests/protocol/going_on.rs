@@ -38,9 +38,7 @@ impl Place {
     /// The position at these accounts of the workers, according to the records.
     pub fn at(setting: &Setting, books: &Books<Graph>, accounts: Vec<Account>) -> Self {
         let places = books.places_at(accounts);
-        let share = |snapshot: Option<&Snapshot<Graph>>| match snapshot {
-            snapshot => snapshot.map(|one| one.share).unwrap_or_default(),
-        };
+        let share = |snapshot: Option<&Snapshot<Graph>>| snapshot.map(|one| one.share).unwrap_or_default();
         let shares: Vec<Share> = places.iter().map(|place| share(place.snapshot)).collect();
         let dealt = if setting.dispatches { books.dealt_before(&shares).cloned() } else { None };
         let workers = places.iter().map(|place| (place.given, place.snapshot.cloned())).collect();
