@@ -77,7 +77,6 @@ class News(NamedTuple):
         seen: the number of samples of the batch, including skipped samples; None if this number equals the number of
             samples that were ordered.
         empty: whether all samples were skipped, so that the batch is missing.
-        left: the positions of indices that were read successfully, and that another batch will contain.
         digest: a checksum of some samples of this epoch, for a dataset without a state; None if it has not changed.
         ended: whether the iterable dataset has ended.
     """
@@ -88,7 +87,6 @@ class News(NamedTuple):
     skipped: Sequence[dict[str, Any]] = ()
     seen: int | None = None
     empty: bool = False
-    left: list[int] | None = None
     digest: int | None = None
     ended: bool = False
 
@@ -456,7 +454,7 @@ class Batches(Iterator[Unit]):
         if self._shard.job.reading.skips:
             news = self._with_skipped(news, reader, index)
             if batch is NOTHING:
-                batch, news = None, news._replace(empty=True, left=reader.left)
+                batch, news = None, news._replace(empty=True)
         if (digest := reader.digest) != self._digest:
             self._digest = digest
             news = news._replace(digest=digest)
