@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import combinations
+from math import gcd
 from typing import Any, Literal
 
 from torchdata._reporting import warn_outside
@@ -23,10 +24,12 @@ from torchdata.datapipes._pipe.graph.traversal import is_pipe
 from torchdata.datapipes.datapipe import MapDataPipe
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
 from torchdata.datapipes.map.combinatorics import IndexSampler
+from torchdata.datapipes.state import is_one_to_one
 
 __all__ = ["DataPipeLintWarning", "Finding", "lint"]
 
 Kind = Literal[
+    "mix-before-sharding",
     "no-shuffle-before-sharding",
     "not-sharded",
     "own-order",
@@ -82,7 +85,9 @@ def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> l
     """Finds likely mistakes in a graph that is to run in worker processes.
 
     `lint` finds items that several workers would yield, shares that would be lost or overlap, a `sharding_filter`
-    without a `shuffle` before it, and expensive functions before the filter.
+    without a `shuffle` before it, and expensive functions before the filter. It also finds pipes such as `mux` that mix
+    their inputs in a fixed pattern before `.sharding_filter().batch(n)`, because each worker's batches then contain the
+    inputs in another ratio.
 
     Args:
         datapipe: the last pipe of the graph.
@@ -149,7 +154,7 @@ class _Linter:
         found = [*self._unshuffled(), *self._sharded_twice()]
         if self.num_workers > 1:
             found += [*self._shuffled_after_dispatch(), *self._replicated(), *self._split_and_sharded()]
-            found += [*self._own_order(), *self._work_before_sharding()]
+            found += [*self._own_order(), *self._work_before_sharding(), *self._mix_before_sharding()]
         yield from sorted(found, key=lambda finding: order[id(finding.datapipe)])
 
     # -- one check for each kind of mistake ---------------------------------------------------------
@@ -281,6 +286,21 @@ class _Linter:
                     pipe,
                 )
 
+    def _mix_before_sharding(self) -> Iterator[Finding]:
+        for pipe in self.pipes:
+            batched = any(_name(reader) == "Batcher" and self._reads(reader, pipe) for reader in self.pipes)
+            if not _divides(pipe) or id(pipe) in self.dispatched or not batched:
+                continue
+            mix, period = self._fixed_mix(pipe)
+            if mix is not None and gcd(period, self.num_workers) > 1 and vars(pipe).get("_block", 1) % period:
+                yield Finding(
+                    "mix-before-sharding",
+                    f"{self._place(pipe)}: {self._place(mix)} mixes its inputs in a pattern of {period} items, and "
+                    f"each worker keeps one of every {self.num_workers} items, so the batches of a worker do not have "
+                    "the ratio of the mix; put `.sharding_filter()` into each input, before they are mixed",
+                    pipe,
+                )
+
     def _partly_sharded(self, pipe: Any, divided: Any, whole: list[Any]) -> Iterator[Finding]:
         name = type(pipe).__name__
         sharded, other = self._place(divided), self._place(whole[0])
@@ -325,6 +345,21 @@ class _Linter:
 
     def _reads(self, reader: Any, pipe: Any) -> bool:
         return any(source is pipe for source in self._upstream(reader))
+
+    def _fixed_mix(self, pipe: Any) -> tuple[Any, int]:
+        """Returns the pipe that mixes its inputs in a fixed pattern before a filter, and the length of the pattern."""
+        unfolded = False
+        while len(sources := self.sources[id(pipe)]) == 1:
+            [pipe] = sources
+            sides = self.sources[id(pipe)]
+            if _name(pipe) in _IN_TURN or (unfolded and _name(pipe) in _SIDE_BY_SIDE):
+                sizes = [vars(side)["batch_size"] if unfolded and _name(side) == "Batcher" else 1 for side in sides]
+                return pipe, sum(sizes)
+            if _name(pipe) in _UNFOLDING:
+                unfolded = True
+            elif not is_one_to_one(pipe):
+                break
+        return None, 0
 
     def _shuffled_before(self, pipe: Any) -> bool:
         """Whether there is a shuffler on every path from the sources to the pipe."""
@@ -380,6 +415,9 @@ _LONGEST_WAY = 6
 #: Pipes that join inputs: one item after another, items in a tuple, or items that are looked up by key.
 _ONE_BY_ONE = {"Concater", "Multiplexer", "MultiplexerLongest", "SampleMultiplexer"}
 _SIDE_BY_SIDE = {"Zipper", "ZipperLongest"}
+#: Pipes that take one item of each input in turn, and pipes that yield the members of an item.
+_IN_TURN = {"Multiplexer", "MultiplexerLongest"}
+_UNFOLDING = {"FlatMapper", "UnBatcher"}
 _LOOKING_UP = {"IterKeyZipper", "MapKeyZipper"}
 
 #: Pipes that call the user's function for each item.

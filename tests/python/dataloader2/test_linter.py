@@ -271,6 +271,54 @@ def test_a_function_before_the_filter_is_called_by_each_worker_for_all_items():
     assert lint(IterableWrapper(range(9)).shuffle().sharding_filter().map(decoded)) == []
 
 
+def joined(groups):
+    return [item for group in groups for item in group]
+
+
+def exact_mix(letters, mixed_in):
+    """Returns an exact mix of three items A and one item B. The function takes the two inputs."""
+    return mixed_in(IterableWrapper(letters[0] * 24).shuffle(), IterableWrapper(letters[1] * 8).shuffle())
+
+
+MIXES = {
+    "zipped batches, unbatched": lambda a, b: a.batch(3).zip(b.batch(1)).map(joined).unbatch(),
+    "zipped batches, flattened": lambda a, b: a.batch(3).zip(b.batch(1)).flatmap(joined),
+    "batches in turn, unbatched": lambda a, b: a.batch(3).mux(b.batch(1)).unbatch().map(str),
+}
+
+
+@pytest.mark.parametrize("mixed", MIXES.values(), ids=MIXES)
+def test_an_exact_mix_before_a_filter_and_a_batch_is_found_where_workers_change_its_ratio(mixed):
+    pipe = exact_mix("AB", mixed).sharding_filter()
+    with DataLoader2(pipe.batch(4), num_workers=2) as loader:
+        assert {"".join(batch) for batch in loader} == {"AAAA", "ABAB"}
+    [finding] = [one for one in lint(pipe.batch(4), 2) if one.kind == "mix-before-sharding"]
+    assert (finding.datapipe, finding.silent) == (pipe, False)
+    assert "mixes its inputs in a pattern of 4 items, and each worker keeps one of every 2 items" in str(finding)
+    assert str(finding).endswith("put `.sharding_filter()` into each input, before they are mixed")
+
+
+@pytest.mark.parametrize("mixed", MIXES.values(), ids=MIXES)
+def test_an_exact_mix_that_keeps_its_ratio_is_not_found(mixed):
+    pipe = exact_mix("AB", mixed).sharding_filter()
+    with DataLoader2(pipe.batch(4), num_workers=3) as loader:
+        assert {tuple(sorted(batch)) for batch in loader if len(batch) == 4} == {("A", "A", "A", "B")}
+    before = exact_mix("AB", lambda a, b: mixed(a.sharding_filter(), b.sharding_filter())).batch(4)
+    shuffled = exact_mix("AB", mixed).shuffle().sharding_filter().batch(4)
+    assert "mix-before-sharding" not in [
+        one.kind
+        for graph, workers in ((pipe.batch(4), 3), (pipe.batch(4), 1), (pipe, 2), (before, 2), (shuffled, 2))
+        for one in lint(graph, workers)
+    ]
+
+
+def test_lint_finds_that_two_inputs_in_turn_leave_each_of_two_workers_one_input():
+    pipe = IterableWrapper("A" * 8).shuffle().mux(IterableWrapper("B" * 8).shuffle()).sharding_filter().batch(4)
+    with DataLoader2(pipe, num_workers=2) as loader:
+        assert ["".join(batch) for batch in loader] == ["AAAA", "BBBB"] * 2
+    assert [finding.kind for finding in lint(pipe, 2)] == ["mix-before-sharding"]
+
+
 class Reordered:
     def __iter__(self) -> Iterator[int]:
         items = list(range(5))
