@@ -170,11 +170,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         stats: StatsLevel | None = None,
         wait_warning: float | None = 0.3,
     ) -> None:
-        if on_worker_exit not in ("error", "restart"):
-            raise ValueError(
-                f"StatefulDataLoader: on_worker_exit must be 'error' or 'restart', but got {on_worker_exit!r}"
-            )
-        check_on_timeout("StatefulDataLoader", on_timeout, timeout, patience)
+        check_restarts("StatefulDataLoader", on_worker_exit, on_timeout, timeout, patience)
         check_on_error(on_error, error_limit, error_log, dataset)
         if num_workers == "auto":  # type: ignore[comparison-overlap]
             raise TypeError(

@@ -122,7 +122,7 @@ class ReadingServiceInterface(ABC):
         """Ends an epoch. The loader calls this method once for every epoch: at its end, after an error, or when the
         epoch is abandoned."""
 
-    # -- what the loader asks ----------------------------------------------------------------------
+    # -- questions of the loader -------------------------------------------------------------------
 
     def before_initialize(  # noqa: B027 - optional
         self,
