@@ -258,6 +258,16 @@ def test_processes_have_names_and_the_loader_tells_their_numbers(kind: str) -> N
     assert loader.worker_pids() == []
 
 
+def test_the_process_that_forks_workers_has_a_name() -> None:
+    loader = StatefulDataLoader(Photos(), num_workers=1, multiprocessing_context="forkserver")
+    iterator = iter(loader)
+    next(iterator)
+    with open(f"/proc/{loader.worker_pids()[0]}/status") as file:
+        parent = next(line.split()[1] for line in file if line.startswith("PPid:"))
+    assert name_of(int(parent)) == "td_fork"
+    list(iterator)
+
+
 def test_the_loader_of_nodes_tells_its_processes() -> None:
     source = nodes.IterableWrapper(range(8))
     loader = nodes.Loader(nodes.ParallelMapper(source, abs, num_workers=2, method="process"))
