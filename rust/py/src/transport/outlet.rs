@@ -50,7 +50,7 @@ pub(super) struct Outlet {
     pub owes: bool,
     /// The shard with an iterator that has ended. The end of this shard must be sent.
     pub closing: Option<usize>,
-    /// The shard that was read last. Out of range if the next shard must be entered first.
+    /// The shard that was read last.
     pub entered: usize,
     pub own: BellRef,
     /// The control link. Pending commands interrupt the pump.
