@@ -232,6 +232,7 @@ class GraphProgram(EpochProgram):
     """
 
     runner: ClassVar[type[EpochRunner]] = EpochRunner
+    globals: ShardGlobals
 
     def __init__(
         self,
@@ -247,7 +248,6 @@ class GraphProgram(EpochProgram):
         self.replaced = replaced_functions()
         self._witness: Witness | None = None
         self._passes = 0
-        self.globals: ShardGlobals = ShardGlobals()
         #: While another shard runs, this stops the threads that read ahead for this shard, because they also draw
         #: random numbers.
         self._held = ExitStack()
@@ -302,7 +302,7 @@ class GraphProgram(EpochProgram):
 
     def prepare(self, child: ChildInfo) -> None:
         """Connects the graph to the dispatching process, and shards it."""
-        self._child, self._shard = child, self.shards[child.worker_id]
+        self._child, self._shard, self.globals = child, self.shards[child.worker_id], ShardGlobals()
         self._info = WorkerInfo(self._shard.workers, self._shard.worker)
         skipping_items.worker = "dispatch" if child.dispatches else self._shard.worker
         if child.dispatches:
