@@ -11,6 +11,7 @@ __all__ = [
     "Collector",
     "Delivery",
     "DeliveryIterator",
+    "Exchange",
     "FilterIterator",
     "Finalized",
     "GzipReader",
@@ -22,15 +23,16 @@ __all__ = [
     "LeasedBuffer",
     "Link",
     "Meeting",
-    "MemoryCopy",
     "Obedience",
     "OwnedDescriptor",
     "ReadAheadHold",
     "ReadAheadQueue",
     "Replacing",
+    "SavedGlobals",
     "SeedGenerator",
     "Sender",
     "SequenceIterator",
+    "ShardTurns",
     "ShareIterator",
     "SharedIterator",
     "SourceReader",
@@ -308,11 +310,32 @@ class Replacing:
     def repeats(self, child: int, ended: Sequence[bool]) -> bool: ...
 
 @final
-class MemoryCopy:
-    """A copy of the contents of writable buffers."""
-    def __new__(cls, buffers: Sequence[memoryview]) -> Self: ...
-    def save(self) -> None: ...
+class Exchange:
+    """The variables and the memory of generators that the shards of a process exchange."""
+    def __new__(
+        cls,
+        expected: Sequence[tuple[Any, str, Any]],
+        variables: Sequence[tuple[dict[str, Any], str]],
+        memory: Sequence[memoryview],
+    ) -> Self: ...
+    def is_current(self) -> bool: ...
+
+class SavedGlobals:
+    """The variables and generators of a shard while another shard runs."""
+    def __new__(cls) -> Self: ...
+    @property
+    def is_away(self) -> bool: ...
+    is_all: bool
+    def save(self, exchange: Exchange) -> None: ...
     def load(self) -> None: ...
+
+@final
+class ShardTurns:
+    """The shards that take turns in a process."""
+    def __new__(cls, shards: Sequence[SavedGlobals], exchange: Callable[[int, int], Any], entered: int) -> Self: ...
+    @property
+    def entered(self) -> int: ...
+    def enter(self, shard: int) -> None: ...
 
 @final
 class Sender:
@@ -342,9 +365,7 @@ class Sender:
     def send_snapshot(self, shard: int = 0) -> bool: ...
     def send_relayed(self) -> bool: ...
     def accounts(self) -> list[tuple[int, int]]: ...
-    def pump(
-        self, iterator: Iterator[Any] | tuple[Iterator[Any], ...], enter: Callable[[int], Any] | None = None
-    ) -> bool: ...
+    def pump(self, iterator: Iterator[Any] | tuple[Iterator[Any], ...], turns: ShardTurns | None = None) -> bool: ...
     def send_error(self, description: Any) -> bool: ...
     def next_pass(self) -> bool: ...
     def send_message(
