@@ -1,7 +1,7 @@
 //! Values that are only accessed by threads that are attached to the interpreter.
 //!
 //! With a GIL, one thread is attached at a time, so no locked instructions are needed. A free-threaded interpreter
-//! attaches many threads at once, so the extension for it uses a mutex. Other builds do not,
+//! attaches many threads at once, so the extension for it uses a mutex and atomic operations. Other builds do not,
 //! because an uncontended mutex takes ten times as long as a `RefCell`: several percent of the time of a small item.
 //!
 //! FORK: on a free-threaded interpreter, `os.fork` first stops all attached threads. A thread stops only between calls
@@ -11,6 +11,7 @@
 use std::cell::RefCell as Cell;
 #[cfg(Py_GIL_DISABLED)]
 use std::sync::Mutex as Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::prelude::*;
 
@@ -37,5 +38,41 @@ impl<T> GilCell<T> {
         #[cfg(Py_GIL_DISABLED)]
         let mut value = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         look(&mut value)
+    }
+}
+
+/// SYNC(gil): pairs with the same order in all other operations on numbers of this kind.
+const ORDER: Ordering = if cfg!(Py_GIL_DISABLED) { Ordering::SeqCst } else { Ordering::Relaxed };
+
+/// A number that only attached threads change.
+#[derive(Default)]
+pub struct GilNumber(AtomicU64);
+
+impl GilNumber {
+    pub fn new(value: u64) -> Self {
+        Self(AtomicU64::new(value))
+    }
+
+    #[inline]
+    pub fn load(&self) -> u64 {
+        self.0.load(ORDER)
+    }
+
+    #[inline]
+    pub fn store(&self, value: u64) {
+        self.0.store(value, ORDER);
+    }
+
+    /// Stores `new` if the number is `old`. Returns whether it was.
+    #[inline]
+    pub fn replace(&self, old: u64, new: u64) -> bool {
+        if cfg!(Py_GIL_DISABLED) {
+            return self.0.compare_exchange(old, new, ORDER, ORDER).is_ok();
+        }
+        let is_old = self.load() == old;
+        if is_old {
+            self.store(new);
+        }
+        is_old
     }
 }
