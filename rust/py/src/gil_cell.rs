@@ -63,6 +63,15 @@ impl GilNumber {
         self.0.store(value, ORDER);
     }
 
+    #[inline]
+    pub fn increment(&self) {
+        if cfg!(Py_GIL_DISABLED) {
+            self.0.fetch_add(1, ORDER);
+        } else {
+            self.store(self.load() + 1);
+        }
+    }
+
     /// Stores `new` if the number is `old`. Returns whether it was.
     #[inline]
     pub fn replace(&self, old: u64, new: u64) -> bool {
