@@ -6,7 +6,10 @@
 //! incomplete state. The next call of a watched caller starts the thread again. A child creates its own [`Watch`], in
 //! case the fork did not stop the thread.
 
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU8, AtomicU64,
+    Ordering::{AcqRel, Acquire, Relaxed},
+};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -185,9 +188,6 @@ pub fn watch(tell: fn(&Stall)) -> &'static Watch {
     {
         return watch;
     }
-    let watch = Box::leak(Box::new(Watch { generation, state: Mutex::default(), tell }));
-    WATCH.store(watch, Relaxed);
-    watch
 }
 
 impl Watch {

@@ -7,7 +7,7 @@
 //! between, so signal handlers always read the correct count.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
 use std::time::Duration;
 
 use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration};
@@ -17,7 +17,7 @@ use pyo3::prelude::*;
 
 use torchdata_core::process::watching::{CUT, HELD, Pulse, UNWATCHED};
 
-use crate::gil_cell::GilCell;
+use crate::gil_cell::{GilCell, GilNumber};
 use crate::pipes::turn::Turn;
 use crate::seconds::duration;
 use crate::watching;
@@ -45,7 +45,7 @@ pub struct Delivery {
     source: GilCell<Option<EpochSource>>,
     valid: AtomicI64,
     /// Changes whenever `source` or `valid` changes.
-    version: AtomicU64,
+    version: GilNumber,
     turn: Py<Turn>,
     /// Whether an item was requested in the current epoch.
     begun: AtomicBool,
@@ -81,9 +81,9 @@ impl Delivery {
 
     #[inline]
     fn step<'py>(&self, py: Python<'py>) -> DeliveryStep<'py> {
-        let Some((iterator, next)) =
-            self.source.with(py, |source| source.as_ref().map(|source| (source.iterator.as_ptr(), source.next)))
-        else {
+        // The new reference keeps the iterator alive even if the source is replaced during the call.
+        let source = |source: &EpochSource| (source.iterator.bind(py).clone(), source.next);
+        let Some((iterator, next)) = self.source.with(py, |current| current.as_ref().map(source)) else {
             return DeliveryStep::End;
         };
         // SAFETY: the iterator exists, because this reference keeps it alive even if the source is replaced during the
@@ -94,7 +94,7 @@ impl Delivery {
         // SAFETY: calls the function of the iterator's type. NULL means the end or an exception.
         let item = unsafe { Bound::from_owned_ptr_or_opt(py, next(iterator.as_ptr())) };
         self.pulse.leave();
-        if self.version.load(Relaxed) != version {
+        if self.version.load() != version {
             return self.left(py);
         }
         match item {
@@ -133,7 +133,7 @@ impl Delivery {
         Ok(Self {
             source: GilCell::new(None),
             valid: AtomicI64::new(NONE),
-            version: AtomicU64::new(0),
+            version: GilNumber::new(0),
             turn: Py::new(py, Turn::default())?,
             begun: AtomicBool::new(true),
             given: Arc::default(),
@@ -171,7 +171,7 @@ impl Delivery {
             }
         };
         let old = self.source.with(py, |source| std::mem::replace(source, new));
-        self.change();
+        self.version.increment();
         drop(old); // outside of the cell, because dropping may run arbitrary code
         Ok(())
     }
@@ -184,7 +184,7 @@ impl Delivery {
     #[setter]
     fn set_valid(&self, number: Option<i64>) {
         self.valid.store(number.unwrap_or(NONE), Relaxed);
-        self.change();
+        self.version.increment();
     }
 
     #[getter]
@@ -209,12 +209,12 @@ impl Delivery {
 
     #[getter(given)]
     fn given_so_far(&self) -> u64 {
-        self.given.load(Relaxed)
+        self.given.load()
     }
 
     #[setter]
     fn set_given(&self, count: u64) {
-        self.given.store(count, Relaxed);
+        self.given.store(count);
     }
 
     /// Whether an item is being computed, in another thread or further up in the call stack of this thread.
@@ -315,7 +315,7 @@ impl DeliveryIterator {
         }
         match delivery.step(py) {
             DeliveryStep::Item(item) => {
-                delivery.count();
+                delivery.given.increment();
                 Ok(Some(item))
             }
             other => ended(slf, other),

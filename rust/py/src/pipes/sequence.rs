@@ -9,6 +9,8 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyRange, PyRangeMethods, PyTuple};
 
+use crate::gil_cell::GilNumber;
+
 /// How to access the items of a sequence.
 enum SequenceKind {
     Range { start: i64, step: i64 },
@@ -46,10 +48,13 @@ impl SequenceIterator {
 
     /// Skips up to `most` items, and returns how many items were skipped.
     pub fn pass_over(&self, py: Python<'_>, most: usize) -> usize {
-        let position = self.position.load(Relaxed);
-        let passed = self.length(py).saturating_sub(position).min(most);
-        self.position.store(position + passed, Relaxed);
-        passed
+        loop {
+            let position = self.position.load();
+            let passed = self.length(py).saturating_sub(position as usize).min(most);
+            if self.position.replace(position, position + passed as u64) {
+                return passed;
+            }
+        }
     }
 }
 
@@ -68,7 +73,7 @@ impl SequenceIterator {
         } else {
             SequenceKind::Other
         };
-        Ok(Self { sequence: sequence.clone().unbind(), kind, length, position: AtomicUsize::new(position) })
+        Ok(Self { sequence: sequence.clone().unbind(), kind, length, position: GilNumber::new(position as u64) })
     }
 
     fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -76,10 +81,17 @@ impl SequenceIterator {
     }
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let position = self.position.load(Relaxed);
-        if position >= self.length(py) {
-            self.position.store(usize::MAX, Relaxed);
-            return Ok(None);
+        loop {
+            let position = self.position.load();
+            if position as usize >= self.length(py) {
+                self.position.store(u64::MAX);
+                return Ok(None);
+            }
+            let item = self.item(py, position as usize)?;
+            // Otherwise, another thread has taken this item meanwhile.
+            if self.position.replace(position, position + 1) {
+                return Ok(Some(item));
+            }
         }
         let sequence = self.sequence.bind(py);
         let item = match self.kind {
