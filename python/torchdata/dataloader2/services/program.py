@@ -437,7 +437,7 @@ class GraphProgram(EpochProgram):
         if saved.read_out:
             self._read_share_out()  # precedes the load, because an epoch that interrupts this wait must not resume
         if len(entries) > len(Graph(self.datapipe).pipes) and self._shard.of_main:
-            self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch("auto")  # as the main process read ahead
+            self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch()  # as the main process read ahead
             self._search_anew()
         load_entries(self.datapipe, entries)
         if saved.generators is not None:

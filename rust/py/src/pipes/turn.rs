@@ -1,9 +1,8 @@
 //! Lets threads that share an iterator read one at a time, in the order of their requests.
 //!
-//! This code runs in all threads that read a shared iterator. Shared state is accessed with the GIL held, which orders
-//! the accesses. A waiting thread sleeps without the GIL, in slices, so that Ctrl-C works. If a thread requests an item
-//! during its own read, in a signal handler or a function of the pipeline, it gets an error, because it would wait for
-//! itself.
+//! This code runs in all threads that read. A waiting thread sleeps without the GIL, in slices, so that Ctrl-C works. If
+//! a thread asks again during its own read, in a signal handler or a function of the pipeline, it gets an error, because
+//! it would wait for itself.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -22,8 +21,6 @@ use crate::pipes::iterators::call;
 use crate::pipes::metering::Meter;
 use crate::seconds::duration;
 
-/// The number that a closed turn adds to the count of waiting threads.
-const CLOSED: usize = 1 << 32;
 /// The number of bits in the address of a thread.
 const ADDRESS: u32 = 48;
 
@@ -39,15 +36,21 @@ fn is_inherited(thread: u64) -> bool {
     thread >> ADDRESS != this_thread() >> ADDRESS
 }
 
-/// The right to read an iterator, which one thread has at a time, and the threads that wait for it.
+/// The threads that wait for a turn, and the error message for them if the turn is closed.
+#[derive(Default)]
+struct Crowd {
+    waiting: VecDeque<(u64, Thread)>,
+    closed: Option<String>,
+}
+
+/// The thread that has the turn to read an iterator, and the threads that wait for it.
 #[pyclass(frozen, weakref, module = "torchdata._native")]
 pub struct Turn {
-    /// The number of the reading thread, or 0 if no thread reads.
-    reader: AtomicU64,
-    /// The number of waiting threads, plus `CLOSED` if the turn is closed. Usually 0.
-    crowd: AtomicUsize,
-    waiting: GilCell<VecDeque<(u64, Thread)>>,
-    closed: GilCell<Option<String>>,
+    /// The reading thread, or 0.
+    reader: GilNumber,
+    /// 1 if threads wait or the turn is closed, which is rare, or 0. Changes together with `crowd`.
+    is_crowded: GilNumber,
+    crowd: GilCell<Crowd>,
     process: u32,
 }
 
@@ -89,14 +92,20 @@ impl Turn {
         Ok(TakenTurn { turn: self, py })
     }
 
-    /// Waits for the turn. `reads` means that the thread wants to read an item, which a closed turn does not allow.
+    fn change<R>(&self, py: Python<'_>, change: impl FnOnce(&mut Crowd) -> R) -> R {
+        self.crowd.with(py, |crowd| {
+            let result = change(crowd);
+            self.is_crowded.store(u64::from(!crowd.waiting.is_empty() || crowd.closed.is_some()));
+            result
+        })
+    }
+
+    /// Waits for the turn, and takes it. `reads` is true if the thread will read, which a closed turn refuses.
     #[cold]
     fn queue_up(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<()> {
-        let is_waiting = self.waiting.with(py, |waiting| {
-            let before = waiting.len();
-            waiting.retain(|(one, _)| !is_inherited(*one)); // threads of a parent process do not exist here
-            self.crowd.fetch_sub(before - waiting.len(), Relaxed);
-            waiting.iter().any(|(one, _)| *one == thread)
+        let is_waiting = self.change(py, |crowd| {
+            crowd.waiting.retain(|(one, _)| !is_inherited(*one)); // threads of the parent process
+            crowd.waiting.iter().any(|(one, _)| *one == thread)
         });
         if is_waiting || self.reader.load() == thread {
             return Err(PyRuntimeError::new_err(
@@ -125,7 +134,8 @@ impl Turn {
         Ok(())
     }
 
-    /// Returns whether it is the turn of a waiting thread. Returns an error if the thread can never get the turn.
+    /// Takes the turn if it is free and this thread is the next one. Returns whether it was taken, or an error if this
+    /// thread can never get it.
     fn is_next(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<bool> {
         let (first, closed) = self
             .crowd

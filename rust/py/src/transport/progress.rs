@@ -87,9 +87,9 @@ impl StreamProgress {
 pub enum Given {
     /// All delivered items.
     All,
-    /// The number in this counter.
-    Counted(Arc<AtomicU64>),
-    /// The number is unknown.
+    /// This many.
+    Counted(Arc<GilNumber>),
+    /// Unknown.
     Unknown,
 }
 
