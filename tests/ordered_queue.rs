@@ -361,18 +361,6 @@ fn waiting_removes_nothing_and_returns_whether_something_is_available() {
 }
 
 #[test]
-fn a_consumer_that_waits_after_a_full_queue_has_lacked_slots() {
-    let queue = Queue::new(1, true);
-    assert!(!queue.wait_filled(Duration::from_millis(1)));
-    push(&queue, Outcome::Item(1));
-    assert_eq!(queue.reserve(Duration::from_millis(1)), Reserve::TimedOut);
-    assert!(!queue.has_lacked());
-    assert_eq!(queue.pop(NOW), Pop::Item(1));
-    assert_eq!(queue.pop(Duration::from_millis(1)), Pop::TimedOut);
-    assert_eq!((queue.has_lacked(), queue.has_lacked()), (true, false));
-}
-
-#[test]
 fn iterating_over_buffered_items_stops_at_an_error() {
     let queue = Queue::new(2, true);
     (1..=3).for_each(|item| queue.append(Outcome::Item(item)));

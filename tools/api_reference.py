@@ -52,9 +52,6 @@ _ALIASES = {
 #: Names on the first page of pipes, which belong to no group.
 _BASES = {iter_pipes: ["IterDataPipe", "SHARDING_PRIORITIES"], map_pipes: ["MapDataPipe"]}
 
-#: For each group's key, the functions that create pipes of this group.
-_FUNCTIONS = {"map": ["from_ray_data"]}
-
 
 def _page(title: str, intro: str, entries: list[str]) -> str:
     return "\n\n".join([f"{title}\n{'=' * len(title)}", intro, *entries]) + "\n"
@@ -115,7 +112,7 @@ def pages() -> dict[str, str]:
     for group in GROUPS:
         module = group.module.__name__
         place = f".. currentmodule:: {module}\n\nModule ``{module}``."
-        names = [*(sample.name for sample in group.samples), *_FUNCTIONS.get(group.key, [])]
+        names = [sample.name for sample in group.samples]
         intro = f"{place} With pictures: :ref:`pipes-{group.key}`."
         made[f"pipes-{group.key}"] = _page(group.title, intro, entries.of(module, names))
 

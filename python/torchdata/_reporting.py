@@ -214,9 +214,13 @@ def represented(datapipe: Any) -> str:
 def name_of(datapipe: Any) -> str:
     """Describes a pipe and the user's function that it calls, if there is one."""
     name = represented(datapipe)
-    if name != type(datapipe).__qualname__:
-        return name
-    for attribute, function in vars(datapipe).items():
+    return with_function(datapipe) if name == type(datapipe).__qualname__ else name
+
+
+def with_function(pipe: Any) -> str:
+    """Returns the class of a pipe or node, with the user's function that it calls, if there is one."""
+    name = type(pipe).__qualname__
+    for attribute, function in vars(pipe).items():
         if attribute.endswith("fn") and callable(function):
             while isinstance(function, partial):
                 function = function.func

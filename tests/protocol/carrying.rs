@@ -102,17 +102,14 @@ impl Setting {
             carrier.up.push_back(Up { units: VecDeque::new(), words });
             push("sends words, and leaves units", after);
         }
-        if carrier.arrived.is_empty() || self.rules.words_at_once {
+        if !carrier.up.is_empty() {
             let mut after = world.clone();
             let carrier = &mut after.elsewhere.carriers[index];
-            if let Some(frame) = carrier.up.pop_front() {
-                carrier.arrived.extend(frame.units);
-                carrier.acknowledged = frame.words.0;
-                if self.rules.hears_who_starves {
-                    after.out[index].starving = frame.words.1;
-                }
-                push("brings a frame", after);
-            }
+            let frame = carrier.up.pop_front().expect("there is one");
+            carrier.arrived.extend(frame.units);
+            carrier.acknowledged = frame.words.0;
+            after.out[index].starving = frame.words.1;
+            push("brings a frame", after);
         }
         if !carrier.arrived.is_empty() && near.units.len() < self.ring {
             let mut after = world.clone();
@@ -209,12 +206,9 @@ impl World {
     /// Creates links and carriers for the replacement of a worker.
     pub fn renew_carrier(&mut self, setting: &Setting, index: usize) {
         if setting.carried {
-            let before = std::mem::replace(&mut self.elsewhere.carriers[index], Carrier::new());
+            self.elsewhere.carriers[index] = Carrier::new();
             self.elsewhere.far[index] = Link::new();
             self.renew_lane(setting, index);
-            if !setting.rules.own_frames {
-                self.elsewhere.carriers[index].up = before.up;
-            }
         }
     }
 }
@@ -264,17 +258,4 @@ pub fn holds(what: &str, setting: &Setting) {
         Ok(explored) => println!("a worker elsewhere {what}: {explored}, in {:.1} s", began.elapsed().as_secs_f64()),
         Err(found) => panic!("a worker elsewhere {what}: {found}"),
     }
-}
-
-#[test]
-fn the_checker_finds_frames_that_reach_the_replacement_of_a_process() {
-    let setting = Setting { restarts: true, deaths: 1, epochs: 1, snapshots: 1, ..carried(1, &[1, 1]) };
-    let found = super::found(setting, |rules| rules.own_frames = false);
-    assert!(found.contains("is delivered"), "{found}");
-}
-
-#[test]
-fn the_checker_finds_words_that_wait_for_room() {
-    let setting = Setting { calls: true, ring: 1, window: 2, epochs: 1, ..carried(1, &[1, 1, 1]) };
-    assert!(super::found(setting, |rules| rules.words_at_once = false).contains("everybody waits"));
 }

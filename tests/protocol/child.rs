@@ -56,7 +56,7 @@ impl Setting {
     fn holds_call(&self, index: usize, child: &Child) -> bool {
         let owes = child.obedience.runs() && child.pump.sending[0].owed() > 0;
         let epoch = child.pump.stream().epoch();
-        let holds = self.rules.holding && owes && !self.is_dispatcher(index);
+        let holds = owes && !self.is_dispatcher(index);
         holds && !Obedience::is_superseded(epoch, child.order)
     }
 
@@ -73,8 +73,8 @@ fn is_away(sending: &Sending, link: &Link) -> bool {
 /// Returns what a child's sender does next between two items, and the resulting state of the sender.
 fn next_deal(setting: &Setting, pump: &Pump, links: &Links, first: usize) -> (Deal, Vec<Sending>) {
     let mut sending = pump.sending.clone();
-    let mut permit = |reader: usize| permit(setting.rules, setting.heavy, &mut sending[reader], &links[first + reader]);
-    // With one link, a worker chooses the next item as it does for several shards.
+    let mut permit = |reader: usize| permit(setting.heavy, &mut sending[reader], &links[first + reader]);
+    // A worker sends to the main process like its shards do.
     let deal = if pump.sending.len() == 1 { pump.dealing.next_of_shards(permit(0)) } else { pump.dealing.next(permit) };
     (deal, sending)
 }
@@ -133,10 +133,10 @@ impl World {
         let own = &self.outgoing(setting, index).0[index];
         let epoch = child.pump.stream().epoch();
         if child.share.receiving.stream() != Stream::new(epoch, child.pass + 1) {
-            return !setting.rules.passes && child.pass > 0; // no process will send an item, so the worker waits forever
+            return false;
         }
         let has_enough = setting.header_of(index).is_some_and(|most| child.read >= most);
-        let nothing_waits = child.share.glance(link, setting.rules) == Some(false);
+        let nothing_waits = child.share.glance(link) == Some(false);
         let has_said_so = own.starving == epoch && !Obedience::is_superseded(epoch, child.order);
         !child.looked && !has_enough && nothing_waits && has_said_so
     }
@@ -166,15 +166,11 @@ impl World {
                 child.pump.dealing.begin();
                 child.doing = Doing::Pumping;
                 (child.read, child.pass, child.made, child.exhausted, child.failed) = (0, 0, (0, 0), false, false);
-                child.begin(setting, &ordered);
+                child.begin(&ordered);
             }
             (Step::Apply, Command::Call) => {
                 child.acknowledged = true;
                 self.apply(setting, index);
-                let child = &mut self.children[index];
-                if !setting.rules.calls {
-                    child.rest();
-                }
             }
             (Step::End, Command::Stop) => child.doing = Doing::Gone,
             _ => self.broken = Some("a command is obeyed by a step of another one"),
@@ -195,7 +191,7 @@ impl World {
     /// Reports to the dispatching process that the worker wants no more items of this epoch.
     pub fn finish(&mut self, setting: &Setting, index: usize) {
         let child = &mut self.children[index];
-        if setting.dispatches && !setting.is_dispatcher(index) && setting.rules.leaving && child.doing != Doing::Idle {
+        if setting.dispatches && !setting.is_dispatcher(index) && child.doing != Doing::Idle {
             let epoch = child.pump.stream().epoch();
             let grant = child.share.receiving.finish(epoch);
             let taken = child.share.taken;
@@ -237,7 +233,7 @@ impl World {
                 return "has ended";
             }
             let Some(target) = pump.dealing.turn() else {
-                if setting.is_dispatcher(index) && setting.rules.passes {
+                if setting.is_dispatcher(index) {
                     child.doing = Doing::Between;
                 } else {
                     self.finish(setting, index);
@@ -355,13 +351,11 @@ impl World {
             child.pass += 1;
             child.read = 0;
             child.exhausted = child.pass >= setting.passes;
-            if setting.rules.leaving {
-                link.grant = Grant::new(wanted, Wish::Left).word();
-            }
+            link.grant = Grant::new(wanted, Wish::Left).word();
             return "has enough of its share";
         }
         let waiting = link.units.len();
-        if !child.share.look(link, setting.rules) {
+        if !child.share.look(link) {
             if link.units.len() < waiting {
                 return "drops what is over";
             }

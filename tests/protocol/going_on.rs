@@ -37,14 +37,11 @@ impl Place {
 
     /// Returns the position at given item counts of the workers, according to the records.
     pub fn at(setting: &Setting, books: &Books<Graph>, accounts: Vec<Account>) -> Self {
-        let places = books.places_at(accounts);
-        let share = |snapshot: Option<&Snapshot<Graph>>| match snapshot {
-            _ if !setting.rules.joining => Share { pass: 1, account: Account { items: u64::MAX, checksum: 0 } },
-            snapshot => snapshot.map(|one| one.share).unwrap_or_default(),
-        };
-        let shares: Vec<Share> = places.iter().map(|place| share(place.snapshot)).collect();
+        let positions = books.positions_at(accounts);
+        let share = |snapshot: Option<&Snapshot<Graph>>| snapshot.map(|one| one.share).unwrap_or_default();
+        let shares: Vec<Share> = positions.iter().map(|position| share(position.snapshot)).collect();
         let dealt = if setting.dispatches { books.dealt_before(&shares).cloned() } else { None };
-        let workers = places.iter().map(|place| (place.given, place.snapshot.cloned())).collect();
+        let workers = positions.iter().map(|position| (position.given, position.snapshot.cloned())).collect();
         Self { workers, turn: 0, dealt }
     }
 
@@ -94,7 +91,7 @@ impl Setting {
     /// Returns the position in the state of `ago` items ago.
     fn place(&self, world: &World, books: &Books<Graph>, ago: u64) -> Option<Place> {
         let held = books.total().saturating_sub(world.given.into());
-        Place::of(self, books, ago + if self.rules.rewinding { held } else { 0 })
+        Place::of(self, books, ago + held)
     }
 
     /// Checks the positions in all states that can be requested now.

@@ -64,7 +64,7 @@ impl Setting {
             push("puts units into the worker's ring", after);
         }
         let grant = (there.grant, there.count);
-        if lane.up.len() < UNDER_WAY && grant != lane.said && (lane.arrived.is_empty() || self.rules.words_at_once) {
+        if lane.up.len() < UNDER_WAY && grant != lane.said {
             let mut after = world.clone();
             let lane = &mut after.elsewhere.lanes[index];
             lane.said = grant;
@@ -90,10 +90,7 @@ impl World {
     /// Creates a lane for the replacement of a worker.
     pub fn renew_lane(&mut self, setting: &Setting, index: usize) {
         if setting.dispatches {
-            let before = std::mem::replace(&mut self.elsewhere.lanes[index], Lane::new());
-            if !setting.rules.own_frames {
-                self.elsewhere.lanes[index].down = before.down;
-            }
+            self.elsewhere.lanes[index] = Lane::new();
         }
     }
 }
@@ -128,17 +125,4 @@ fn items_are_dispatched_to_a_worker_on_another_machine_for_all_events() {
     holds("goes on", &Setting { resumes: 1, ..one });
     holds("replaced, two items", &Setting { restarts: true, deaths: 1, snapshots: 1, ..dealt(1, &[1, 1]) });
     holds("replaced, calls", &Setting { calls: true, ..replaced });
-}
-
-#[test]
-fn the_checker_finds_frames_of_an_earlier_dispatching_process() {
-    let setting = Setting { restarts: true, deaths: 1, ..dealt(1, &[1, 1]) };
-    let found = super::found(setting, |rules| rules.own_frames = false);
-    assert!(found.contains("what is made again is not what the reader has"), "{found}");
-}
-
-#[test]
-fn the_checker_finds_starvation_that_is_not_reported_from_another_machine() {
-    let setting = dealt(2, &[2, 0, 1, 0, 0, 1]);
-    assert!(super::found(setting, |rules| rules.hears_who_starves = false).contains("everybody waits"));
 }

@@ -4,7 +4,7 @@ use torchdata_core::protocol::{Command, Next, Stream};
 
 use super::memory::Kind;
 use super::saving::{Ordered, digest};
-use super::world::{Act, After, Doing, Ended, Main, Rules, Setting, Take, Thread, WORKERS, World};
+use super::world::{Act, After, Doing, Ended, Main, Setting, Take, Thread, WORKERS, World};
 
 /// The result of requesting an item.
 pub enum Asked {
@@ -96,7 +96,7 @@ impl Setting {
                     after.set_window(window);
                     after.main = if paused { Main::Paused } else { Main::Reading(false) };
                     push("has all answers", Ok(after));
-                } else if self.rules.take_in && after.relieve(self) {
+                } else if after.relieve(self) {
                     push("takes in, for answers", Ok(after));
                 }
             }
@@ -130,8 +130,8 @@ impl Setting {
         if world.main == Main::Gone || matches!(world.main, Main::Paused | Main::Calling(_, true)) {
             return;
         }
-        if self.rules.late_readers && thread.epoch != world.number {
-            return; // the thread was told to stop, so it takes no item
+        if thread.epoch != world.number {
+            return; // the thread was told to stop, so it takes nothing
         }
         let Some((asked, mut after)) = world.ask(self) else { return };
         let holds = match asked {
@@ -211,22 +211,21 @@ impl World {
         }
     }
 
-    /// For each worker, whether a unit of the current stream is pending. Returns None if obsolete units must be dropped
-    /// first.
-    fn arrived(&self, rules: Rules) -> Option<[bool; WORKERS]> {
+    /// By worker, whether a unit of the current stream is pending. None if obsolete units must be dropped first.
+    fn arrived(&self) -> Option<[bool; WORKERS]> {
         let mut arrived = [false; WORKERS];
         for (peer, (end, link)) in self.ends.iter().zip(self.out.iter()).enumerate() {
-            arrived[peer] = end.glance(link, rules)?;
+            arrived[peer] = end.glance(link)?;
         }
         Some(arrived)
     }
 
     /// Drops obsolete units.
-    fn drop_old(&mut self, rules: Rules) {
+    fn drop_old(&mut self) {
         let Self { ends, out, .. } = self;
         for (peer, end) in ends.iter().enumerate() {
-            if end.glance(&out[peer], rules).is_none() {
-                end.look(&mut out[peer], rules);
+            if end.glance(&out[peer]).is_none() {
+                end.look(&mut out[peer]);
             }
         }
     }
@@ -251,13 +250,12 @@ impl World {
 
     /// Returns the world after one attempt to receive an item, or None if nothing can be done.
     fn ask(&self, setting: &Setting) -> Option<(Asked, Self)> {
-        let rules = setting.rules;
         if self.stopped {
             return Some((Asked::Ended(Ended::Over), self.clone()));
         }
-        let Some(arrived) = self.arrived(rules) else {
+        let Some(arrived) = self.arrived() else {
             let mut after = self.clone();
-            after.drop_old(rules);
+            after.drop_old();
             return Some((Asked::Busy, after));
         };
         let starving = self.starving();
@@ -265,7 +263,7 @@ impl World {
         let next = collecting.next(
             |peer| arrived[peer] || !self.held[peer].is_empty(),
             |peer| arrived[peer],
-            |peer| starving[peer] && rules.take_in,
+            |peer| starving[peer],
         );
         let finds_death = self.waits && !self.has_died && self.is_dead();
         if self.waits && next == Next::Wait && !finds_death {
@@ -286,13 +284,7 @@ impl World {
                 return Asked::Busy;
             }
             self.has_died = true;
-            if setting.rules.deaths {
-                self.collecting.note_death();
-            } else if matches!(next, Next::Deliver(_)) {
-                self.stopped = true;
-            } else {
-                return Asked::Ended(Ended::Failed);
-            }
+            self.collecting.note_death();
             return Asked::Busy;
         }
         match next {
@@ -349,9 +341,9 @@ impl World {
 
     /// Runs one step of the main process while it waits for answers. Returns whether a step was possible.
     fn relieve(&mut self, setting: &Setting) -> bool {
-        let arrived = self.arrived(setting.rules).unwrap_or_else(|| {
-            self.drop_old(setting.rules);
-            self.arrived(setting.rules).expect("what is over was dropped")
+        let arrived = self.arrived().unwrap_or_else(|| {
+            self.drop_old();
+            self.arrived().expect("what is over was dropped")
         });
         let starving = self.starving();
         if let Some(peer) = self.collecting.to_take_in(|peer| arrived[peer], |peer| starving[peer]) {

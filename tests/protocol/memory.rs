@@ -3,12 +3,11 @@
 use std::collections::VecDeque;
 
 use torchdata_core::protocol::{
-    Account, Dealing, Dealt, Grant, Judgement, Permit, Receiving, Sending, Snapshot, Stream, Wish,
+    Account, Dealing, Dealt, Grant, Judgement, Permit, Receiving, Sending, Snapshot, Stream,
 };
 
 use super::saving::Graph;
 use super::shared::Part;
-use super::world::Rules;
 
 /// The content of a unit.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -88,22 +87,22 @@ impl ReadEnd {
         self.tell(link, self.receiving.one_more(), self.receiving.window().max(1));
     }
 
-    /// Returns whether a unit of the current stream is pending, or None if other units must be dropped first.
-    pub fn glance(&self, link: &Link, rules: Rules) -> Option<bool> {
+    /// Returns whether a unit of the current stream is pending. None if other units must be dropped first.
+    pub fn glance(&self, link: &Link) -> Option<bool> {
         match self.receiving.judge(link.units.front().map_or(self.receiving.stream(), |unit| unit.stream)) {
             Judgement::Take => Some(!link.units.is_empty()),
-            Judgement::Leave if rules.streams => Some(false),
-            Judgement::Leave | Judgement::Drop => None,
+            Judgement::Leave => Some(false),
+            Judgement::Drop => None,
         }
     }
 
     /// Drops obsolete units, and returns whether a unit of the current stream is pending.
-    pub fn look(&self, link: &mut Link, rules: Rules) -> bool {
+    pub fn look(&self, link: &mut Link) -> bool {
         while let Some(unit) = link.units.front() {
             match self.receiving.judge(unit.stream) {
                 Judgement::Take => return true,
-                Judgement::Leave if rules.streams => return false,
-                Judgement::Leave | Judgement::Drop => drop(link.units.pop_front()),
+                Judgement::Leave => return false,
+                Judgement::Drop => drop(link.units.pop_front()),
             }
         }
         false
@@ -149,16 +148,11 @@ impl Pump {
     }
 }
 
-/// Returns how far a writer may continue, according to the reader's grant. Under the old rule, the grant is a count
-/// without an epoch.
-pub fn permit(rules: Rules, heavy: bool, sending: &mut Sending, link: &Link) -> Permit {
+/// The permit of a reader, according to its word.
+pub fn permit(heavy: bool, sending: &mut Sending, link: &Link) -> Permit {
     let is_ahead = |unit: &Unit| matches!(unit.kind, Kind::Item(..)) && unit.stream == sending.stream();
     if heavy && link.units.iter().any(is_ahead) {
         return sending.permit_far_ahead(link.grant).expect("nothing is damaged here");
     }
-    if rules.streams {
-        return sending.permit(link.grant).expect("nothing is damaged here");
-    }
-    let sent = Grant::new(sending.stream(), Wish::Items(link.count)).word();
-    sending.permit(sent).expect("nothing is damaged here")
+    sending.permit(link.grant).expect("nothing is damaged here")
 }

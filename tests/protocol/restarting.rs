@@ -45,11 +45,8 @@ impl World {
         let dead: Vec<usize> = (0..setting.children()).filter(|&index| dead(self, index)).collect();
         self.drain(setting, dead.iter().copied());
         let ended: Vec<bool> = (0..setting.workers).map(|worker| self.has_ended(worker)).collect();
-        let received: Vec<Account> = (0..setting.workers).map(|worker| self.received(setting, worker)).collect();
-        let replaced = match setting.rules.together {
-            true => self.kept.replacing.wanted(&dead, &ended),
-            false => dead.clone(),
-        };
+        let received: Vec<Account> = (0..setting.workers).map(|worker| self.received(worker)).collect();
+        let replaced = self.kept.replacing.wanted(&dead, &ended);
         let halted = matches!(self.main, Main::Paused | Main::Calling(_, true));
         let items: Vec<u64> = received.iter().map(|account| account.items).collect();
         let died = u64::from(setting.deaths - self.deaths); // distinguishes successive processes of a child
@@ -67,7 +64,7 @@ impl World {
         }
         self.drain(setting, replaced.iter().copied()); // more children were killed in order to be replaced
         let ended: Vec<bool> = (0..setting.workers).map(|worker| self.has_ended(worker)).collect();
-        let received: Vec<Account> = (0..setting.workers).map(|worker| self.received(setting, worker)).collect();
+        let received: Vec<Account> = (0..setting.workers).map(|worker| self.received(worker)).collect();
         for &worker in replaced.iter().filter(|&&child| child < setting.workers) {
             self.kept.had[worker] = received[worker].items;
         }
@@ -118,13 +115,10 @@ impl World {
         }
     }
 
-    /// Returns the count and checksum of items received from a worker, whether delivered or not.
-    fn received(&self, setting: &Setting, worker: usize) -> Account {
+    /// The account of items received from a worker, delivered or not.
+    fn received(&self, worker: usize) -> Account {
         let mut account = self.kept.books.taken(worker);
-        if setting.rules.receiving {
-            let items = self.held[worker].iter().filter_map(Unit::item);
-            items.for_each(|item| account.count(digest(item)));
-        }
+        self.held[worker].iter().filter_map(Unit::item).for_each(|item| account.count(digest(item)));
         account
     }
 

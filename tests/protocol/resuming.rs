@@ -7,7 +7,7 @@
 
 use super::explore::explore;
 use super::setting;
-use super::world::{PRESENT, Rules, Setting};
+use super::world::Setting;
 
 /// Loaders with one epoch, short logs, and snapshots at any moment.
 fn saving(workers: usize, dispatches: bool, outputs: &'static [u8]) -> Setting {
@@ -136,60 +136,4 @@ fn larger_loaders_resume_and_are_replaced() {
     holds("3 workers, replaced", &Setting { restarts: true, deaths: 1, snapshots: 1, ..three });
     holds("1 worker, dispatching, goes on twice", &Setting { resumes: 2, ..saving(1, true, &[2, 1]) });
     holds("1 worker, dispatching, two passes", &Setting { resumes: 1, passes: 2, ..saving(1, true, &[1, 1]) });
-}
-
-// ---- the checker finds earlier and hypothetical defects -----------------------------------------------------------
-
-/// Returns the fault that exploring finds with an old or hypothetical version of one rule.
-#[track_caller]
-fn found(setting: Setting, old: impl Fn(&mut Rules), expected: &str) {
-    let present = explore(&setting).map(|explored| println!("{expected}: {explored}"));
-    assert_eq!(present, Ok(()), "with the present rules there is nothing to find");
-    let mut rules = PRESENT;
-    old(&mut rules);
-    // Clearing `checked` makes the exploration check all positions again under the old rules.
-    let found = explore(&Setting { rules, checked: Default::default(), ..setting }).expect_err("the rule is wrong");
-    assert!(found.lines().next().is_some_and(|line| line.contains(expected)), "{found}");
-}
-
-#[test]
-fn a_pending_relayed_snapshot_leaks_into_the_next_epoch() {
-    let setting = Setting { breaks: true, epochs: 2, ..saving(1, true, &[1, 1]) };
-    found(setting, |rules| rules.relays_end = false, "a snapshot of another epoch");
-}
-
-#[test]
-fn dispatched_items_that_are_not_read_yet_are_resumed_from_their_beginning() {
-    let setting = Setting { resumes: 1, ..saving(1, true, &[2, 1]) };
-    found(setting, |rules| rules.opening = false, "a snapshot was read from another place of its share");
-}
-
-#[test]
-fn a_state_of_the_received_items_loses_items_that_the_user_has_not_received() {
-    let setting = Setting { reads_ahead: true, ..saving(1, false, &[1, 1]) };
-    found(setting, |rules| rules.rewinding = false, "a place is not where the user is");
-}
-
-#[test]
-fn the_latest_snapshot_of_the_dispatching_process_may_be_ahead_of_a_worker() {
-    let setting = saving(1, true, &[1, 1]);
-    found(setting, |rules| rules.joining = false, "a worker's reading is before");
-}
-
-#[test]
-fn a_worker_replaced_at_the_delivered_items_sends_items_twice() {
-    let setting = Setting { restarts: true, deaths: 1, ..saving(1, false, &[1, 1]) };
-    found(setting, |rules| rules.receiving = false, "is delivered as number");
-}
-
-#[test]
-fn replacing_only_the_dispatching_process_leaves_workers_waiting_or_wrong() {
-    let setting = Setting { restarts: true, deaths: 1, snapshots: 0, ..saving(1, true, &[1, 1]) };
-    found(setting, |rules| rules.together = false, "everybody waits");
-}
-
-#[test]
-fn a_call_that_is_applied_while_items_are_recomputed_affects_items_received_before_it() {
-    let setting = Setting { restarts: true, calls: true, deaths: 1, ..saving(1, false, &[1, 1]) };
-    found(setting, |rules| rules.holding = false, "a function is met");
 }

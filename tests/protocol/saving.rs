@@ -66,14 +66,12 @@ impl Pump {
 }
 
 impl Child {
-    /// Begins an epoch, or resumes an epoch from a snapshot.
-    pub fn begin(&mut self, setting: &Setting, ordered: &Ordered) {
+    /// Begins an epoch, or resumes an earlier run of it.
+    pub fn begin(&mut self, ordered: &Ordered) {
         self.epoch = ordered.epoch;
         (self.may_save, self.looked) = (true, false);
         (self.share_start, self.share_account) = (Account::default(), Account::default());
-        if setting.rules.relays_end {
-            self.relay = None;
-        }
+        self.relay = None;
         let Some(start) = &ordered.start else { return };
         if let Some(graph) = start.graph {
             (self.epoch, self.read, self.pass) = (graph.epoch, graph.read, graph.pass);
@@ -98,8 +96,7 @@ impl Child {
         match self.share.receiving.stream() {
             _ if !setting.dispatches => Some(Share::default()),
             reached if self.looked || reached.epoch() != self.pump.stream().epoch() => {
-                let account = if setting.rules.opening { self.share_start } else { Account::default() };
-                Some(Share { pass: self.pass + 1, account })
+                Some(Share { pass: self.pass + 1, account: self.share_start })
             }
             reached if reached.pass() > 1 => None,
             _ if self.pass == 0 => Some(Share { pass: 1, account: self.share_account }),
@@ -132,7 +129,7 @@ impl Setting {
             child.share.begin(link, first, 0);
             return Some(("looks into its share", after));
         }
-        let waits = child.share.look(link, self.rules);
+        let waits = child.share.look(link);
         let unit = link.units.pop_front().filter(|_| waits)?;
         let Kind::Dealt(dealt) = unit.kind else { return None };
         child.relay = Some(dealt);

@@ -157,14 +157,14 @@ impl Shards {
     /// Returns where a worker begins, according to the records and these accounts. `turn` is the peer that is next in
     /// turn.
     fn start(&self, world: &World, accounts: &[Account], worker: usize, turn: usize) -> Start {
-        let places = world.books.places_at(accounts.to_vec());
+        let positions = world.books.positions_at(accounts.to_vec());
         let peers = (0..self.shards).map(|shard| worker + shard * self.workers);
         let strands = peers.clone().map(|peer| {
-            let snapshot = places[peer].snapshot;
+            let snapshot = positions[peer].snapshot;
             let sent = snapshot.map(|one| one.sent).unwrap_or_default();
-            let owed = places[peer].given.items - sent.items;
+            let owed = positions[peer].given.items - sent.items;
             let made = snapshot.map_or(0, |one| one.content);
-            Strand { account: sent, owed, expected: places[peer].given.checksum, made }
+            Strand { account: sent, owed, expected: positions[peer].given.checksum, made }
         });
         let turn = peers.clone().position(|peer| peer >= turn).unwrap_or(0);
         Start { stream: Stream::first(world.number), turn, strands: strands.collect() }
@@ -175,7 +175,7 @@ impl Shards {
         let (accounts, turn) = resumed.clone().unwrap_or((vec![Account::default(); self.peers()], 0));
         let snapshots: Vec<Option<Snapshot<u8>>> = match &resumed {
             Some((accounts, _)) => {
-                world.books.places_at(accounts.clone()).iter().map(|place| place.snapshot.cloned()).collect()
+                world.books.positions_at(accounts.clone()).iter().map(|position| position.snapshot.cloned()).collect()
             }
             None => vec![None; self.peers()],
         };
@@ -256,13 +256,13 @@ impl Shards {
 
     /// Checks the state of the main process.
     fn check_state(&self, world: &World) -> Result<(), String> {
-        let (places, turn) = world.books.places(0).ok_or("there is no state")?;
-        for (peer, place) in places.iter().enumerate() {
-            if place.given != account_of(peer, world.given[peer]) {
+        let (positions, turn) = world.books.positions(0).ok_or("there is no state")?;
+        for (peer, position) in positions.iter().enumerate() {
+            if position.given != account_of(peer, world.given[peer]) {
                 return Err("a state is not where the user is".to_owned());
             }
-            if let Some(one) = place.snapshot
-                && (one.sent.items > place.given.items || one.sent != account_of(peer, one.content))
+            if let Some(one) = position.snapshot
+                && (one.sent.items > position.given.items || one.sent != account_of(peer, one.content))
             {
                 return Err("a state has the snapshot of another position or shard".to_owned());
             }

@@ -1,8 +1,7 @@
 //! A small model of a loader: the main process, workers and optionally the dispatching process, with rings of a few
 //! units.
 //!
-//! The state machines of `torchdata_core::protocol` make the decisions, and this model adds memory and processes. With
-//! `Rules`, a test can replace a decision by an earlier version with a defect.
+//! The state machines of `torchdata_core::protocol` make the decisions; this model adds memory and processes.
 
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
@@ -17,72 +16,9 @@ use super::memory::{Link, Pump, ReadEnd, Unit};
 use super::saving::{Graph, Ordered};
 use super::shared::{Part, Pool, Shared};
 
-/// The rules of the protocol. If a rule is false, the model uses an earlier version with a defect.
-#[derive(Debug, Clone, Copy)]
-pub struct Rules {
-    /// A reader leaves units of later streams in the ring, and a grant is valid for only one epoch.
-    pub streams: bool,
-    /// While the worker that is next in turn waits for dispatched items, the main process receives items of other
-    /// workers early.
-    pub take_in: bool,
-    /// All units of an exited process are delivered before its exit becomes an error.
-    pub deaths: bool,
-    /// A reader of an earlier epoch takes no units.
-    pub late_readers: bool,
-    /// A call does not end the epoch.
-    pub calls: bool,
-    /// If a worker iterates over its source again, the dispatching process starts another pass.
-    pub passes: bool,
-    /// A worker reports that it has finished its epoch or left a pass.
-    pub leaving: bool,
-    /// When an epoch begins, a worker drops a snapshot that it has not relayed yet.
-    pub relays_end: bool,
-    /// After resuming, a worker's snapshot contains its position in the dispatched items even before the worker reads
-    /// any of them.
-    pub opening: bool,
-    /// A state's position counts the items that the user has received, not the items that the main process has
-    /// received.
-    pub rewinding: bool,
-    /// The snapshot of the dispatching process in a position is not later than the position of any worker.
-    pub joining: bool,
-    /// A replacement also recomputes the items that the main process has received but not delivered.
-    pub receiving: bool,
-    /// With a dispatching process, all children are replaced if one child exits.
-    pub together: bool,
-    /// A call waits until a worker has recomputed the items that the main process already has.
-    pub holding: bool,
-    /// Control words from another machine are stored when they arrive, even if earlier units do not fit into the link.
-    pub words_at_once: bool,
-    /// Frames of a process reach only the process's own links.
-    pub own_frames: bool,
-    /// The main process is informed when a worker on another machine waits for dispatched items.
-    pub hears_who_starves: bool,
-}
-
-pub const PRESENT: Rules = Rules {
-    streams: true,
-    take_in: true,
-    deaths: true,
-    late_readers: true,
-    calls: true,
-    passes: true,
-    leaving: true,
-    relays_end: true,
-    opening: true,
-    rewinding: true,
-    joining: true,
-    receiving: true,
-    together: true,
-    holding: true,
-    words_at_once: true,
-    own_frames: true,
-    hears_who_starves: true,
-};
-
-/// The kind of loader, and the events that may happen to it.
+/// The kind of loader, and what may happen to it.
 #[derive(Debug, Clone)]
 pub struct Setting {
-    pub rules: Rules,
     pub workers: usize,
     pub dispatches: bool,
     /// Whether workers are on other machines.

@@ -111,7 +111,7 @@ class SavedPositions:
         position = in_workers(position, pipes) if position.in_main else position
         above = () if position.graph is None else entries_in(position.graph)[len(Graph(pipeline.datapipe)) :]
         if any(entry.type == AHEAD for entry in above):
-            pipeline.datapipe = pipeline.datapipe.prefetch("auto")  # because the main process had read ahead
+            pipeline.datapipe = pipeline.datapipe.prefetch()  # because the main process had read ahead
         return position
 
     def suit_seeds(self, service: ReadingServiceInterface, seeds: Seeds) -> None:

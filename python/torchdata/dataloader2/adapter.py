@@ -7,20 +7,18 @@ also change how the reading service runs the graph. Runs in the main process; an
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, Literal
+from typing import Any
 
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.settings import apply_shuffle_settings
-from torchdata.dataloader2.graph.utils import has_method, put_in_place, whole
+from torchdata.dataloader2.graph.utils import has_method, whole
 from torchdata.dataloader2.services.interface import ReadingServiceInterface
 from torchdata.dataloader2.services.sequential import divided
 from torchdata.datapipes._pipe.checks import check_int
-from torchdata.datapipes._pipe.graph.traversal import sources_of
 
 __all__ = [
     "Adapter",
     "CacheTimeout",
-    "PrefetchPolicy",
     "ShardingPolicy",
     "Shuffle",
 ]
@@ -158,58 +156,6 @@ class ShardingPolicy(Adapter):
     def adapt_reading_service(self, service: Any) -> Any:
         """Sets the number of shards of an epoch in the reading service."""
         return service if self.splits is None else divided(service, self.splits)
-
-
-class PrefetchPolicy(Adapter):
-    """Sets how many items every prefetching pipe of the graph and the reading service read ahead.
-
-    Args:
-        count: the number of items; 0 removes the `prefetch` pipes and makes the service read nothing ahead. "auto" is
-            passed to `prefetch` pipes, which start with few items, and does not change the counts of workers.
-        worker: the number for each worker of the service; None (the default) for `count`.
-
-    Raises:
-        TypeError: a number is not an integer.
-        ValueError: a number is negative.
-
-    Example:
-        >>> from torchdata.dataloader2 import DataLoader2
-        >>> from torchdata.dataloader2.adapter import PrefetchPolicy
-        >>> from torchdata.datapipes.iter import IterableWrapper
-        >>> loader = DataLoader2(IterableWrapper(range(3)).prefetch(10), PrefetchPolicy(0))
-        >>> loader.datapipe
-        IterableWrapper
-    """
-
-    def __init__(self, count: int | Literal["auto"], worker: int | None = None) -> None:
-        if count != "auto":
-            check_int("PrefetchPolicy", "count", count, least=0)
-        if worker is not None:
-            check_int("PrefetchPolicy", "worker", worker, least=0)
-        self.count = count
-        self.worker = count if worker is None else worker
-
-    def __call__(self, datapipe: DataPipe) -> DataPipe:
-        """Sets the buffer size of prefetching pipes, or removes pipes that do nothing except prefetch."""
-        from torchdata.datapipes.iter import Prefetcher
-
-        for pipe in whole(datapipe).breadth_first():
-            if not isinstance(pipe, Prefetcher):
-                continue
-            if self.count == "auto" or self.count > 0:
-                pipe.buffer_size = self.count
-            elif type(pipe) is Prefetcher:
-                (source,) = sources_of(pipe)
-                datapipe = put_in_place(whole(datapipe), pipe, source)
-            else:
-                pipe.buffer_size = 1  # the pipe also has another task that the graph needs
-        return datapipe
-
-    def adapt_reading_service(self, reading_service: ReadingServiceInterface) -> ReadingServiceInterface:
-        """Sets the prefetch counts of the service, if the service supports them."""
-        if hasattr(reading_service, "set_prefetch_counts"):
-            reading_service.set_prefetch_counts(main=self.count, worker=self.worker)
-        return reading_service
 
 
 def _tell_all(datapipe: DataPipe, method: str, *values: Any) -> None:

@@ -353,37 +353,6 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         """
         self._seeds.give(check_seed(seed))
 
-    def skip(self, count: int) -> int:
-        """Skips the next items of the current epoch, or of a new epoch.
-
-        The items are computed and dropped. An item that cannot be computed raises its error as usual. With ranks, each
-        rank skips items of its share, so all ranks must call this at the same step with the same number.
-
-        Args:
-            count: the number of items.
-
-        Returns:
-            The number of skipped items. It is smaller than `count` if the epoch has ended.
-
-        Raises:
-            TypeError: `count` is not an integer.
-            ValueError: `count` is negative.
-        """
-        count, run = number_of_items("count", count), self._run
-        if run.delivery.cut:
-            run.position.go_on_cut()
-        if run.delivery.begun and not run.is_iterating:
-            iterator = iter(self)
-        else:
-            self.valid_iterator_id = self.valid_iterator_id or 0
-            iterator = DataLoader2Iterator(self, self.valid_iterator_id)
-        skipped = 0
-        while skipped < count and next(iterator, self) is not self:
-            skipped += 1
-        if run.is_iterating:
-            run.delivery.begun = False  # the next `iter` continues this epoch
-        return skipped
-
     # -- states ------------------------------------------------------------------------------------
 
     def state_dict(self, *, items_ago: int = 0, with_pipe: bool | None = None) -> dict[str, Any]:

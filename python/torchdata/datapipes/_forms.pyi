@@ -339,7 +339,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def pin_memory(self, device: Any = None, pin_memory_fn: Callable[[Any, Any], Any] = ...) -> IterDataPipe[T_co]:
         """Copies items to pinned memory in a thread, one item ahead; with workers, in the main process."""
 
-    def prefetch(self, buffer_size: int | Literal["auto"] = 10) -> IterDataPipe[T_co]:
+    def prefetch(self, buffer_size: int = 10) -> IterDataPipe[T_co]:
         """Reads its source ahead in a thread, so that waiting for files or a network overlaps with the
         work of later pipes.
         """

@@ -10,7 +10,6 @@ from typing import Any
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.random import draw_seed
 from torchdata.datapipes._pipe.state.passes import PipePasses
-from torchdata.datapipes._pipe.state.record import record_of
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.state import load_state, save_state
 from torchdata.nodes._fields import StateFields
@@ -39,7 +38,11 @@ class PipePosition(PipePasses):
         if self.seed is not None:
             _set_seed(self.pipe, self.seed, self._epoch)
         else:
-            _draw_seeds(self.pipe)
+            from torchdata.dataloader2.graph.settings import random_pipes
+
+            for pipe in random_pipes(Graph(self.pipe)):
+                if getattr(pipe, "_seed", pipe) is None:
+                    pipe.set_seed(draw_seed())
         self._epoch += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -80,15 +83,3 @@ def _set_seed(pipe: IterDataPipe[Any], seed: int, epoch: int) -> None:
 
     of_epoch = SeedGenerator(seed).spawn(epoch).generate_seed()  # its children would share seeds with it
     set_graph_random_seed(pipe, SeedGenerator(of_epoch))
-
-
-def _draw_seeds(pipe: IterDataPipe[Any]) -> None:
-    """Sets the seeds of random pipes that have no seed. A pipe that is read again in the same epoch derives its next
-    seed from its last seed, because a resumed epoch could not draw the same seed again.
-    """
-    from torchdata.dataloader2.graph.settings import is_random
-
-    for each in filter(is_random, Graph(pipe)):
-        record_of(each).seeded = True
-        if getattr(each, "_seed", each) is None:
-            each.set_seed(draw_seed())

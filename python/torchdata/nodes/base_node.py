@@ -10,11 +10,15 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
+from torchdata._native import IterationToken, guard_iterator
+
 __all__ = [
     "Again", "BaseNode", "NotReset", "PassingNode", "T", "advance_of", "check_node", "copy_of_graph", "is_repeatable"
 ]  # fmt: skip
 
 T = TypeVar("T", covariant=True)
+#: An object that no node yields.
+_NEVER = object()
 
 
 class NotReset:
@@ -79,6 +83,8 @@ class BaseNode(Iterator[T]):
 
     #: Returns the next item of the source. A reset sets this instance attribute.
     _advance: Callable[[], Any]
+    #: Counts and measures the items of the node; None if the loader does not measure its nodes. Copies omit it.
+    _counted: IterationToken | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -145,7 +151,7 @@ class BaseNode(Iterator[T]):
 
         The state can still be saved. A node with threads or processes must be reset before further items are read.
         """
-        for source in _sources_of(self):
+        for source in sources_of(self):
             source.shutdown()
 
     def __require_init(self) -> None:
@@ -173,7 +179,8 @@ class BaseNode(Iterator[T]):
         return True
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {name: value for name, value in list(self.__dict__.items()) if name not in self._of_a_run}
+        run = self._of_a_run | {"_counted"}
+        kept = {name: value for name, value in list(self.__dict__.items()) if name not in run}
         if "_BaseNode__initialized" in kept:
             kept["_BaseNode__initialized"] = False
         return kept
@@ -219,9 +226,11 @@ def advance_of(source: BaseNode[T]) -> Callable[[], T]:
         NotImplementedError: the source's class does not call `super().reset()` or `super().__init__()`.
     """
     source._require_reset()
-    if type(source).__next__ is not BaseNode.__next__:
-        return source.__next__
-    return source._reader()
+    read = source.__next__ if type(source).__next__ is not BaseNode.__next__ else source._reader()
+    token = source._counted
+    if token is None:
+        return read
+    return guard_iterator(source, iter(read, _NEVER), token, token.current).__next__
 
 
 def check_node(node: str, argument: str, value: Any) -> Any:
@@ -240,10 +249,10 @@ def is_repeatable(node: BaseNode[Any]) -> bool:
     The result is False if the node, or one of its sources, yields items as soon as they are ready. If the result is
     False, nodes that normally reread items after a load store the items in their states.
     """
-    return node._repeats() and all(is_repeatable(source) for source in _sources_of(node))
+    return node._repeats() and all(is_repeatable(source) for source in sources_of(node))
 
 
-def _sources_of(node: BaseNode[Any]) -> list[BaseNode[Any]]:
+def sources_of(node: BaseNode[Any]) -> list[BaseNode[Any]]:
     """Returns the nodes in the attributes of a node, including nodes in lists and dicts, without duplicates."""
     found: dict[int, BaseNode[Any]] = {}
     for value in list(vars(node).values()):  # threads that read ahead set attributes concurrently
@@ -256,7 +265,7 @@ def nodes_of(root: BaseNode[Any]) -> list[BaseNode[Any]]:
     """Returns a node and all its direct and indirect sources."""
     found = [root]
     for node in found:
-        found += [source for source in _sources_of(node) if all(source is not one for one in found)]
+        found += [source for source in sources_of(node) if all(source is not one for one in found)]
     return found
 
 
@@ -264,7 +273,7 @@ def copy_of_graph(root: BaseNode[T]) -> BaseNode[T]:
     """Returns a copy of a node and all its sources, which shares their data and functions."""
     shared: dict[int, Any] = {}
     for node in nodes_of(root):
-        sources = _sources_of(node)
+        sources = sources_of(node)
         held = {id(source) for source in sources}
         for value in list(vars(node).values()):
             if id(value) not in held and not isinstance(value, (Mapping, list, tuple)):

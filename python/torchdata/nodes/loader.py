@@ -14,8 +14,11 @@ from functools import partial
 from typing import Any, ClassVar, Generic
 
 from torchdata._native import SharedIterator
+from torchdata._observe.observed import ObservedLoader
+from torchdata._observe.stats.recorder import StatsLevel
 from torchdata._stateful import copied
 from torchdata._threads import end_at_exit
+from torchdata.nodes._counting import NodeRecorder
 from torchdata.nodes._fields import StateFields
 from torchdata.nodes._positions import position_of, state_at
 from torchdata.nodes._seeds import one_reset
@@ -31,7 +34,7 @@ _LEFT = (
 )
 
 
-class Loader(Generic[T]):
+class Loader(ObservedLoader, Generic[T]):
     """The loader for a training loop. Each `iter()` begins an epoch of the graph that ends in `root`.
 
     A loader has one valid iterator: a new `iter()` begins the next epoch and invalidates the previous iterator. Threads
@@ -44,9 +47,14 @@ class Loader(Generic[T]):
         root: the last node.
         restart_on_stop_iteration: whether the next `iter()` begins the next epoch after loading a state from the end of
             an epoch; True by default. If False, the iterator ends immediately.
+        stats: "counts" counts the items of the loader, and "full" also measures the time of each node. None uses the
+            environment variable `TORCHDATA_STATS`, or else "counts". See `stats()`.
+        wait_warning: the fraction of an epoch of at least 10 seconds that the program may wait for the loader without
+            a warning; None for no limit.
 
     Raises:
         TypeError: `root` is not a node.
+        ValueError: `stats` or `wait_warning` is invalid.
 
     Example:
         >>> from torchdata.nodes import Batcher, IterableWrapper, Loader
@@ -55,8 +63,16 @@ class Loader(Generic[T]):
         [[[0, 1], [2, 3]], [[0, 1], [2, 3]]]
     """
 
-    def __init__(self, root: BaseNode[T], restart_on_stop_iteration: bool = True) -> None:
+    def __init__(
+        self,
+        root: BaseNode[T],
+        restart_on_stop_iteration: bool = True,
+        *,
+        stats: StatsLevel | None = None,
+        wait_warning: float | None = 0.3,
+    ) -> None:
         self.root = check_node("Loader", "root", root)
+        self._recorder: NodeRecorder = NodeRecorder(stats, wait_warning)
         self.restart_on_stop_iteration = restart_on_stop_iteration
         self._loaded: dict[str, Any] | None = None
         self._set_up()
@@ -91,6 +107,7 @@ class Loader(Generic[T]):
 
     def _begin(self) -> LoaderIterator[T]:
         iterator = LoaderIterator(self)
+        self._recorder.begin_graph(iterator, self.root)
         with one_reset():
             iterator.reset(copied(self._loaded))
         self._it, self._loaded = iterator, None
@@ -154,17 +171,19 @@ class Loader(Generic[T]):
         return True
 
     def worker_pids(self) -> list[int]:
-        """Returns the ids of the running processes of all `ParallelMapper` nodes in the graph."""
+        """Returns the process ids of the running processes of all `ParallelMapper` nodes in the graph."""
         running = (getattr(node, "_workers", None) for node in nodes_of(self.root))
         return [pid for workers in running if workers is not None for pid in workers.pids]
 
     def shutdown(self) -> None:
         """Ends all threads and processes of the graph. May be called several times. `iter()` starts them again."""
+        self._recorder.close()
         self.root.shutdown()
 
     def __getstate__(self) -> dict[str, Any]:
         run = ("_it", "_began_for_state", "_beginning", "_process")
-        return {name: value for name, value in list(vars(self).items()) if name not in run}
+        kept = {name: value for name, value in list(vars(self).items()) if name not in run}
+        return {**kept, "_recorder": self._recorder.copied()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -210,7 +229,7 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
         # The iterator does not refer to the loader, which refers to the iterator. Deleting the last reference to a
         # loader must release everything.
         self.root = loader.root
-        self._restarts = loader.restart_on_stop_iteration
+        self._recorder, self._restarts = loader._recorder, loader.restart_on_stop_iteration
         self._advance = self._first
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
@@ -266,6 +285,7 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
                 item = self._advance()
             except StopIteration:
                 if self._num_yielded != self._restart_at:
+                    self._recorder.end()
                     raise
                 self.reset(None)
                 item = self._advance()

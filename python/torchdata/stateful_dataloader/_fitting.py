@@ -192,8 +192,6 @@ def _other_size(state: EpochState, loader: Any) -> str:
         why = "the dataset does not have a position for each sample, so the position is a number of batches"
     elif type(index_sampler) is not BatchSampler:
         why = f"the position in the {type(index_sampler).__name__} is a number of batches. Give the loader `batch_size`"
-    elif loader.error_fill:
-        why = "with error_fill=True a batch has samples of several batches of the sampler"
     elif state.order.indices:
         why = "it holds batches that were drawn and not given, because it was saved with in_order=False"
     else:

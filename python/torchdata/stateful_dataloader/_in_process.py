@@ -19,6 +19,8 @@ from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._native import SharedIterator
 from torchdata._observe.stats.counting import Counting
 from torchdata._stateful import copied, state_of
+from torchdata.dataloader2.graph.settings import random_pipes
+from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.state.exchanging import ShardGlobals, one_at_a_time
 from torchdata.stateful_dataloader._drawing import Drawing
 from torchdata.stateful_dataloader._generators import (
@@ -32,7 +34,7 @@ from torchdata.stateful_dataloader._generators import (
     set_all,
 )
 from torchdata.stateful_dataloader._iterator import StatefulIterator
-from torchdata.stateful_dataloader._pipes import derive_later_seeds, seeded
+from torchdata.stateful_dataloader._pipes import seeded
 from torchdata.stateful_dataloader._pool import pinned
 from torchdata.stateful_dataloader._position import Counts, EpochState, ReadingPosition
 from torchdata.stateful_dataloader._reading import EpochReader
@@ -55,7 +57,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         super().__init__(loader, state)
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             torch.utils.data.graph_settings.apply_sharding(self._dataset, self._world_size, self._rank)
-            derive_later_seeds(self._dataset)
+            random_pipes(Graph(self._dataset))
             if state is not None and not state.is_over and state.shared_seed is not None:
                 seeded(self._dataset, state.shared_seed)  # the base class has seeded the graph for a new epoch
         # The previous epoch's reader has stored the state of the dataset at its end.
@@ -161,7 +163,6 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             data = self._reader.read(self._index) if skipped is None else self._read_counting(skipped)
             if data is NOTHING:
                 self._num_empty += 1
-                self._order.give_back(self._index, self._reader.left)
         if self._pin_memory:
             data = pinned(data, self._pin_memory_device)
         return data

@@ -116,8 +116,6 @@ class StatefulIterator(_BaseDataLoaderIter):
             drop_last=self._drop_last,
             batch_size=loader.batch_size,
             skips=self._skipped is not None,
-            fills=loader.error_fill,
-            keeps=loader.error_fill and not loader.num_workers,
             shared_seed=self._shared_seed,
         )
 

@@ -107,9 +107,6 @@ class IndexOrder:
         self._early: deque[Any] = deque()
         #: Whether a restored sampler had ended.
         self._is_used_up = False
-        #: Whether incomplete batches are filled up, and the indices of incomplete batches, which later batches contain.
-        self._fills: bool = loader.error_fill
-        self._spare: deque[Any] = deque()
         #: Whether some indices that were drawn earlier were not returned, so that a state must contain these indices.
         self._has_holes = False
         #: The number of indices that the sampler has returned, and whether the sampler has ended.
@@ -137,53 +134,19 @@ class IndexOrder:
         Args:
             iterator: the sampler's iterator, created after `note_random`.
         """
-        for indices in (self._owed, self._spare, self._kept):
+        for indices in (self._owed, self._kept):
             indices.clear()
         self._early, self._is_used_up = deque(), False
         self.drawn, self._ended, self._has_holes = 0, False, False
         self._iterator = iterator
 
-    def draw(self, is_busy: bool = False) -> Any:
+    def draw(self) -> Any:
         """Returns the next index.
-
-        Args:
-            is_busy: whether workers are still reading other batches. If batches are filled up, the last batch of an
-                epoch waits for the other batches, because incomplete batches give back some of their indices.
 
         Raises:
             StopIteration: all indices have been returned.
         """
-        if self._owed:
-            return self._owed.popleft()
-        return self._draw_full(is_busy) if self._fills and not self._never_ends else self._draw()
-
-    def _draw_full(self, is_busy: bool) -> Any:
-        """Returns the next batch of indices. Returned indices come first, and all batches except the last are full."""
-        spare, size = self._spare, self._size or 1
-        while len(spare) < size:
-            try:
-                batch = self._draw()
-            except StopIteration:
-                if is_busy or not spare or self._sampler.drop_last:
-                    raise
-                break
-            if not spare and len(batch) == size:
-                return batch
-            spare.extend(batch)
-            self._has_holes = True
-        return [spare.popleft() for _ in range(min(size, len(spare)))]
-
-    def give_back(self, batch: Any, left: list[int] | None) -> None:
-        """Puts the successfully read indices of an incomplete batch at the beginning of the next batches.
-
-        Args:
-            batch: the indices of the batch.
-            left: the positions of the indices that were read; None if the batch was complete or batches are not filled
-                up.
-        """
-        if left:
-            self._spare.extendleft(batch[place] for place in reversed(left))
-            self._has_holes = True
+        return self._owed.popleft() if self._owed else self._draw()
 
     def _draw(self) -> Any:
         if self._ended:
@@ -259,7 +222,7 @@ class IndexOrder:
         """
         if self.drawn == 0 and not self._ended and not self._never_ends and self._keeps_user_s:
             self._draw_ahead()
-        waiting = [*waiting, *self._owed, *([list(self._spare)] if self._spare else [])]
+        waiting = [*waiting, *self._owed]
         given = self.drawn - len(waiting)
         indices: list[Any] = []
         if waiting and (self._has_holes or not in_order):  # the sampler's state is from after the waiting indices
@@ -349,7 +312,7 @@ class IndexOrder:
         iter_, first, now = self._moments(state)
         self._at_iter, self._at_first = iter_, first
         self.begin(iter(()))
-        self._has_holes = len(state.indices) > 1 or (self._fills and bool(state.indices))
+        self._has_holes = len(state.indices) > 1
         with self._drawing.going_on(now):
             if state.at_iter is None or self._never_ends:
                 self._load(state)
@@ -366,17 +329,7 @@ class IndexOrder:
                 if first is not None:
                     self._replay(first, state)
                 self._drawing.set(now)
-        if self._fills and not self._never_ends:
-            self._spare_odd()
         return self._iterator
-
-    def _spare_odd(self) -> None:
-        """Keeps the full batches of `_owed`, and moves the indices of all later batches to `_spare`."""
-        owed, size = list(self._owed), self._size
-        full = next((number for number, batch in enumerate(owed) if len(batch) != size), len(owed))
-        self._owed = deque(owed[:full])
-        for batch in owed[full:]:
-            self._spare.extend(batch)
 
     def _moments(self, state: OrderState) -> tuple[Moment, Moment | None, Moment]:
         iter_ = state.at_iter or {}

@@ -15,7 +15,7 @@ from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrappe
 from torch.utils.data.graph_settings import apply_random_seed
 
 from torchdata._engine.snapshots import seal, unseal
-from torchdata.dataloader2.graph.settings import is_random
+from torchdata.dataloader2.graph.settings import random_pipes
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.state.iteration import is_restorable, is_torchs
 from torchdata.datapipes._pipe.state.passes import PipePasses
@@ -25,21 +25,13 @@ from torchdata.datapipes.state import load_state, save_state
 from torchdata.stateful_dataloader._generators import GLOBAL, put_back_afterwards
 from torchdata.stateful_dataloader._layout import whole
 
-__all__ = ["PipeSource", "derive_later_seeds", "seeded", "source_of"]
+__all__ = ["PipeSource", "seeded", "source_of"]
 
 
 def seeded(datapipe: Any, shared_seed: int) -> Any:
     """Returns a PyTorch pipe whose graph has the seeds of an epoch."""
-    derive_later_seeds(datapipe)
+    random_pipes(Graph(datapipe))
     return apply_random_seed(datapipe, torch.Generator().manual_seed(shared_seed))
-
-
-def derive_later_seeds(datapipe: Any) -> None:
-    """Makes random pipes that are read several times in an epoch derive each seed from the previous one. If they drew
-    it from torch's generator, a resumed epoch would continue with other seeds.
-    """
-    for pipe in filter(is_random, Graph(datapipe)):
-        record_of(pipe).seeded = True
 
 
 class PipeSource(PipePasses):

@@ -71,9 +71,6 @@ class ReadingSettings:
     batch_size: int | None
     #: Whether samples are skipped if the dataset raises an exception for them.
     skips: bool = False
-    #: Whether incomplete batches are filled up, and whether the samples of such a batch are kept for the next batch.
-    fills: bool = False
-    keeps: bool = False
     #: The seed of pipes in this epoch, if the loader draws one.
     shared_seed: int | None = None
 
@@ -172,11 +169,6 @@ class EpochReader:
         return self._fetcher.seen if self._fetcher is not None else 0
 
     @property
-    def left(self) -> list[int] | None:
-        """Returns the positions of the indices that were read, if the batch must be filled up."""
-        return self._fetcher.left if self.reading.fills and self._fetcher is not None else None
-
-    @property
     def digest(self) -> int | None:
         """A checksum of some samples of this epoch, for a stream without a state."""
         return getattr(self._fetcher, "digest", None)
@@ -257,11 +249,9 @@ class EpochReader:
         reading = self.reading
         how = self._source, reading.auto_collation, reading.collate_fn, reading.drop_last
         if reading.is_iterable:
-            self._fetcher = StreamFetcher(*how, fills=reading.fills) if reading.skips else IterableFetcher(*how)
-        elif reading.skips:
-            self._fetcher = IndexedFetcher(*how, fills=reading.fills, keeps=reading.keeps)
+            self._fetcher = StreamFetcher(*how) if reading.skips else IterableFetcher(*how)
         else:
-            self._fetcher = Indexed(*how)
+            self._fetcher = IndexedFetcher(*how) if reading.skips else Indexed(*how)
         self._fetcher.dataset = reading.dataset  # error messages name this dataset
         self._fetched, self._timed_next = 0, _NEVER if self._clock is None else 1
         self._keeps = self.reading.is_iterable and self.restores_position

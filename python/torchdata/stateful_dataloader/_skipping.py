@@ -4,9 +4,6 @@ Role: the fetcher omits these samples and reports them, in the main process or i
 batch, and the main process counts the samples (`Skipped`) when the batch is returned to the user. The counts therefore
 match what the user has received, regardless of read-ahead and replaced workers. Limits, messages and log format are
 shared with pipes.
-
-If batches are filled up, an incomplete batch is not returned. The main process orders the successfully read indices
-again, followed by further indices of the sampler.
 """
 
 from __future__ import annotations
@@ -45,37 +42,26 @@ NOTHING = object()
 _MOST_IN_A_ROW = 10_000
 
 
-def check_on_error(
-    how: Any, limit: Any, log: str | os.PathLike[str] | None, fills: Any, dataset: Any, *, makes_batches: bool
-) -> None:
-    """Checks the arguments `on_error`, `error_limit`, `error_log` and `error_fill` of a loader.
+def check_on_error(how: Any, limit: Any, log: str | os.PathLike[str] | None, dataset: Any) -> None:
+    """Checks the arguments `on_error`, `error_limit` and `error_log` of a loader.
 
     Args:
         how: the value of `on_error`.
         limit: the value of `error_limit`.
         log: the value of `error_log`.
-        fills: the value of `error_fill`.
         dataset: the dataset.
-        makes_batches: whether the loader itself creates the batches.
 
     Raises:
         ValueError: an argument is out of range, or arguments exclude each other or the dataset.
-        TypeError: the limit is not a number, or `error_fill` is not a bool.
+        TypeError: the limit is not a number.
     """
     if how not in ("raise", "skip"):
         raise ValueError(f"StatefulDataLoader: on_error must be 'raise' or 'skip', but got {how!r}")
     check_limit("StatefulDataLoader", "error_limit", limit)
-    if not isinstance(fills, bool):
-        raise TypeError(f"StatefulDataLoader: error_fill must be True or False, but got {fills!r}")
     if how == "raise":
-        if limit is not None or log is not None or fills:
-            raise ValueError("StatefulDataLoader: error_limit, error_log and error_fill are for on_error='skip'")
+        if limit is not None or log is not None:
+            raise ValueError("StatefulDataLoader: error_limit and error_log are for on_error='skip'")
         return
-    if fills and not makes_batches:
-        raise ValueError(
-            "StatefulDataLoader: error_fill is for batches that the loader makes, of `batch_size` samples; a "
-            "batch_sampler says itself what is in a batch, and samples that come one by one fill nothing"
-        )
     if not isinstance(dataset, IterableDataset):
         return
     if isinstance(dataset, IterDataPipe):
@@ -107,71 +93,36 @@ class IndexedFetcher(Indexed):
 
     Args:
         *how: the arguments of PyTorch's fetcher.
-        fills: whether incomplete batches are filled up before they are returned.
-        keeps: whether the samples of an incomplete batch are kept for the next batch, which begins with them.
     """
 
     #: For each sample omitted from the last batch: its index, and the exception in the form of `line_of`.
     skipped: list[dict[str, Any]]
     #: The number of samples in the last batch, including omitted samples.
     seen = 0
-    #: The positions of the indices that were read successfully, if the last batch must be filled up.
-    left: list[int] | None = None
 
-    def __init__(self, *how: Any, fills: bool = False, keeps: bool = False) -> None:
+    def __init__(self, *how: Any) -> None:
         super().__init__(*how)
         self.skipped = []
-        self._fills, self._keeps = fills, keeps
-        #: The positions of the omitted samples in the batch.
-        self._places: list[int] = []
-        #: The indices and samples of an incomplete batch, which are the beginning of the next batch.
-        self._kept: tuple[list[Any], list[Any]] = [], []
 
     def fetch(self, possibly_batched_index: Any) -> Any:
         """Returns the batch of an index, or `NOTHING`."""
-        self.skipped, self._places, self.left = [], [], None
+        self.skipped = []
         if not self.auto_collation:
             self.seen = 1
-            data = self._read_one(lambda index: self.dataset[index], 0, possibly_batched_index)
+            data = self._read_one(lambda index: self.dataset[index], possibly_batched_index)
             return NOTHING if self.skipped else self._collated(data, possibly_batched_index)
-        indices = possibly_batched_index
-        self.seen = len(indices)
-        kept, (_, samples) = self._kept, self._take_kept(indices)
-        try:
-            rest = indices[len(samples) :] if samples else indices
-            data = self._read_batch(rest) if len(rest) or not samples else []
-        except Exception:
-            raise
-        except BaseException:  # after Ctrl-C, the batch is read again
-            self._kept = kept
-            raise
-        if samples:
-            data = [*samples, *data]
-        if not self.skipped:
-            return self._collated(data, indices)
-        if self._fills:
-            self.seen = len(self.skipped)
-            left_out = {len(samples) + place for place in self._places}
-            self.left = [place for place in range(len(indices)) if place not in left_out]
-            if self._keeps and len(data) == len(self.left):
-                self._kept = [indices[place] for place in self.left], data
-            return NOTHING
-        return self._collated(data, indices) if data else NOTHING
-
-    def _take_kept(self, indices: Any) -> tuple[list[Any], list[Any]]:
-        """Returns the kept samples, if the batch begins with their indices."""
-        kept, self._kept = self._kept, ([], [])
-        is_begun = len(kept[0]) <= len(indices) and all(map(operator.is_, kept[0], indices))
-        return kept if is_begun else ([], [])
+        self.seen = len(possibly_batched_index)
+        data = self._read_batch(possibly_batched_index)
+        return self._collated(data, possibly_batched_index) if data or not self.skipped else NOTHING
 
     def _read_batch(self, indices: Any) -> Any:
         if not getattr(self.dataset, "__getitems__", None):
             dataset, data = self.dataset, list[Any]()
-            for place, index in enumerate(indices):
+            for index in indices:
                 try:
                     data.append(dataset[index])
                 except Exception as error:
-                    self._leave_out(error, place, index)
+                    self._leave_out(error, index)
             return data
         try:
             return self.dataset.__getitems__(indices)
@@ -183,8 +134,8 @@ class IndexedFetcher(Indexed):
     def _read_each(self, indices: Any, error: Exception) -> list[Any]:
         """Reads the samples of a batch one by one after `__getitems__` has raised."""
         data: list[Any] = []
-        for each in enumerate(indices):
-            found = self._read_one(lambda index: self.dataset.__getitems__([index]), *each)
+        for each in indices:
+            found = self._read_one(lambda index: self.dataset.__getitems__([index]), each)
             if found is NOTHING:
                 continue
             if not isinstance(found, (list, tuple)):
@@ -198,18 +149,17 @@ class IndexedFetcher(Indexed):
             data.extend(found)
         return data
 
-    def _read_one(self, read: Callable[[Any], Any], place: int, index: Any) -> Any:
+    def _read_one(self, read: Callable[[Any], Any], index: Any) -> Any:
         try:
             return read(index)
         except Exception as error:
-            self._leave_out(error, place, index)
+            self._leave_out(error, index)
             return NOTHING
 
-    def _leave_out(self, error: Exception, place: int, index: Any) -> None:
+    def _leave_out(self, error: Exception, index: Any) -> None:
         """Records an omitted sample, or raises the error if it must not be skipped."""
         if not is_of_an_item(error):
             raise error
-        self._places.append(place)
         self.skipped.append({"index": _plain(index)} | line_of(error))
 
 
@@ -218,18 +168,15 @@ class StreamFetcher(IterableFetcher):
 
     Args:
         *how: the arguments of PyTorch's fetcher.
-        fills: whether a batch has the full number of samples even if samples are skipped.
     """
 
     #: See `IndexedFetcher`.
     skipped: list[dict[str, Any]]
     seen = 0
-    left: list[int] | None = None
 
-    def __init__(self, *how: Any, fills: bool = False) -> None:
+    def __init__(self, *how: Any) -> None:
         super().__init__(*how)
         self.skipped = []
-        self._fills = fills
         self._in_a_row = 0
         #: The last exception, if it passed through a generator and no sample followed.
         self._doubtful: Exception | None = None
@@ -250,7 +197,7 @@ class StreamFetcher(IterableFetcher):
 
     def _counted(self) -> int:
         """Returns how many samples count toward the size of the batch."""
-        return len(self._data) + (0 if self._fills and self.auto_collation else len(self.skipped))
+        return len(self._data) + len(self.skipped)
 
     def _is_short(self, wanted: int) -> bool:
         return self._counted() < wanted

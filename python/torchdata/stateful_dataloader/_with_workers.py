@@ -251,12 +251,9 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     def _order_next(self, worker: int) -> None:
         """Sends the next index, if any, to a worker, or to any worker with room if batches may be out of order."""
         try:
-            index = self._order.draw(is_busy=any(self._pool.orders))
+            index = self._order.draw()
         except StopIteration:
             return
-        if self._in_order and self._reading.fills and not self._reading.is_iterable:
-            # This worker may not be next in turn, because `draw` may have had no index in earlier turns.
-            worker = (self._first + self._number) % self._num_workers
         if not self._in_order and not self._reading.is_iterable:  # any worker with room, as in PyTorch's loader
             while len(self._pool.orders[worker]) >= self._prefetch_factor:
                 worker = (worker + 1) % self._num_workers
@@ -339,7 +336,6 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             if self._skipped is not None:
                 seen = self._reading.samples_of(index) if news.seen is None else news.seen
                 self._skipped.count(seen, news.skipped)
-                self._order.give_back(index, news.left)
         if news.digest is not None:
             progress.digest = news.digest
         if news.after is not None:

@@ -32,6 +32,7 @@ from torchdata._engine.items.torch_worker import seed_worker, show_worker, tell_
 from torchdata._engine.processes.process import ChildProcess
 from torchdata._engine.workers.child import ChildLoop
 from torchdata._engine.workers.program import Program, Runner
+from torchdata._native import ShardTurns
 from torchdata._observe.stats.batches import bind_reading
 from torchdata._observe.stats.counting import Counting
 from torchdata.datapipes._pipe.state.exchanging import ShardGlobals
@@ -77,7 +78,6 @@ class News(NamedTuple):
         seen: the number of samples of the batch, including skipped samples; None if this number equals the number of
             samples that were ordered.
         empty: whether all samples were skipped, so that the batch is missing.
-        left: the positions of indices that were read successfully, and that another batch will contain.
         digest: a checksum of some samples of this epoch, for a dataset without a state; None if it has not changed.
         ended: whether the iterable dataset has ended.
     """
@@ -88,7 +88,6 @@ class News(NamedTuple):
     skipped: Sequence[dict[str, Any]] = ()
     seen: int | None = None
     empty: bool = False
-    left: list[int] | None = None
     digest: int | None = None
     ended: bool = False
 
@@ -254,8 +253,9 @@ class _Worker:
         #: The error that prevents the worker from reading.
         self.failure: tuple[Any, ...] | None = None
         self.shards: list[ShardReader] = []
-        #: The shard that currently provides the generators and the worker info of the process.
-        self._entered = 0
+        #: The turns of the shards in providing the generators and the worker info of the process. An empty object until
+        #: all shards are prepared.
+        self._turns = ShardTurns((), self._exchange, 0)
         #: Orders of the last epoch that were not read before the next epoch began.
         self._left: list[Any] = []
 
@@ -263,10 +263,11 @@ class _Worker:
         """Prepares the shards; see `Runner`."""
         for number in self.setup.shards:
             if self.shards:
-                self.shards[self._entered].globals.leave()
+                self.shards[-1].globals.leave(is_all=True)
             job = program if program.copies is None else program.copied()
-            self._entered = len(self.shards)
             self.shards.append(ShardReader(job, number, self.setup.name, self._ordered, counting=self.child.counting))
+        of_each = [shard.globals for shard in self.shards]
+        self._turns = ShardTurns(of_each, self._exchange, len(of_each) - 1)
 
     def obey(self, command: tuple[Any, ...]) -> bool:
         """Executes a command; see `Runner`."""
@@ -296,12 +297,10 @@ class _Worker:
         number, index = order
         return number, index
 
-    def _enter(self, shard: int) -> None:
-        """Sets the generators and the worker info of a shard, if the process has those of another shard."""
-        if shard != self._entered and self.failure is None:
-            self.shards[self._entered].globals.leave()
-            self._entered = shard
-            self.shards[shard].globals.enter()
+    def _exchange(self, left: int, entered: int) -> None:
+        """Exchanges the generators and the worker info of two shards after a library was loaded."""
+        self.shards[left].globals.leave(is_all=True)
+        self.shards[entered].globals.enter()
 
     def _run_epoch(
         self, epoch: int, iterates: bool, shared_seed: int | None, fresh: bool, first: int, starts: Sequence[EpochStart]
@@ -316,15 +315,15 @@ class _Worker:
         each = []
         for number, (shard, start) in enumerate(zip(self.shards, starts, strict=True)):
             if self.failure is None:
-                self._enter(number)
+                self._turns.enter(number)
             each.append(shard.begin_epoch(iterates, shared_seed, fresh, start))
         batches = each[0] if len(each) == 1 else tuple(each)
         while True:
             try:
-                self.sender.pump(batches, self._enter)
+                self.sender.pump(batches, self._turns if self.failure is None else None)
                 return
             except BaseException as error:  # for example, the batch cannot be pickled
-                each[self._entered].failed_to_leave(describe(error, self.setup.name))
+                each[self._turns.entered].failed_to_leave(describe(error, self.setup.name))
 
 
 @dataclass
@@ -456,7 +455,7 @@ class Batches(Iterator[Unit]):
         if self._shard.job.reading.skips:
             news = self._with_skipped(news, reader, index)
             if batch is NOTHING:
-                batch, news = None, news._replace(empty=True, left=reader.left)
+                batch, news = None, news._replace(empty=True)
         if (digest := reader.digest) != self._digest:
             self._digest = digest
             news = news._replace(digest=digest)

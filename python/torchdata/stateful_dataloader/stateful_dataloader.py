@@ -114,9 +114,6 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             this loader, from 0), `worker` (its number, or null), `dataset` (your code that reads samples, with its file
             and line), `index`, `error`, `message` and `notes`. For an iterable dataset, the index counts the samples of
             the worker's iterator from 0; it is null if the dataset loaded a state within an epoch. None for no file.
-        error_fill: whether incomplete batches are filled up with the next indices of the sampler, so that all batches
-            except the last are full. A worker rereads an incomplete batch, together with the added samples, as the
-            next ordered batch. Its samples therefore arrive after the samples of batches that were ordered earlier.
         stats: how often batches are timed. "counts" times so few batches that this costs less than 1 % of the time;
             "full" times every batch. None uses the environment variable `TORCHDATA_STATS`, or else "counts". See
             `stats()`.
@@ -125,7 +122,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             file and its line. None, or `TORCHDATA_WAIT_WARNING=0` in the environment, disables the warning.
     Raises:
         ValueError: arguments are out of range, or exclude each other.
-        TypeError: `multiprocessing_context` is not valid, `error_limit` is not a number, or `error_fill` is not a bool.
+        TypeError: `multiprocessing_context` is not valid, or `error_limit` is not a number.
         TooManySkipped: while iterating, more than `error_limit` samples have raised; a `RuntimeError`.
 
     Example:
@@ -170,13 +167,11 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         on_error: Literal["raise", "skip"] = "raise",
         error_limit: int | float | None = None,
         error_log: str | os.PathLike[str] | None = None,
-        error_fill: bool = False,
         stats: StatsLevel | None = None,
         wait_warning: float | None = 0.3,
     ) -> None:
         check_restarts("StatefulDataLoader", on_worker_exit, on_timeout, timeout, patience)
-        makes_batches = batch_size is not None and batch_sampler is None
-        check_on_error(on_error, error_limit, error_log, error_fill, dataset, makes_batches=makes_batches)
+        check_on_error(on_error, error_limit, error_log, dataset)
         if num_workers == "auto":  # type: ignore[comparison-overlap]
             raise TypeError(
                 "StatefulDataLoader: num_workers must be an integer, but got 'auto'; the loader that chooses by itself "
@@ -208,7 +203,6 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         self.on_worker_exit, self.on_timeout, self.patience = on_worker_exit, on_timeout, patience
         self.on_error, self.error_limit = on_error, error_limit
         self.error_log = None if error_log is None else os.fspath(error_log)
-        self.error_fill = error_fill
         #: The number of epochs that have begun, which `error_log` contains.
         self._epochs_begun = 0
         self._recorder = recorder

@@ -18,7 +18,6 @@ mod forking;
 mod formats;
 mod gil_cell;
 mod images;
-mod memory_copy;
 mod numpy_api;
 mod panics;
 mod pipes;
@@ -27,6 +26,7 @@ mod queue;
 mod ranks;
 mod seconds;
 mod seed;
+mod shard_globals;
 mod transport;
 mod watching;
 
@@ -100,7 +100,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<transport::stats::PyStatsBoard>()?;
     module.add_class::<buffers::LeasedBuffer>()?;
     module.add_class::<buffers::ArenaBuffer>()?;
-    module.add_class::<memory_copy::MemoryCopy>()?;
+    module.add_class::<shard_globals::Exchange>()?;
+    module.add_class::<shard_globals::SavedGlobals>()?;
+    module.add_class::<shard_globals::ShardTurns>()?;
     module.add_class::<transport::sender::Sender>()?;
     module.add_class::<transport::collector::Collector>()?;
     module.add_class::<transport::collector::ItemStream>()?;

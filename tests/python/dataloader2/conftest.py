@@ -12,13 +12,8 @@ from torchdata._engine import snapshots
 
 @pytest.fixture
 def machine_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Returns a function that simulates a number of cores and an amount of free memory."""
-
-    def of(cores: int, memory: int | None = 1 << 40) -> None:
-        monkeypatch.setattr(machine, "cores", lambda: cores)
-        monkeypatch.setattr(machine, "memory_left", lambda: memory)
-
-    return of
+    """Sets the number of cores."""
+    return lambda cores: monkeypatch.setattr(machine, "cores", lambda: cores)
 
 
 @pytest.fixture

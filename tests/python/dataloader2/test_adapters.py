@@ -1,4 +1,4 @@
-"""Adapters set shuffling, sharding and prefetching in the loader's copy of the graph."""
+"""Adapters set shuffling and sharding in the loader's copy of the graph."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from torchdata.dataloader2 import (
     DataLoader2,
     InProcessReadingService,
     MultiProcessingReadingService,
-    SequentialReadingService,
 )
-from torchdata.dataloader2.adapter import Adapter, CacheTimeout, PrefetchPolicy, ShardingPolicy, Shuffle
+from torchdata.dataloader2.adapter import Adapter, CacheTimeout, ShardingPolicy, Shuffle
 from torchdata.dataloader2.graph import list_dps, traverse_dps
 from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Shuffler
@@ -91,28 +90,8 @@ def test_sharding_is_per_item_per_block_or_off():
     assert shares([ShardingPolicy(enable=False), ShardingPolicy()]) == shares(ShardingPolicy())
 
 
-def test_prefetch_policy_sets_every_prefetcher_and_the_service():
-    service = SequentialReadingService(InProcessReadingService(), MultiProcessingReadingService(2))
-    pipe = numbers().prefetch(3).map(str).prefetch(5)
-    loader = DataLoader2(pipe, PrefetchPolicy(7, worker=4), service)
-    assert [p.buffer_size for p in list_dps(traverse_dps(loader.datapipe)) if hasattr(p, "buffer_size")] == [7, 7]
-    in_process, workers = loader.reading_service.reading_services
-    assert in_process._prefetch_cnt == 7
-    assert (workers.main_prefetch_cnt, workers.worker_prefetch_cnt) == (7, 4)
-    assert service.reading_services[1].main_prefetch_cnt == 10
-    assert pipe.buffer_size == 5
-
-
-def test_prefetch_policy_of_zero_removes_prefetching():
-    pipe = numbers(3).prefetch(3).map(str).prefetch(5).prefetch(2)
-    loader = DataLoader2(pipe, PrefetchPolicy(0), InProcessReadingService(4))
-    assert [type(p).__name__ for p in list_dps(traverse_dps(loader.datapipe))] == ["Mapper", "IterableWrapper"]
-    assert loader.reading_service._prefetch_cnt == 0
-    assert list(loader) == ["0", "1", "2"]
-
-
 def test_the_in_process_service_reads_ahead_at_the_end_of_the_graph():
-    with DataLoader2(numbers(3), PrefetchPolicy(2), InProcessReadingService()) as loader:
+    with DataLoader2(numbers(3), reading_service=InProcessReadingService(2)) as loader:
         for _ in range(2):
             assert list(loader) == [0, 1, 2]
         assert type(loader.datapipe) is iter_pipes.Prefetcher
@@ -123,9 +102,6 @@ def test_the_in_process_service_reads_ahead_at_the_end_of_the_graph():
     [
         (lambda: ShardingPolicy(0), ValueError, "block must be at least 1, but got 0"),
         (lambda: ShardingPolicy("2"), TypeError, "block must be an integer, but got '2'"),
-        (lambda: PrefetchPolicy(-1), ValueError, "count must be at least 0, but got -1"),
-        (lambda: PrefetchPolicy(None), TypeError, "count must be an integer, but got None"),
-        (lambda: PrefetchPolicy(1, worker=True), TypeError, "worker must be an integer, but got True"),
     ],
 )
 def test_numbers_that_are_not_counts_are_refused(make, error, words):

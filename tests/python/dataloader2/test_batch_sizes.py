@@ -10,7 +10,6 @@ from resuming import stopped
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.datapipes.iter import IterableWrapper
-from torchdata.datapipes.state import load_state, save_state
 
 
 def pipe(size: int) -> Any:
@@ -28,27 +27,4 @@ def test_a_state_inside_an_epoch_is_refused_by_a_loader_with_another_batch_size(
     with loader(5, later, ShardingPolicy(block=4)) as run:
         with pytest.raises(ValueError, match="Batcher, has batch_size=4 in the state and 5 in this loader.*between"):
             run.load_state_dict(state)
-        assert len(next(iter(run))) == 5  # the refused state has not changed the loader
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_state_between_two_epochs_is_loaded_with_another_batch_size(workers: int) -> None:
-    def items(run: DataLoader2[Any]) -> list[int]:
-        return sorted(item for batch in run for item in batch)
-
-    with loader(4, workers) as run:
-        run.seed(5)
-        list(run)
-        state = run.state_dict()
-    with loader(6, workers) as run:
-        run.load_state_dict(state)
-        assert max(map(len, run)) == 6
-        assert items(run) == list(range(50))
-
-
-def test_a_state_of_a_graph_is_refused_by_one_with_another_batch_size() -> None:
-    run = pipe(3)
-    next(iter(run))
-    state = save_state(run)
-    with pytest.raises(ValueError, match="Batcher, has batch_size=3 in the state and 4 in this one"):
-        load_state(pipe(4), state)
+        assert len(next(iter(run))) == 5  # the loader is as it was

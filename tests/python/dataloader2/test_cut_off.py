@@ -224,21 +224,6 @@ def test_a_state_is_refused_if_it_is_unknown_which_items_were_lost() -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_skipping_after_ctrl_c_skips_in_the_continued_run(service: str) -> None:
-    with loader("map", service) as made:
-        reading = iter(made)
-        got = read_until_cut(reading, 17)
-        rest = list(reading)
-    with loader("map", service) as made:
-        reading = iter(made)
-        assert read_until_cut(reading, 17) == got
-        assert made.skip(3) == 3
-        state = saved(made)
-        assert list(reading) == rest[3:]
-    assert epochs_of(loader("map", service, state), 1) == [rest[3:]]
-
-
-@pytest.mark.parametrize("service", SERVICES)
 def test_the_epoch_after_one_that_ctrl_c_has_ended_is_complete(service: str) -> None:
     epochs = epochs_of(loader("batch", service))
     made = loader("batch", service)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from random_graphs.users import unpinned
 from resuming import begun, resumed, stopped
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.services.program import WorkerInfo
@@ -127,23 +126,6 @@ def test_nothing_is_lost_or_doubled_when_processes_exit(build: Build, child: int
     assert elements(got) == expected(build)
 
 
-def pinned(pipe: Any) -> Any:
-    return pipe.map(uneven).prefetch(20).pin_memory(pin_memory_fn=unpinned)
-
-
-def test_a_state_from_before_a_worker_exit_stays_valid() -> None:
-    states: list[tuple[int, State]] = []
-
-    def look(got: list[Any]) -> None:
-        if len(got) == 60:
-            states.extend((len(got) - ago, dying.state_dict(items_ago=ago)) for ago in (0, 5, 30))
-
-    with loader(pinned, on_worker_exit="restart") as dying, pytest.warns(RuntimeWarning, match="taken its place"):
-        got = read(dying, -1, (50,), look)
-    for at, state in states:
-        assert elements([*got[:at], *resumed(loader(pinned), state)[0]]) == expected(plain), at
-
-
 @pytest.mark.parametrize(
     "options", [{"workers": 2}, {"workers": 5}, {"in_order": True}, {"workers": 2, "in_order": True}]
 )
@@ -162,28 +144,8 @@ def test_a_state_saved_in_order_resumes_out_of_order() -> None:
     assert sorted(following) == list(range(COUNT))
 
 
-def test_a_state_of_the_beginning_loads_with_any_number_of_workers() -> None:
-    _, state = stopped(loader(), 0)
-    assert sorted(resumed(loader(workers=2), state)[0]) == list(range(COUNT))
-
-
 def test_a_state_of_items_that_were_dealt_out_of_turn_is_refused() -> None:
     _, state = stopped(loader(), 30)
     state["iteration_state"]["workers"]["owners"] = (0, b"")
     with loader() as again, pytest.raises(ValueError, match="dealt out of turn"):
         again.load_state_dict(state)
-
-
-def test_an_error_before_the_dispatch_reaches_main() -> None:
-    def failing(item: int) -> int:
-        if item == 77:
-            raise KeyError("77 is not there")
-        return item
-
-    pipe = IterableWrapper(range(COUNT)).map(failing).sharding_round_robin_dispatch().map(uneven)
-    service = MultiProcessingReadingService(3, "fork", in_order=False, worker_init_fn=note)
-    with DataLoader2(pipe, reading_service=service) as failed:
-        got = []
-        with pytest.raises(KeyError, match="77 is not there"):
-            got.extend(failed)
-    assert Counter(got) <= Counter(range(77))

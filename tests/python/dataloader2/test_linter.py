@@ -276,7 +276,7 @@ def joined(groups):
 
 
 def exact_mix(letters, mixed_in):
-    """Returns a mix of exactly three items A per item B. `mixed_in` combines the two inputs."""
+    """Returns an exact mix of three items A and one item B. The function takes the two inputs."""
     return mixed_in(IterableWrapper(letters[0] * 24).shuffle(), IterableWrapper(letters[1] * 8).shuffle())
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from process_checks import nothing_is_left  # noqa: F401
 from random_graphs.users import Passing, unpinned
-from resuming import begun, continued, epochs_of, saved, stopped
+from resuming import begun, epochs_of, saved, stopped
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.datapipes.iter import IterableWrapper
@@ -71,22 +71,6 @@ def test_a_state_moves_from_workers_to_none_and_back_in_the_same_order(kind: str
             del got[len(got) - ago :]
     rest, following = epochs_of(loader(pipe(), MultiProcessingReadingService(1), state, block))
     assert [got + rest, following] == whole[1:]
-
-
-@pytest.mark.parametrize("service", SERVICES)
-def test_a_loaded_state_of_workers_is_saved_again_in_the_main_process_before_an_item_is_requested(service: str) -> None:
-    pipe, _ = PIPES["two passes"]
-    _, state, rest = continued(loader(pipe(), MultiProcessingReadingService(2)), 20)
-    for workers in None, 3, None:
-        each = MultiProcessingReadingService(workers) if workers else SERVICES[service]()
-        _, state = stopped(loader(pipe(), each, state), 0)
-    assert epochs_of(loader(pipe(), SERVICES[service](), state), 1) == [rest]
-
-
-def test_epochs_are_alike_with_any_number_of_workers_and_without_a_service() -> None:
-    services = None, InProcessReadingService(), MultiProcessingReadingService(1), MultiProcessingReadingService(3)
-    epochs = [epochs_of(loader(PIPES["two passes"][0](), service), 3) for service in services]
-    assert all(each == epochs[0] for each in epochs)
 
 
 def test_seeds_that_pipes_drew_by_themselves_are_not_sent_to_workers() -> None:

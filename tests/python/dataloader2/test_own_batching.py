@@ -51,17 +51,3 @@ def test_its_items_are_the_same_as_those_of_batch() -> None:
 
     with loader_of(Tuples, 2) as loader, loader_of(ours, 2) as other:
         assert list(loader) == list(other)
-
-
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("size", [30, 31])
-@pytest.mark.parametrize("count", [1, 5, 9, 10, 11, 20])
-def test_skip_passes_over_its_items(count: int, size: int, drop_last: bool) -> None:
-    with (
-        loader_of(Tuples, 0, size, drop_last=drop_last) as loader,
-        loader_of(Tuples, 0, size, drop_last=drop_last) as whole,
-    ):
-        items = list(whole)
-        assert loader.skip(count) == min(count, len(items))
-        # If `skip` was asked for more items than the epoch has, the loader begins the next epoch.
-        assert list(loader) == (items[count:] if count <= len(items) else items)

@@ -62,7 +62,7 @@ def test_the_guide_shows_what_its_programs_print(tmp_path: Path) -> None:
     codes = [code for code, _ in pages]
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(program), support, *codes],
-        env={**os.environ, **PROMPT}, capture_output=True, text=True, timeout=280,
+        env={**os.environ, **PROMPT}, cwd=tmp_path, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout == "".join(shown for _, shown in pages)

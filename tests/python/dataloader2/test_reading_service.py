@@ -140,12 +140,6 @@ def test_a_sequence_of_something_else_is_refused():
         SequentialReadingService(5)
 
 
-def test_a_sequence_passes_prefetch_counts_on():
-    inner = InProcessReadingService()
-    SequentialReadingService(Recorder("a", []), inner).set_prefetch_counts(4, 2)
-    assert inner._prefetch_cnt == 4
-
-
 def set_origin(datapipe, info):
     return datapipe.map(partial(append, f"-{info.num_workers}.{info.worker_id}"))
 

@@ -62,18 +62,6 @@ def test_a_replacement_outlives_its_fork_server_and_can_be_shut_down():
     assert all(map(is_gone, pids))
 
 
-def test_the_exit_code_of_a_worker_is_unknown_if_the_fork_server_has_exited():
-    loader, iterator, _ = begun()
-    with loader:
-        before = kill_first(loader)
-        while pids_of(loader)[0] == before:
-            next(iterator)
-        os.kill(forker_of(loader), signal.SIGKILL)
-        kill_first(loader)
-        with pytest.raises(WorkerExitedError, match="worker process 0 .* died .*forked it .*has exited before it"):
-            list(iterator)
-
-
 def test_children_of_a_fork_server_that_is_killed_are_not_replaced(recwarn):
     expected = undisturbed(pipeline(2000), 2)
     loader, iterator, got = begun(multiprocessing_context="forkserver")

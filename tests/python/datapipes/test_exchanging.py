@@ -12,7 +12,9 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import get_worker_info  # noqa: E402
 
+from torchdata._native import ShardTurns  # noqa: E402
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # noqa: E402
+from torchdata.datapipes._pipe import skipping  # noqa: E402
 from torchdata.datapipes._pipe.state import exchanging  # noqa: E402
 from torchdata.datapipes._pipe.state.exchanging import ShardGlobals  # noqa: E402
 from torchdata.datapipes._pipe.state.generators import load_generators, save_generators  # noqa: E402
@@ -29,8 +31,8 @@ def _generators_are_put_back() -> Any:
 
 @pytest.fixture(params=["memory", "public functions"])
 def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Chooses how generators are copied: from their memory, or by the fallback for other memory layouts."""
-    monkeypatch.setattr(exchanging, "_known", (None, None, None))
+    """How generators are copied: the second way is that of versions which lay them out differently."""
+    monkeypatch.setattr(exchanging, "_known", None)
     if request.param != "memory":
         monkeypatch.setattr(exchanging, "_is_copied", lambda *_: False)
     return request.param
@@ -72,11 +74,69 @@ def test_each_shard_draws_the_same_numbers_as_if_it_were_alone(way: Any) -> None
             shard.leave()
 
 
+def test_shards_that_are_switched_natively_draw_and_seed_as_if_they_were_alone(way: Any) -> None:
+    def steps(number: int) -> Any:
+        for step in range(700):
+            if step % 50 == number:  # the same position in other numbers, which no counter of draws shows
+                seed(step)
+            yield draw(step % 3)
+            skipping.worker = number
+
+    expected = {}
+    for number in range(3):
+        seed(number)
+        expected[number] = list(steps(number))
+    shards, switched = [ShardGlobals() for _ in range(3)], []
+    before, skipping.worker = skipping.worker, None
+
+    def exchange(left: int, entered: int) -> None:
+        switched.append((left, entered))
+        shards[left].leave(is_all=True)
+        shards[entered].enter()
+
+    try:
+        for number, shard in enumerate(shards):
+            seed(number)
+            shard.leave(is_all=True)
+        shards[0].enter()
+        turns, iterators = ShardTurns(shards, exchange, 0), [steps(number) for number in range(3)]
+        for step in range(700):
+            for number, iterator in enumerate(iterators):
+                turns.enter(number)
+                assert step < 2 or skipping.worker == number
+                assert next(iterator) == expected[number][step]
+        assert (len(switched) == 0) == (way == "memory")
+    finally:
+        skipping.worker = before
+
+
+def test_a_generator_that_is_installed_between_two_switches_is_exchanged_from_then_on() -> None:
+    before = numpy.random.get_bit_generator()
+    shards, switched = [ShardGlobals(), ShardGlobals()], []
+
+    def exchange(left: int, entered: int) -> None:
+        switched.append((left, entered))
+        shards[left].leave(is_all=True)
+        shards[entered].enter()
+
+    try:
+        for shard in shards:
+            shard.leave(is_all=True)
+        shards[0].enter()
+        turns = ShardTurns(shards, exchange, 0)
+        numpy.random.set_bit_generator(numpy.random.MT19937(7))
+        for number in (1, 0, 1, 0):
+            turns.enter(number)
+        assert switched == [(0, 1), (1, 0)]
+    finally:
+        numpy.random.set_bit_generator(before)
+
+
 def test_the_memory_of_the_generators_is_found() -> None:
     seed(1)
     shard = ShardGlobals()
     shard.leave()
-    assert (len(shard._way.memory), shard._way.python, shard._way.others) == (4, random._inst, [])  # type: ignore[attr-defined]
+    assert shard._others == []
 
 
 def test_another_bit_generator_of_numpy_is_exchanged() -> None:

@@ -241,13 +241,6 @@ def test_without_a_seed_orders_follow_the_global_generator(no_torch: None) -> No
     assert [list(pipe), list(pipe)] == [first, second]
 
 
-def test_the_seed_of_an_iteration_can_be_asked_for_and_used_again() -> None:
-    pipe = IterableWrapper(range(50)).shuffle()
-    assert pipe.epoch_seed() is None
-    order = list(pipe)
-    assert list(pipe.set_seed(pipe.epoch_seed())) == order
-
-
 def test_a_seed_set_before_the_first_iteration_is_part_of_the_state() -> None:
     state = save_state(IterableWrapper(range(50)).shuffle().set_seed(5))
     restored = IterableWrapper(range(50)).shuffle()

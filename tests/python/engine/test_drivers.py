@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from drivers.frame import Driver, Outcome, outcomes, parser_of
-from lives import model, plans, run
-from lives.epochs import Epoch
+from lives import plans, run
 from lives.pipelines import Differs
 
 pytestmark = pytest.mark.filterwarnings("ignore:on_error has skipped:RuntimeWarning")
@@ -80,48 +79,6 @@ def test_the_frame_reports_what_is_wrong_with_a_plan(words: str, monkeypatch: py
 
 
 # -- checks of the loaders' items -----------------------------------------------------------------------------
-
-
-def first_life(condition: Callable[[plans.Life], Any]) -> plans.Life:
-    return next(life for life in map(plans.Life, range(1000)) if condition(life))
-
-
-def changed(epochs: list[Epoch], change: Callable[[Epoch], Epoch]) -> list[Epoch]:
-    found = []
-    for epoch in epochs:
-        found.append(Epoch(change(epoch)))
-        found[-1].until, found[-1].fails = epoch.until, epoch.fails
-    return found
-
-
-CHANGES: dict[str, Callable[[Epoch], Any]] = {
-    "the end is missing": lambda epoch: epoch[:-1],
-    "one is missing": lambda epoch: epoch[:3] + epoch[4:],
-    "one came twice": lambda epoch: epoch[:3] + epoch[2:],
-    "nothing came": lambda epoch: [],
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("free", [True, False])
-def test_the_driver_reports_a_loader_that_differs_from_the_model(change: str, free: bool) -> None:
-    life = first_life(lambda life: model.is_known(life) and life.free == free and life.items > 20 and not life.main)
-    right = plans.only_read(life)
-    model.compare(life, right)
-    with pytest.raises(Differs):
-        model.compare(life, changed(right, CHANGES[change]))
-
-
-def test_the_order_counts_and_out_of_order_that_of_one_worker() -> None:
-    epoch = Epoch(range(10))
-    epoch.shares = [list(range(0, 10, 2)), list(range(1, 10, 2))]
-    epoch.check([], [1, 0, 2], free=True)
-    with pytest.raises(Differs, match="item 0 is 1 instead of 0"):
-        epoch.check([], [1, 0, 2], free=False)
-    with pytest.raises(Differs, match="worker 0 came in another order"):
-        epoch.check([2], [1, 0], free=True)
-    with pytest.raises(Differs, match="too many"):
-        epoch.check([2, 1], [2], free=True)
 
 
 def test_the_driver_reports_a_loader_that_resumes_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,30 +207,6 @@ def test_workers_that_hang_end_when_main_is_killed(script, method):
     wait_for(lambda: all(map(is_gone, pids)))
 
 
-@pytest.mark.parametrize("f", ["stuck", "nap"])
-def test_ctrl_c_ends_a_waiting_main_process_without_output(script, f):
-    path = script(
-        f"""
-        dl = make({f})
-        it = iter(dl)
-        print(*([] if {f!r} == 'stuck' else [next(it)]), flush=True)
-        try:
-            for _ in it: pass
-        except KeyboardInterrupt:
-            print("interrupted", flush=True)
-            dl.shutdown()
-        """
-    )
-    process = run_script(path, start_new_session=True)
-    process.stdout.readline()
-    time.sleep(0.5)  # the main process should be waiting, but an earlier signal must work, too
-    os.killpg(process.pid, signal.SIGINT)  # like a terminal, to the main process and the workers
-    out, err = process.communicate(timeout=250)
-    assert "interrupted" in out
-    assert err == ""
-    assert process.returncode == 0
-
-
 @pytest.mark.parametrize(
     ("method", "ending"),
     with_methods("pass", "del it", "sys.exit(0)", "dl.shutdown(); dl.shutdown()", "del dl, it"),
@@ -262,22 +238,6 @@ def test_shutdown_twice_in_del_and_after_shutdown():
     del dl, iterator
     gc.collect()
     wait_for(lambda: all(map(is_gone, pids)))
-
-
-def test_a_forked_child_that_inherits_the_loader_does_not_end_its_workers():
-    with loader(IterableWrapper(range(1000)).sharding_filter()) as dl:
-        iterator = iter(dl)
-        assert next(iterator) == 0
-        pid = os.fork()
-        if pid == 0:
-            try:
-                dl.shutdown()
-                del dl, iterator
-                gc.collect()
-            finally:
-                os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        assert list(iterator) == list(range(1, 1000))
 
 
 def test_a_timeout_names_the_worker():
@@ -355,43 +315,6 @@ def test_memory_of_a_long_run_is_flat():
 class Arrays:
     def __call__(self, x):
         return np.full(40_000, x)
-
-
-def test_another_thread_may_shut_the_loader_down_while_main_waits():
-    dl = loader(IterableWrapper(range(10)).sharding_filter().map(Sleeps(2)))
-    iterator = iter(dl)
-    assert [next(iterator), next(iterator)] == [0, 1]
-    timer = threading.Timer(0.3, dl.shutdown)
-    timer.start()
-    with pytest.raises(RuntimeError, match="shut down"):  # the epoch has not ended normally
-        next(iterator)
-    timer.join()
-
-
-class WaitsFor:
-    def __init__(self, at, path):
-        self.at, self.path = at, path
-
-    def __call__(self, x):
-        if x == self.at:
-            wait_for(self.path.exists)
-        return x
-
-
-def test_a_second_thread_cannot_read_at_the_same_time(tmp_path):
-    go_on = tmp_path / "go on"
-    with loader(IterableWrapper(range(10)).sharding_filter().map(WaitsFor(2, go_on))) as dl:
-        iterator = iter(dl)
-        assert [next(iterator), next(iterator)] == [0, 1]
-        received = []
-        reading = threading.Thread(target=lambda: received.append(next(iterator)))
-        reading.start()
-        wait_for(lambda: dl.stats().main.waits_for == "worker process 0")
-        with pytest.raises(RuntimeError, match="one reader at a time"):
-            next(iter(dl.reading_service._children.collector))
-        go_on.touch()
-        reading.join()
-        assert received == [2]
 
 
 @pytest.mark.parametrize("method", METHODS)

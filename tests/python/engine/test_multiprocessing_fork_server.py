@@ -112,19 +112,6 @@ def test_a_fork_server_that_dies_whenever_it_is_asked_raises_an_error(monkeypatc
         assert sorted(dl) == list(range(9))
 
 
-def test_children_of_an_exited_fork_server_keep_running():
-    datapipe = IterableWrapper(range(2000)).sharding_filter()
-    with loader(datapipe, multiprocessing_context="forkserver", worker_prefetch_cnt=4) as dl:
-        iterator = iter(dl)
-        got = [next(iterator) for _ in range(5)]
-        kill_fork_server()
-        got += iterator
-        assert got == list(range(2000))
-        assert list(dl) == list(range(2000))
-        pids = dl.reading_service._children.pids
-    assert all(map(is_gone, pids))
-
-
 def test_a_child_whose_fork_server_exits_during_the_start_is_not_reported_as_exited(monkeypatch):
     """The fork server also exits if it reaches the limit of processes."""
     killed = []

@@ -17,14 +17,17 @@ from torchdata._native import (
     Collector,
     Delivery,
     DeliveryIterator,
+    Exchange,
     FilterIterator,
     GzipReader,
     IndexedIterator,
     IterationToken,
     Link,
     ReadAheadQueue,
+    SavedGlobals,
     Sender,
     SequenceIterator,
+    ShardTurns,
     ShareIterator,
     SourceReader,
     TFRecordReader,
@@ -172,7 +175,13 @@ def delivery(holder):
     return found
 
 
-#: Functions that create an object of the extension, which refers to a holder.
+def saved_globals(holder):
+    found = SavedGlobals()
+    found.save(Exchange([], [({"variable": holder}, "variable")], []))
+    return found
+
+
+#: Functions that create an object of the extension which refers to a holder.
 WAYS = {
     "delivery": delivery,
     "hold on a queue": lambda holder: queue_of_items(holder).hold(),
@@ -211,6 +220,9 @@ WAYS = {
     "collector that tells of surplus": collector_that_tells_of_surplus,
     "item stream": lambda holder: iter(_collector(holder.called)),
     "guard": guard,
+    "what shards exchange": lambda holder: Exchange([(holder, "held", None)], [], []),
+    "globals of a shard": saved_globals,
+    "turns of shards": lambda holder: ShardTurns([], holder.called, 0),
 }
 
 
@@ -249,7 +261,6 @@ def test_every_class_is_tried_here_or_holds_no_objects():
         "Obedience",
         "Replacing",
         "Meeting",
-        "MemoryCopy",  # its buffers belong to this package
         "OwnedDescriptor",
         "SeedGenerator",
         "SharedIterator",

@@ -116,12 +116,6 @@ def test_results_come_while_the_process_is_at_a_later_item_of_the_message() -> N
     node.shutdown()
 
 
-def fails(number: int) -> Any:
-    if number % 7 == 3:
-        raise KeyError(number)
-    return threading.Lock() if number % 31 == 0 else number
-
-
 def refuses(number: int) -> Any:
     raise LookupError(f"there is no {number}")
 
@@ -142,26 +136,6 @@ def test_a_result_that_cannot_be_loaded_raises_an_error_at_its_position() -> Non
     for number in range(MANY + 200):
         if number % 50 == 7:
             with pytest.raises(LookupError, match=f"there is no {number}$"):
-                next(node)
-        else:
-            assert next(node) == number
-    node.shutdown()
-
-
-def test_errors_are_at_their_items() -> None:
-    def checked(number: int) -> int:
-        if number > MANY:
-            fails(number)
-        return fails(number) if number > MANY else number
-
-    node = mapper(range(MANY + 200), checked, 2)
-    node.reset()
-    for number in range(MANY + 200):
-        if number > MANY and number % 7 == 3:
-            with pytest.raises(KeyError, match=str(number)):
-                next(node)
-        elif number > MANY and number % 31 == 0:
-            with pytest.raises(TypeError, match="cannot pickle"):
                 next(node)
         else:
             assert next(node) == number

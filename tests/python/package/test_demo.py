@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from demo.data import write_photographs
-from demo.train import Softmax, epoch, told_of
 from doc_blocks import EXAMPLES
 from fresh_processes import python_path
 from needing import needs
@@ -58,33 +54,3 @@ def test_without_torch_the_bench_says_that_there_is_nothing_to_compare_with(tmp_
     )
     without = run("-c", code, *arguments)
     assert "torch is not installed, so there is nothing to compare with" in without.stdout, without.stderr
-
-
-def test_an_epoch_is_counted_and_reported_in_batches() -> None:
-    numpy = pytest.importorskip("numpy")
-    batch = {"name": ["a", "b"], "label": numpy.array([0, 1]), "image": numpy.zeros((2, 224, 224, 3), "uint8")}
-    other = {**batch, "image": batch["image"] + 1}
-    result = epoch([batch, batch, other], Softmax(pixels=14 * 14 * 3, classes=2, rate=0.0), told=True)
-    assert (result.count, result.accuracy) == (6, 0.5)
-    assert result.loss == pytest.approx(math.log(2)), "of two classes that are equally likely"
-    assert result.batches[0] == result.batches[1] != result.batches[2]
-    assert told_of(batch) != told_of({**batch, "name": ["b", "a"]})
-
-
-def test_help_is_for_users_and_wrong_numbers_are_told() -> None:
-    shown = run("-m", "demo", "--help")
-    assert shown.returncode == 0
-    assert "Role:" not in shown.stdout
-    assert "under spawn" not in shown.stdout
-    wrong = run("-m", "demo", "--epochs", "0")
-    assert wrong.returncode == 2
-    assert "argument --epochs: 0 is below 1" in wrong.stderr
-
-
-@pytest.mark.parametrize(("module", "package"), [("sklearn", "scikit-learn"), ("PIL", "Pillow")])
-def test_a_missing_package_is_named_with_the_extra_that_brings_it(module: str, package: str) -> None:
-    code = f"import sys; sys.modules[{module!r}] = None; from demo.__main__ import main; sys.exit(main([]))"
-    result = run("-c", code)
-    assert result.returncode == 2
-    assert f"the demo needs {package}" in result.stderr
-    assert "(the extra torchdata-rs[demo])" in result.stderr

@@ -4,40 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-import tomllib
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tools"))
-
-from project_urls import with_urls  # noqa: E402
-
-PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-
-
-def test_all_pages_lie_in_the_repository_and_nothing_else_changes() -> None:
-    made = tomllib.loads(with_urls(PYPROJECT, "https://example.org/owner/name/"))
-    urls = made["project"].pop("urls")
-    assert urls["Source"] == "https://example.org/owner/name"
-    assert urls["Issues"] == "https://example.org/owner/name/issues"
-    assert set(urls) >= {"Homepage", "Documentation", "Changelog"}
-    assert made == tomllib.loads(PYPROJECT)
-    for url in urls.values():
-        file = re.search(r"/blob/HEAD/(.*)", url)
-        assert file is None or (ROOT / file[1]).exists()
-
-
-@pytest.mark.parametrize("address", ["", "owner/name", "http://example.org/owner/name", "https://example.org"])
-def test_an_invalid_repository_address_is_refused(address: str) -> None:
-    with pytest.raises(ValueError, match="address of a repository"):
-        with_urls(PYPROJECT, address)
-
-
-def test_a_second_table_is_refused() -> None:
-    with pytest.raises(ValueError, match="already"):
-        with_urls(with_urls(PYPROJECT, "https://example.org/owner/name"), "https://example.org/owner/name")
 
 
 def test_the_release_workflow_writes_them_before_each_build() -> None:

@@ -226,28 +226,6 @@ class Streamed(IterableDataset[int]):
         raise AssertionError
 
 
-@pytest.mark.parametrize("options", [*WORKERS, {"num_workers": 1, "multiprocessing_context": "spawn"}], ids=str)
-def test_a_state_dict_that_needs_arguments_is_not_asked_for_and_batches_are_counted(options: dict[str, Any]) -> None:
-    loader = StatefulDataLoader(Streamed(3), 4, **options)
-    iterator = iter(loader)
-    for _ in range(3):
-        next(iterator)
-    later = StatefulDataLoader(Streamed(3), 4, **options)
-    later.load_state_dict(json.loads(json.dumps(loader.state_dict())))
-    assert [plain(batch) for batch in later] == [plain(batch) for batch in iterator]
-
-
-def test_nodes_count_the_items_of_an_object_whose_state_dict_needs_arguments() -> None:
-    for node in (IterableWrapper, SamplerWrapper):
-        whole = list(Loader(node(Streamed(3))))
-        loader = Loader(Prefetcher(node(Streamed(3)), 2))
-        iterator = iter(loader)
-        assert [next(iterator), next(iterator)] == whole[:2]
-        later = Loader(Prefetcher(node(Streamed(3)), 2))
-        later.load_state_dict(loader.state_dict())
-        assert list(later) == whole[2:]
-
-
 @pytest.mark.parametrize("options", WORKERS, ids=str)
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_a_stream_without_a_state_that_does_not_repeat_itself_is_refused(options: dict[str, Any], epoch: int) -> None:
@@ -308,17 +286,6 @@ def test_a_stream_with_noise_resumes_with_a_warning_if_the_program_draws_from_th
     with pytest.warns(RuntimeWarning, match="the samples of the first 4 batches have other numbers"):
         rest = [int(sample) for batch in loader for sample in batch]
     assert rest == list(range(8, 20))
-
-
-def test_a_stream_with_noise_resumes_silently_if_nothing_else_draws() -> None:
-    loader = StatefulDataLoader(Noisy(), 2)
-    batches = iter(loader)
-    for _ in range(4):
-        next(batches)
-    state, rest = loader.state_dict(), [batch.tolist() for batch in batches]
-    loader = StatefulDataLoader(Noisy(), 2)
-    loader.load_state_dict(state)
-    assert [batch.tolist() for batch in loader] == rest
 
 
 class PrivatelyNoisy(IterableDataset[Any]):

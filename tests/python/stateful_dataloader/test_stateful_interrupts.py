@@ -224,15 +224,14 @@ class Noticed(Indexed):
 
 
 SKIPS: dict[str, Any] = {"on_error": "skip"}
-FILLS: dict[str, Any] = {"on_error": "skip", "error_fill": True}
 
 
 @pytest.mark.parametrize(
     ("dataset", "options"),
     [
-        *[(Noticed, options) for options in (SKIPS, FILLS, {**FILLS, "shuffle": True})],
+        *[(Noticed, options) for options in (SKIPS, {**SKIPS, "shuffle": True})],
         *[(stream, {}) for stream in STREAMS],
-        *[(stream, options) for stream in (Stepping, StepsOf) for options in (SKIPS, FILLS)],
+        *[(stream, SKIPS) for stream in (Stepping, StepsOf)],
     ],
     ids=str,
 )

@@ -383,9 +383,6 @@ def test_counts_that_are_damaged_are_refused(saved: Any) -> None:
         ({"on_error": "raise", "error_log": "log"}, ValueError, "are for on_error='skip'"),
         ({"dataset": Stream()}, ValueError, "the __iter__ of Stream raises: it is a generator, and a generator that"),
         ({"dataset": IterableWrapper([1])}, ValueError, r"it is made of pipes.*end them in .on_error"),
-        ({"error_fill": 1}, TypeError, "error_fill must be True or False"),
-        ({"error_fill": True, "on_error": "raise"}, ValueError, "error_fill are for on_error='skip'"),
-        ({"error_fill": True, "batch_size": None}, ValueError, "error_fill is for batches that the loader makes"),
     ],
 )
 def test_impossible_arguments_are_refused(options: Any, kind: Any, words: str) -> None:
@@ -393,125 +390,24 @@ def test_impossible_arguments_are_refused(options: Any, kind: Any, words: str) -
         loader_of(**options)
 
 
-# -- batches that are filled up ----------------------------------------------------------------------------
-
-FULL = [[0, 2, 3, 8], [9, 10, 11, 12], [14, 15, 16, 17], [18, 19]]
-
-
-@pytest.mark.parametrize("dataset", [Some, AtOnce])
-@pytest.mark.parametrize("way", WAYS[:4])
-def test_batches_are_filled_up_and_the_last_one_alone_is_short(dataset: Any, way: Any) -> None:
-    loader = loader_of(dataset(), error_fill=True, **way)
-    for _ in range(2):
-        came, told = epoch_of(loader)
-        assert told == told_of(dataset)
-        assert skipped_of(loader) == {"kinds": KINDS, "seen": 20}
-        assert [len(batch) for batch in came] == [4, 4, 4, 2]
-        assert sorted(sample for batch in came for sample in batch) == sorted(
-            sample for batch in FULL for sample in batch
-        )
-        assert way["workers"] or came == FULL
-
-
-@pytest.mark.parametrize(
-    ("workers", "options"),
-    [
-        *((workers, options) for workers in (0, 2) for options in ({}, {"drop_last": True}, {"shuffle": True})),
-        (1, {}),
-        (2, {"in_order": False}),
-    ],
-)
-def test_full_batches_resume_from_a_state_at_any_batch(workers: int, options: Any) -> None:
-    options = {"error_fill": True, "workers": workers, **options}
-    torch.manual_seed(1)
-    whole, told = epoch_of(loader_of(**options))
-    assert told == told_of(Some) or "drop_last" in options  # samples of dropped batches are not read
-    for count in range(len(whole) + 1):
-        torch.manual_seed(1)
-        loader = loader_of(**options)
-        iterator = iter(loader)
-        before = [next(iterator).tolist() for _ in range(count)]
-        state = json.loads(json.dumps(loader.state_dict()))
-        torch.manual_seed(1)
-        resumed = loader_of(**options)
-        resumed.load_state_dict(state)
-        assert resumed.state_dict() == state
-        rest, told_of_rest = epoch_of(resumed)
-        assert told_of_rest == told
-        if "in_order" in options:
-            assert sorted(flat([*before, *rest])) == sorted(flat(whole))
-        else:
-            assert before + rest == whole
-
-
-def test_full_batches_resume_with_another_number_of_workers() -> None:
-    loader = loader_of(workers=2, error_fill=True)
-    iterator = iter(loader)
-    before = next(iterator).tolist()
-    resumed = loader_of(workers=1, error_fill=True)
-    resumed.load_state_dict(loader.state_dict())
-    rest = epoch_of(resumed)[0]
-    assert sorted(before + flat(rest)) == sorted(flat(FULL))
-    assert all(len(batch) == 4 for batch in rest[:-1])
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("size", [1, 7])
-def test_full_batches_of_another_size_inside_an_epoch_are_refused(size: int, workers: int) -> None:
-    loader = loader_of(workers=workers, error_fill=True)
-    next(iter(loader))
-    resumed = loader_of(workers=workers, batch_size=size, error_fill=True)
-    resumed.load_state_dict(loader.state_dict())
-    with pytest.raises(ValueError, match=r"error_fill=True .*Load it with batch_size=4"):
-        iter(resumed)
-
-
-class Reading(Some):
-    def __init__(self) -> None:
-        self.asked: list[int] = []
-
-    def __getitem__(self, index: int) -> int:
-        self.asked.append(index)
-        return super().__getitem__(index)
-
-
-def test_in_one_process_a_sample_is_read_once_although_its_batch_is_filled_up() -> None:
-    dataset = Reading()
-    assert epoch_of(loader_of(dataset, error_fill=True))[0] == FULL
-    assert dataset.asked == list(range(20))
-
-
-def test_ctrl_c_in_a_batch_that_is_filled_up_loses_nothing() -> None:
-    loader = loader_of(Interrupted(), error_fill=True)
-    iterator = iter(loader)
-    with pytest.raises(KeyboardInterrupt):
-        next(iterator)
-    resumed = loader_of(error_fill=True)
-    resumed.load_state_dict(loader.state_dict())
-    for rest in (iterator, resumed):
-        assert epoch_of(rest)[0] == FULL
-
-
 # -- iterable datasets -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dataset", [Steps, Placed])
-@pytest.mark.parametrize("fills", [False, True])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_iterator_with_next_continues_after_an_item_that_raises(dataset: Any, fills: bool, workers: int) -> None:
-    expected = FULL if fills else LEFT
-    loader = loader_of(dataset(), workers, error_fill=fills)
+def test_an_iterator_with_next_continues_after_an_item_that_raises(dataset: Any, workers: int) -> None:
+    loader = loader_of(dataset(), workers)
     for _ in range(2):
-        assert epoch_of(loader) == [expected, told_of(dataset)]
+        assert epoch_of(loader) == [LEFT, told_of(dataset)]
         assert skipped_of(loader) == {"kinds": KINDS, "seen": 20}
-    for count in range(len(expected) + 1):
-        loader = loader_of(dataset(), workers, error_fill=fills)
+    for count in range(len(LEFT) + 1):
+        loader = loader_of(dataset(), workers)
         iterator = iter(loader)
         before = [next(iterator).tolist() for _ in range(count)]
-        resumed = loader_of(dataset(), workers, error_fill=fills)
+        resumed = loader_of(dataset(), workers)
         resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
         rest, told = epoch_of(resumed)
-        assert before + rest == expected, count
+        assert before + rest == LEFT, count
         assert told == told_of(dataset)
 
 
@@ -527,7 +423,6 @@ def test_items_of_an_iterator_come_one_by_one_and_in_several_workers() -> None:
 
 def test_the_last_batch_of_an_iterator_is_dropped_if_it_is_short() -> None:
     assert epoch_of(loader_of(Steps(18), drop_last=True))[0] == LEFT[:3]
-    assert epoch_of(loader_of(Steps(), drop_last=True, error_fill=True))[0] == FULL[:3]
 
 
 class Through(Steps):

@@ -21,6 +21,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset  # noqa: E402
 
 from fresh_processes import python_path  # noqa: E402
 from process_checks import nothing_is_left, wait_for  # noqa: E402, F401
+from torchdata import nodes  # noqa: E402
 from torchdata._observe.outside.stalls import WaitWarning  # noqa: E402
 from torchdata._observe.stats import recorder  # noqa: E402
 from torchdata._users_code import place_of  # noqa: E402
@@ -173,6 +174,9 @@ def long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 LOADERS: dict[str, Any] = {
     "StatefulDataLoader": lambda **more: StatefulDataLoader(Photos(400), batch_size=4, **more),
     "DataLoader2": lambda **more: DataLoader2.from_dataset(Photos(400), batch_size=4, **more),
+    "nodes.Loader": lambda num_workers=0, **more: nodes.Loader(
+        nodes.Batcher(nodes.MapStyleWrapper(Photos(400), range(400), num_workers=num_workers), 4), **more
+    ),
 }
 
 
@@ -221,10 +225,10 @@ def test_every_loader_is_seen_from_outside_with_its_slow_function_and_its_own_ar
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     assert f"Photos.__getitem__ ({place_of(Photos.__getitem__.__code__)})" in done.stdout
-    foreign = "MultiProcessingReadingService" if name == "StatefulDataLoader" else "num_workers="
+    foreign = "num_workers=" if name == "DataLoader2" else "MultiProcessingReadingService"
     assert foreign not in done.stdout
     del iterator
-    if isinstance(loader, DataLoader2):
+    if name != "StatefulDataLoader":
         loader.shutdown()
 
 
@@ -255,9 +259,17 @@ def test_processes_have_names_and_the_loader_tells_their_numbers(kind: str) -> N
     assert loader.worker_pids() == []
 
 
-def test_the_loader_of_nodes_tells_its_processes() -> None:
-    from torchdata import nodes
+def test_the_process_that_forks_workers_has_a_name() -> None:
+    loader = StatefulDataLoader(Photos(), num_workers=1, multiprocessing_context="forkserver")
+    iterator = iter(loader)
+    next(iterator)
+    with open(f"/proc/{loader.worker_pids()[0]}/status") as file:
+        parent = next(line.split()[1] for line in file if line.startswith("PPid:"))
+    assert name_of(int(parent)) == "td_fork"
+    list(iterator)
 
+
+def test_the_loader_of_nodes_tells_its_processes() -> None:
     source = nodes.IterableWrapper(range(8))
     loader = nodes.Loader(nodes.ParallelMapper(source, abs, num_workers=2, method="process"))
     assert loader.worker_pids() == []

@@ -27,7 +27,6 @@ from torchdata.dataloader2.services import choosing
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.iter.archives import archive, tar
 from torchdata.datapipes.iter.streams import tfrecords
-from torchdata.datapipes.iter.threads import depth
 
 MIB = 1 << 20
 
@@ -40,7 +39,6 @@ def of_the_code() -> list[tuple[str, str]]:
             'workers that `num_workers="auto"` starts',
             f"the number of cores less one, but at least {choosing.LEAST} and at most {choosing.MOST}",
         ),
-        ('items that `.prefetch("auto")` buffers', f"{depth.MOST_DEPTH}"),
         (
             "items that are prefetched by default",
             f"{service.worker_prefetch_cnt} in each worker, plus {service.main_prefetch_cnt} in all workers together",

@@ -9,32 +9,24 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torchdata._importing import call_when_imported
+from torchdata.datapipes._pipe import splitting
 from torchdata.datapipes._pipe.splitting import watched_info
 
 _MODULE = "torch.utils.data"
 
-#: A function that describes the running shard to torch.
-Telling = Callable[[Any], None]
 
-#: The function that is called with the module `torch.utils.data` when torch is imported.
-_telling: Telling | None = None
-
-
-def tell_torch(worker_id: int, num_workers: int, datapipe: Any, *, is_local: bool = False) -> Telling:
-    """Makes torch's `get_worker_info()` describe this worker: now if torch is loaded, otherwise when torch is imported.
+def tell_torch(worker_id: int, num_workers: int, datapipe: Any, *, is_local: bool = False) -> None:
+    """Makes `get_worker_info()` of torch describe this worker, at once or when torch is imported.
 
     Args:
         worker_id: the number of this worker, from 0.
         num_workers: the number of workers.
         datapipe: the graph that the worker reads, which torch calls its dataset.
         is_local: whether the items stay in this process. If they stay, torch's own `default_collate` is faster.
-
-    Returns:
-        The function for `tell_when_imported`.
     """
 
     def tell(module: Any) -> None:
@@ -45,23 +37,14 @@ def tell_torch(worker_id: int, num_workers: int, datapipe: Any, *, is_local: boo
     loaded = sys.modules.get(_MODULE)
     if loaded is None:
         call_when_imported("worker info", {_MODULE: _tell})
-        tell_when_imported(tell)
+        splitting.telling = tell
     else:
         tell(loaded)
-    return tell
-
-
-def tell_when_imported(telling: Telling) -> None:
-    """Sets the function that describes a shard to torch when torch is imported. This function is cheap enough to be
-    called whenever another shard runs.
-    """
-    global _telling
-    _telling = telling
 
 
 def _tell(module: Any) -> None:
-    assert _telling is not None
-    _telling(module)
+    assert splitting.telling is not None
+    splitting.telling(module)
 
 
 @contextlib.contextmanager

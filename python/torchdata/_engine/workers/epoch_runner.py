@@ -21,7 +21,7 @@ from torchdata._engine.items.failures import describe
 from torchdata._engine.snapshots import Account, Announced, Resumption
 from torchdata._engine.workers.child import MAIN, ChildLoop
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
-from torchdata._native import Obedience
+from torchdata._native import Obedience, ShardTurns
 from torchdata._reporting import add_note, attributes_of, name_of
 
 #: The maximum number of seconds between an order and the arrival of its command.
@@ -56,8 +56,8 @@ class EpochRunner:
             self.dispatched.set_interrupt(lines.control.shared, Interrupted, lines.outputs[0].shared, bells, MAIN)
         #: The programs, one per shard.
         self.programs: Sequence[EpochProgram] = ()
-        #: The index of the shard that ran last.
-        self.entered = 0
+        #: The turns of the shards. An empty object until all programs are prepared.
+        self.turns = ShardTurns((), self._exchange, 0)
         #: The rules for commands that arrive while an epoch is running.
         self.obedience = Obedience(self.setup.dispatches)
         #: A command that was received during an epoch, and ends the epoch.
@@ -78,9 +78,11 @@ class EpochRunner:
         programs = self.programs = program.replicas(len(setup.shards))
         for place, (shard, each) in enumerate(zip(setup.shards, programs, strict=True)):
             if place:
-                programs[self.entered].leave()
-            self.entered = place
+                programs[place - 1].leave()
             each.prepare(ChildInfo(shard, setup.num_shards, setup.dispatches, opens, share))
+        if len(programs) > 1:
+            of_each = [each.globals for each in programs]
+            self.turns = ShardTurns(of_each, self._exchange, len(programs) - 1)
         self.sender.take_snapshots(self._snapshot, *setup.cadence)
         if not setup.dispatches:
             self.sender.take_notes(lambda shard: programs[shard].note())
@@ -120,12 +122,10 @@ class EpochRunner:
             self.commands.acknowledge(serial)
         return step
 
-    def _enter(self, shard: int) -> None:
-        """Switches the process to the program of another shard."""
-        if shard != self.entered:
-            self.programs[self.entered].leave()
-            self.entered = shard
-            self.programs[shard].enter()
+    def _exchange(self, left: int, entered: int) -> None:
+        """Switches the process to the program of another shard, if more than the globals must be exchanged."""
+        self.programs[left].leave()
+        self.programs[entered].enter()
 
     def _goes_on(self) -> bool:
         """Obeys the waiting command. Returns whether the epoch continues after the command."""
@@ -199,7 +199,7 @@ class EpochRunner:
         """Begins the epoch in each shard. Returns an iterator, or a tuple of iterators if there are several shards."""
         iterators = []
         for place, (seed, start) in enumerate(zip(seeds, starts, strict=True)):
-            self._enter(place)
+            self.turns.enter(place)
             iterators.append(self._begin_shard(place, seed, iter_reset_fn, announced, start))
         return iterators[0] if len(iterators) == 1 else tuple(iterators)
 
@@ -238,7 +238,7 @@ class EpochRunner:
             if failure is None:
                 iterator = begin()
                 while failure is None:
-                    if self.sender.pump(iterator, self._enter):
+                    if self.sender.pump(iterator, self.turns):
                         return True
                     if not self._goes_on():
                         return False
@@ -249,7 +249,7 @@ class EpochRunner:
             failure = describe(RuntimeError(_NO_COMMAND), self.setup.where)
         except BaseException as error:
             if attributes_of(error).pop(UNSENT, False):
-                whose = name_of(self.programs[self.entered].datapipe)
+                whose = name_of(self.programs[self.turns.entered].datapipe)
                 add_note(error, f"It is in item {self.sender.made()[1] + 1} of {whose} in this process.")
             failure = self.failure or describe(error, self.setup.where)
         while not self.sender.send_error(failure):
@@ -282,7 +282,7 @@ class EpochRunner:
         try:
             if self.failure is None:
                 for place, program in enumerate(self.programs):
-                    self._enter(place)
+                    self.turns.enter(place)
                     program.call(function)
         except BaseException as error:
             self.failure = describe(error, self.setup.where)

@@ -195,18 +195,18 @@ class Children(Group):
     def _without_snapshot(self) -> list[int]:
         """Returns the workers that have sent no snapshot in this epoch; worker 0 if only the dispatching process has
         sent none."""
-        found = self.collector.places()
+        found = self.collector.positions()
         missing = [] if found is None else [shard for shard, (_, kept) in enumerate(found[0]) if kept is None]
         return sorted({shard % self.num_workers for shard in missing}) or [0]
 
     def _end_of_run(self) -> tuple[RestartableEpoch, list[snapshots.Resumption | None]] | None:
         """Returns the epoch that has ended, and the positions where the children would resume in it."""
         run = None if self._restarts is None else self._restarts.run
-        found = self.collector.places()
+        found = self.collector.positions()
         if run is None or found is None:
             return None
-        places, _, dealt = found
-        return replace(run, before=None), run.resume((places, dealt))
+        positions, _, dealt = found
+        return replace(run, before=None), run.resume((positions, dealt))
 
     def want_large_snapshots(self) -> int:
         """Makes the children send snapshots of any size from now on. This method may be called at any time.

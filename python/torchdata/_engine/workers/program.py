@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torchdata._engine.errors import WorkerExitedError
 from torchdata._engine.processes.exit_messages import exit_message
+from torchdata._native import SavedGlobals
 
 if TYPE_CHECKING:
     from torchdata._engine.processes.process import ChildProcess
@@ -125,6 +126,8 @@ class EpochProgram(Program):
     datapipe: Any
     #: The number of the epoch, from 0. The runner sets it before it calls `begin_epoch`.
     epoch: int = 0
+    #: The variables and generators of the shard, if `replicas` returns several programs.
+    globals: SavedGlobals
 
     @abstractmethod
     def prepare(self, child: ChildInfo) -> None:
@@ -153,10 +156,11 @@ class EpochProgram(Program):
         return [self]
 
     def enter(self) -> None:
-        """The runner calls this method before this program runs in a process that has run another shard's program."""
+        """The runner calls this method before this program runs in a process that has run another shard's program,
+        unless `globals` says that nothing else must be exchanged."""
 
     def leave(self) -> None:
-        """The runner calls this method before another shard's program runs."""
+        """The runner calls this method before another shard's program runs, with the same exception."""
 
     @abstractmethod
     def snapshot(self, most: int | None = None) -> tuple[int, tuple[int, int], bytes] | None:

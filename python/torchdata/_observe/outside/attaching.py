@@ -232,8 +232,8 @@ def attach(pid: int | None = None) -> list[Attached]:
     if not found:
         whose = "this user" if pid is None else f"process {pid}"
         raise NoLoaderError(
-            f"no running loader of {whose} was found: a DataLoader2 or a StatefulDataLoader is visible from its first "
-            "epoch to its shutdown"
+            f"no running loader of {whose} was found: a DataLoader2, a StatefulDataLoader or a Loader of nodes is "
+            "visible from its first epoch to its shutdown"
         )
     return found
 

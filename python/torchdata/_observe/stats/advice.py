@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torchdata._observe.stats.model import NODES, STATEFUL
+
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import LoaderStats
 
@@ -52,7 +54,16 @@ _OF_BATCHES = Advice(
     start=f"persistent_workers=True starts them once; {_START}",
 )
 
+_OF_NODES = Advice(
+    workers="ParallelMapper(…, num_workers={})",
+    full='Loader(…, stats="full")',
+    memory="Hold fewer items, or copy what you keep.",
+    larger="larger items: put a Batcher before the ParallelMapper.",
+    shares="Divide single items among the processes.",
+    start=_START,
+)
+
 
 def advice_for(stats: LoaderStats) -> Advice:
     """Returns the advice for the class of the loader."""
-    return _OF_BATCHES if stats.is_stateful_loader else _OF_PIPES
+    return {STATEFUL: _OF_BATCHES, NODES: _OF_NODES}.get(stats.loader or "", _OF_PIPES)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from torchdata._native import IterationToken, StatsBoard
 from torchdata._observe.stats.counting import MAIN, MAIN_PAGE, PIPES, Counting
@@ -143,7 +143,7 @@ def _name_of_collate(collate_fn: Any) -> tuple[str, str]:
 
 
 class BatchRecorder(Recorder):
-    """The statistics of one `StatefulDataLoader`.
+    """The statistics of one `StatefulDataLoader`, or of another loader whose iterators are counted.
 
     Args:
         level: "counts", or "full" to time each batch; None uses the environment.
@@ -163,6 +163,15 @@ class BatchRecorder(Recorder):
     def begin_here(self, iterator: Any, dataset: Any, is_iterable: bool, collate_fn: Any) -> BatchClock | None:
         """Begins an epoch that is read in this process. Returns the clock for its batches; None if the batches are not
         counted."""
+        counting = self._counting_here()
+        if counting is None:
+            return None
+        clock, row = bind_reading(counting, dataset, is_iterable, collate_fn, hands_out=True)
+        self._begin(iterator, row)
+        return clock
+
+    def _counting_here(self) -> Counting | None:
+        """Returns the page of an epoch that is read in this process; None if the epoch is not counted."""
         if self._counting is None or self._processes is not None or self._pid != os.getpid():
             try:
                 board = StatsBoard(1, 1, PIPES, self.full)
@@ -170,10 +179,7 @@ class BatchRecorder(Recorder):
                 return None
             board.adopt(MAIN_PAGE, MAIN, 0)
             self._take(Counting(board, MAIN_PAGE), None)
-        assert self._counting is not None
-        clock, row = bind_reading(self._counting, dataset, is_iterable, collate_fn, hands_out=True)
-        self._begin(iterator, row)
-        return clock
+        return self._counting
 
     @property
     def counting(self) -> Counting | None:
@@ -216,6 +222,6 @@ class BatchRecorder(Recorder):
         stats = super().stats(since)
         return replace(stats, epoch=self._before + stats.epoch)
 
-    def copied(self) -> BatchRecorder:
+    def copied(self) -> Self:
         """Returns the recorder for a copy of the loader."""
-        return BatchRecorder("full" if self.full else "counts", self.wait_warning)
+        return type(self)("full" if self.full else "counts", self.wait_warning)

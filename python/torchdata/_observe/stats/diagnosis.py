@@ -492,16 +492,20 @@ def _loading_in_main(stats: LoaderStats) -> Verdict:
     if each < WORTH_A_WORKER:
         text += f" An item takes {duration(each)}: it would come more slowly from a worker."
     elif stats.step_seconds:
-        workers = math.ceil(each / max(stats.step_seconds, 1e-9))
+        step = max(stats.step_seconds, 1e-9)
+        workers, words = math.ceil(each / step), advice_for(stats).workers
+        if worst is not None and worst.waits:  # workers are already ahead of the step
+            workers, words = workers + 1, "{} times the workers"
         if workers <= MOST_WORKERS:
-            text += _with_workers(stats, workers, advice_for(stats).workers.format(workers))
+            text += _with_workers(stats, workers, words.format(workers))
     return _blaming("loading", text, "main", worst)
 
 
 def _where(worst: PipeStats | None, stats: LoaderStats) -> str:
     if worst is not None:
         process = next((process.called for process in stats.processes if process.name == worst.process), worst.process)
-        return f"{process} spends {percent(worst.share)} of its work in {_called(worst)}, {_each(worst)}."
+        verb = "waits for" if worst.waits else f"spends {percent(worst.share)} of its work in"
+        return f"{process} {verb} {_called(worst)}, {_each(worst)}."
     return (
         "where the time goes is not known yet."
         if stats.full
@@ -580,8 +584,19 @@ def _article(name: str) -> str:
 
 
 def _slowest_pipe(processes: list[ProcessStats]) -> PipeStats | None:
-    pipes = [pipe for process in processes for pipe in process.pipes if pipe.own_seconds and not pipe.waits]
-    return max(pipes, key=lambda pipe: pipe.own_seconds or 0.0, default=None)
+    """Returns the pipe that takes most of the time. A pipe with threads or processes of its own (it waits, and has a
+    source) is responsible only if all pipes that this process runs take less than half of its waiting time.
+    """
+    pipes = [pipe for process in processes for pipe in process.pipes if pipe.own_seconds]
+    worst = max((pipe for pipe in pipes if not pipe.waits), key=_own, default=None)
+    awaited = max((pipe for pipe in pipes if pipe.waits and pipe.items_in is not None), key=_own, default=None)
+    if awaited is not None and sum(_own(pipe) for pipe in pipes if not pipe.waits) < 0.5 * _own(awaited):
+        return awaited
+    return worst
+
+
+def _own(pipe: PipeStats) -> float:
+    return pipe.own_seconds or 0.0
 
 
 def _called(pipe: PipeStats) -> str:

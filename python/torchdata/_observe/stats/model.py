@@ -13,11 +13,12 @@ from typing import Any
 
 from torchdata._observe.stats.declaring import counter, described, fields_summed, gauge, told
 
-__all__ = ["STATEFUL", "LoaderStats", "Page", "PipeStats", "ProcessStats", "Reading", "SlowItem", "added"]
+__all__ = ["NODES", "STATEFUL", "LoaderStats", "Page", "PipeStats", "ProcessStats", "Reading", "SlowItem", "added"]
 
 Page = dict[str, Any]
-#: The name of a `StatefulDataLoader` in statistics, which determines the arguments in the advice.
-STATEFUL = "StatefulDataLoader"
+#: The names of a `StatefulDataLoader` and of a `Loader` of nodes in statistics, which determine the arguments in the
+#: advice.
+STATEFUL, NODES = "StatefulDataLoader", "nodes.Loader"
 #: Fields of `LoaderStats` that are not displayed.
 _HIDDEN = ("reading",)
 
@@ -239,10 +240,11 @@ class LoaderStats:
     choices: tuple[str, ...] = told('the choice of `num_workers="auto"`, and its reason', default=())
 
     @property
-    def is_stateful_loader(self) -> bool:
-        """Whether these are the statistics of a `StatefulDataLoader`."""
+    def loader(self) -> str | None:
+        """The class of the loader if it is `STATEFUL` or `NODES`; None for a `DataLoader2`."""
         main = self.main
-        return main is not None and any(pipe.name == STATEFUL for pipe in main.pipes)
+        names = [] if main is None else [pipe.name for pipe in main.pipes if pipe.name in (STATEFUL, NODES)]
+        return names[-1] if names else None
 
     @property
     def main(self) -> ProcessStats | None:

@@ -31,6 +31,7 @@ __all__ = [
     "is_sharding",
     "is_shuffler",
     "pause_pipes",
+    "random_pipes",
     "resume_pipes",
     "set_datapipes_seed",
     "set_graph_random_seed",
@@ -40,6 +41,16 @@ __all__ = [
 def is_random(datapipe: Any) -> TypeGuard[Any]:
     """Returns whether the pipe accepts a seed."""
     return has_method(datapipe, "set_seed")
+
+
+def random_pipes(datapipes: Iterable[DataPipe]) -> list[Any]:
+    """Returns the pipes that accept a seed, and makes them derive the seeds of later passes in an epoch from the first
+    seed. A resumed epoch could not draw these seeds again.
+    """
+    found = [*filter(is_random, datapipes)]
+    for pipe in found:
+        record_of(pipe).seeded = True
+    return found
 
 
 def is_shuffler(datapipe: Any) -> bool:
@@ -75,10 +86,8 @@ def set_datapipes_seed(datapipes: Iterable[DataPipe], seed_generator: SeedGenera
         True
     """
     draw = seed_generator.generate_shared_seed if distributed_shared else seed_generator.generate_seed
-    for pipe in datapipes:
-        if is_random(pipe):
-            pipe.set_seed(draw())
-            record_of(pipe).seeded = True
+    for pipe in random_pipes(datapipes):
+        pipe.set_seed(draw())
 
 
 def set_graph_random_seed(datapipe: DataPipe | Graph, seed_generator: SeedGenerator) -> DataPipe:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torchdata.dataloader2.graph import DataPipe, set_graph_random_seed
 from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
 from torchdata.dataloader2.graph.utils import put_in_place
-from torchdata.dataloader2.services.interface import IterResetFn, PrefetchCount, ReadingServiceInterface, Shares
+from torchdata.dataloader2.services.interface import IterResetFn, ReadingServiceInterface, Shares
 from torchdata.dataloader2.services.program import WorkerInfo, function_in_use, refuse_functions
 from torchdata.datapipes._pipe.checks import check_callable, check_int
 from torchdata.datapipes._pipe.graph.graph import Graph
@@ -63,7 +63,7 @@ class InProcessReadingService(ReadingServiceInterface):
         for argument, function in (("init_fn", init_fn), ("reset_fn", reset_fn)):
             if function is not None:
                 check_callable(_NAME, argument, function)
-        self._prefetch_cnt: PrefetchCount = prefetch_cnt
+        self._prefetch_cnt = prefetch_cnt
         self._init_fn = init_fn
         self._reset_fn = reset_fn
         self._end_datapipe: DataPipe | None = None
@@ -71,7 +71,7 @@ class InProcessReadingService(ReadingServiceInterface):
     def initialize(self, datapipe: DataPipe) -> DataPipe:
         """Shards the graph (into one share), calls `init_fn` and appends the prefetching thread."""
         datapipe = function_in_use("process_init_fn")(datapipe, _ONLY_WORKER, self._init_fn)
-        if self._prefetch_cnt == "auto" or self._prefetch_cnt > 0:
+        if self._prefetch_cnt > 0:
             datapipe = self._with_prefetching(datapipe)
         self._end_datapipe = datapipe
         return datapipe
@@ -112,12 +112,6 @@ class InProcessReadingService(ReadingServiceInterface):
         """Returns a single share."""
         refuse_functions(self, init_fn=self._init_fn, reset_fn=self._reset_fn)
         return Shares()
-
-    def set_prefetch_counts(self, main: PrefetchCount | None, worker: PrefetchCount | None) -> None:
-        """Sets `prefetch_cnt` to `main`. The count for workers is ignored, because this service does not start
-        workers."""
-        if main is not None:
-            self._prefetch_cnt = main
 
     def _end(self, method: str) -> DataPipe:
         if self._end_datapipe is None:

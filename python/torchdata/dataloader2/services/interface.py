@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from torchdata.dataloader2.graph import DataPipe
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from torchdata.dataloader2.random.seed_generator import SeedGenerator
     from torchdata.dataloader2.state.position import Shard
 
-#: The number of items that are read ahead, or "auto" to let the pipe or service choose it.
-PrefetchCount: TypeAlias = int | Literal["auto"]
 
 #: Changes the pipe graph at the start of an epoch.
 IterResetFn: TypeAlias = Callable[[DataPipe], DataPipe]
@@ -123,13 +121,6 @@ class ReadingServiceInterface(ABC):
     def finalize_iteration(self) -> None:  # noqa: B027 - optional
         """Ends an epoch. The loader calls this method once for every epoch: at its end, after an error, or when the
         epoch is abandoned."""
-
-    def set_prefetch_counts(self, main: PrefetchCount | None, worker: PrefetchCount | None) -> None:  # noqa: B027 - optional
-        """Sets the number of items that are read ahead in the main process and in each worker.
-
-        None leaves a number unchanged, and "auto" lets the service choose the number. `PrefetchPolicy` calls this
-        before `initialize`. Services that do not read ahead ignore the call.
-        """
 
     # -- questions of the loader -------------------------------------------------------------------
 

@@ -173,7 +173,7 @@ class LocalShards:
         """Returns the number of items that were delivered since this run began."""
         return self._positions[-1].total
 
-    def places(self, delivered: int | None = None) -> tuple[list[tuple[Account, Any]], int, None] | None:
+    def positions(self, delivered: int | None = None) -> tuple[list[tuple[Account, Any]], int, None] | None:
         """Returns the positions of all shards after `delivered` items; None if that moment is too long ago.
 
         Args:

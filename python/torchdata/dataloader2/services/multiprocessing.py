@@ -30,7 +30,7 @@ from torchdata.dataloader2.graph.utils import put_in_place
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.dataloader2.services.choosing import WorkerChoice, choose_workers, refuse_ranks, say
 from torchdata.dataloader2.services.dataset_epochs import DatasetEpochs
-from torchdata.dataloader2.services.interface import PrefetchCount, RankInEpoch, ReadingServiceInterface, Shares
+from torchdata.dataloader2.services.interface import RankInEpoch, ReadingServiceInterface, Shares
 from torchdata.dataloader2.services.local_shards import LocalShards
 from torchdata.dataloader2.services.orders import Orders
 from torchdata.dataloader2.services.program import (
@@ -404,15 +404,6 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         """Ends the epoch, so that no process continues to read ahead."""
         if self._children is not None:
             self._children.collector.stop()
-
-    def set_prefetch_counts(self, main: PrefetchCount | None, worker: PrefetchCount | None) -> None:
-        """Sets `main_prefetch_cnt` and `worker_prefetch_cnt`, before the workers start. "auto" changes nothing."""
-        if self._children is not None:
-            raise RuntimeError("prefetch counts are set before the workers start")
-        if main is not None and main != "auto":
-            self.main_prefetch_cnt = check_int(_NAME, "main", main, least=0)
-        if worker is not None and worker != "auto":
-            self.worker_prefetch_cnt = check_int(_NAME, "worker", worker, least=0)
 
     def finalize(self) -> None:
         """Ends all processes. The duration is limited, and repeated calls have no effect."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from torchdata import _engine
 from torchdata._bounded_pickles import TooLargeError, bounded
-from torchdata._engine.items.torch_worker import Telling, tell_torch, tell_when_imported
+from torchdata._engine.items.torch_worker import tell_torch
 from torchdata._engine.snapshots import reason
 from torchdata._engine.workers.epoch_runner import EpochRunner
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
@@ -36,7 +36,7 @@ from torchdata.datapipes._pipe import skipping as skipping_items
 from torchdata.datapipes._pipe import witnessing
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
-from torchdata.datapipes._pipe.state.exchanging import ShardGlobals
+from torchdata.datapipes._pipe.state.exchanging import LOCKS, ShardGlobals
 from torchdata.datapipes._pipe.state.halting import beginning_unread
 from torchdata.datapipes._pipe.state.late_seeding import seed_when_imported
 from torchdata.datapipes._pipe.state.layout import PipeEntry
@@ -55,7 +55,6 @@ from torchdata.datapipes.state import (
 if TYPE_CHECKING:
     from torchdata.datapipes.datapipe import IterDataPipe
 
-_LOCKS = "torchdata.datapipes.iter.disk_cache.locks"
 #: The name of the standard library's limit for the number of entries in a printed stack.
 _LIMIT = "tracebacklimit"
 #: The public module that contains the functions of this module. Users may replace the functions there.
@@ -233,6 +232,7 @@ class GraphProgram(EpochProgram):
     """
 
     runner: ClassVar[type[EpochRunner]] = EpochRunner
+    globals: ShardGlobals
 
     def __init__(
         self,
@@ -248,10 +248,6 @@ class GraphProgram(EpochProgram):
         self.replaced = replaced_functions()
         self._witness: Witness | None = None
         self._passes = 0
-        #: The random numbers of this shard, which are stored here while another shard runs in the process.
-        self._own = ShardGlobals()
-        #: The function that describes the shard to torch, or None if torch gets no description.
-        self._telling: Telling | None = None
         #: While another shard runs, this stops the threads that read ahead for this shard, because they also draw
         #: random numbers.
         self._held = ExitStack()
@@ -284,31 +280,29 @@ class GraphProgram(EpochProgram):
 
     def enter(self) -> None:
         """Gives the process the number and the random numbers of this shard."""
-        skipping_items.worker = self._info.worker_id
-        witnessing.current = self._witness
-        if not self._own.enter() and self._telling is not None:
-            if "torch.utils.data" in sys.modules:  # imported while another shard was running
-                self._tell_torch()
-            else:
-                tell_when_imported(self._telling)
+        if not self.globals.enter() and "torch.utils.data" in sys.modules:  # imported while another shard ran
+            self._tell_torch()
         if self._reading_ahead:
             self._held.close()
 
     def leave(self) -> None:
         """Keeps the shard's random numbers, stops its threads, and releases its locks."""
-        self._witness = witnessing.current
         if self._reading_ahead is None:
             self._reading_ahead = pipes_with_threads(self.datapipe)
         for pipe in self._reading_ahead:
             with suppress(TimeoutError):  # a thread that takes too long for an item is not stopped
                 self._held.enter_context(pipe.standing_still())
-        if _LOCKS in sys.modules and (locks := loaded(_LOCKS)) is not None:
-            locks.release_all_of(None)  # another shard may need the files, and stopped threads do not write
-        self._own.leave()
+        if (locks := loaded(LOCKS)) is not None:
+            locks.release_all_of(None)  # another shard may need the files; stopped threads do not write
+        self.globals.leave(is_all=not self._reading_ahead and locks is None)
+
+    def _search_anew(self) -> None:
+        """Makes the next `leave` search the graph for pipes whose threads read ahead."""
+        self._reading_ahead, self.globals.is_all = None, False
 
     def prepare(self, child: ChildInfo) -> None:
         """Connects the graph to the dispatching process, and shards it."""
-        self._child, self._shard = child, self.shards[child.worker_id]
+        self._child, self._shard, self.globals = child, self.shards[child.worker_id], ShardGlobals()
         self._info = WorkerInfo(self._shard.workers, self._shard.worker)
         skipping_items.worker = "dispatch" if child.dispatches else self._shard.worker
         if child.dispatches:
@@ -345,7 +339,7 @@ class GraphProgram(EpochProgram):
             iter_reset_fn=iter_reset_fn,
             custom_reset_fn=self.reset_fn,
         )
-        self._reading_ahead = None
+        self._search_anew()
         if not self._child.dispatches:
             self._tell_torch()
             self._watch_order()
@@ -353,23 +347,25 @@ class GraphProgram(EpochProgram):
     def _tell_torch(self) -> None:
         if not self._shard.of_main:
             is_local = _engine.current_sender is None
-            self._telling = tell_torch(self._shard.worker, self._shard.workers, self.datapipe, is_local=is_local)
+            tell_torch(self._shard.worker, self._shard.workers, self.datapipe, is_local=is_local)
 
     def _watch_order(self) -> None:
         """Makes the sharding filters sample the items that they read in this epoch. The main process compares the
         samples of all workers."""
-        witnessing.current = None
+        self._watch_with(None)
         if self._child.num_workers > 1:
             if self._watched is None or self._watched[0] is not self.datapipe:
                 seeded = not self.replaced and self.init_fn is None and self.reset_fn is None
                 self._watched = self.datapipe, watched_filters(Graph(self.datapipe), is_seeded=seeded)
             if self._watched[1]:
-                witnessing.current = Witness(self._watched[1])
+                self._watch_with(Witness(self._watched[1]))
+
+    def _watch_with(self, witness: Witness | None) -> None:
+        self._witness = witnessing.current = witness
 
     def note(self) -> object:
         """Returns the samples of the sharding filters since the last call."""
-        witness = self._witness if self._own.is_away else witnessing.current
-        return None if witness is None else witness.notes()
+        return None if self._witness is None else self._witness.notes()
 
     def beginning_unread(self) -> AbstractContextManager[None]:
         """Context that keeps threads from reading. A thread that waits for a dispatched item would delay the snapshot
@@ -390,7 +386,7 @@ class GraphProgram(EpochProgram):
         try:
             graph = Graph(self.datapipe)
             with standing_still(graph.pipes), bounded(most):  # threads also draw random numbers
-                entries, generators = save_entries(graph), self._own.generators()
+                entries, generators = save_entries(graph), self.globals.generators()
             share = self._share_in(graph, entries)
             if share is None:
                 return None
@@ -432,7 +428,7 @@ class GraphProgram(EpochProgram):
         self._passes += 1
         if snapshot is None:
             return iterate(self.datapipe)
-        witnessing.current = None  # filters of other shards may be in another pass
+        self._watch_with(None)  # filters of other workers may be in another pass
         self._saved = True
         return self._go_on(opened(snapshot, "the snapshot of a worker"))
 
@@ -441,8 +437,8 @@ class GraphProgram(EpochProgram):
         if saved.read_out:
             self._read_share_out()  # precedes the load, because an epoch that interrupts this wait must not resume
         if len(entries) > len(Graph(self.datapipe).pipes) and self._shard.of_main:
-            self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch("auto")  # as the main process read ahead
-            self._reading_ahead = None
+            self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch()  # as the main process read ahead
+            self._search_anew()
         load_entries(self.datapipe, entries)
         if saved.generators is not None:
             load_generators(saved.generators)  # precedes the iterator, which starts threads
@@ -466,7 +462,8 @@ class GraphProgram(EpochProgram):
     def call(self, function: Callable[[DataPipe], DataPipe | None]) -> None:
         """Applies a function to the graph. If the function returns a pipe, this pipe replaces the graph in the next
         epoch."""
-        self._watched = self._reading_ahead = None  # the function may change the graph
+        self._watched = None
+        self._search_anew()  # the function may change the graph
         replaced = function(self.datapipe if self._successor is None else self._successor)
         if replaced is not None:
             self._successor = replaced  # until the next epoch, snapshots are taken of the running graph

@@ -16,7 +16,6 @@ from torchdata.dataloader2.graph.serialization import damaged
 from torchdata.dataloader2.services.interface import (
     CheckpointableReadingServiceInterface,
     IterResetFn,
-    PrefetchCount,
     RankInEpoch,
     ReadingServiceInterface,
     Shares,
@@ -119,12 +118,6 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
                     first.add_note(f"{type(service).__name__}.{method} failed after that, too: {error!r}")
         if first is not None:
             raise first
-
-    def set_prefetch_counts(self, main: PrefetchCount | None, worker: PrefetchCount | None) -> None:
-        """Sets the prefetch counts of all services that read ahead."""
-        for service in self.reading_services:
-            if hasattr(service, "set_prefetch_counts"):
-                service.set_prefetch_counts(main, worker)
 
     def checkpoint(self) -> bytes:
         """Returns the states of all services. For a service without `checkpoint`, the loader saves the position."""

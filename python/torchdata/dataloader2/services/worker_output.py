@@ -181,7 +181,7 @@ class WorkerOutput(IterDataPipe[Any]):
         This method may be called at any time: while another thread takes items, or from a signal handler.
         """
         run = self.run
-        found = run.children.collector.places(delivered)
+        found = run.children.collector.positions(delivered)
         if found is None:
             return None
         self.unsaved = why_unsaved(found)
@@ -199,7 +199,7 @@ class WorkerOutput(IterDataPipe[Any]):
         run = self.run
         if not self.in_order or self.dispatches:
             return None
-        found = run.children.collector.places()
+        found = run.children.collector.positions()
         return None if found is None else [items for (items, _), _ in found[0]]
 
     @property

@@ -22,7 +22,6 @@ def arrays_of(table: Any, pipe: str, writable: bool = True) -> dict[str, Any]:
     - numbers and booleans: an array of the same dtype; a null is NaN among floats, and an error among other numbers;
     - dates, timestamps (in UTC, if they have a time zone) and durations: datetime64 and timedelta64; a null is NaT;
     - lists: an array of objects, one array per row, converted by the same rules; a null is None;
-    - tensors of equal shape in a Ray Dataset: one array with a tensor in each row;
     - other types: an array of the objects that `to_pylist` returns (structs are dicts); a null is None.
 
     Raises:
@@ -52,17 +51,7 @@ def _array_of(column: Any, name: str, pipe: str, writable: bool) -> Any:
         return _owned(column) if writable else _numbers(column)
     if types.is_floating(kind) or types.is_date(kind) or types.is_timestamp(kind) or types.is_duration(kind):
         return _owned(column) if writable else _numbers(column)
-    if str(getattr(kind, "extension_name", "")).startswith("ray.data.arrow_tensor"):
-        return _tensors(column, writable)
     return _objects(column.to_pylist())
-
-
-def _tensors(column: Any, writable: bool) -> Any:
-    """Returns one array with the tensors of all rows."""
-    import numpy as np
-
-    pieces = [chunk.to_numpy(zero_copy_only=False) for chunk in getattr(column, "chunks", [column])]
-    return pieces[0] if len(pieces) == 1 and not writable else np.concatenate(pieces)
 
 
 def _numbers(column: Any) -> Any:

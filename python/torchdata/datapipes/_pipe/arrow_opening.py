@@ -14,14 +14,11 @@ from torchdata._redacting import shown
 from torchdata.datapipes._pipe.arrow_sources import ArrowChunks, ArrowFragments, ArrowSource, IcebergFiles
 from torchdata.datapipes._pipe.checks import explaining
 from torchdata.datapipes._pipe.lance_rows import LanceRows, lance_dataset
-from torchdata.datapipes._pipe.ray_blocks import RayBlocks
 
 __all__ = ["arrow_source"]
 
 #: A description of the supported tables, for error messages.
-_KINDS = (
-    "a pyarrow data set or table, a table of deltalake, pyiceberg or lance, a Ray Data set, a path, or a list of paths"
-)
+_KINDS = "a pyarrow data set or table, a table of deltalake, pyiceberg or lance, a path, or a list of paths"
 
 
 def _arrow(module: str) -> Any:
@@ -54,8 +51,6 @@ def arrow_source(source: Any, filter: Any, format: str, part_rows: int | None = 
     elif isinstance(source, (str, os.PathLike)) and format == "iceberg":
         tables = optional_import("pyiceberg.table", extra="iceberg", needed_by="ArrowParts")
         source = tables.StaticTable.from_metadata(os.fspath(source))
-    if library == "ray":
-        return RayBlocks(source, filter)
     arrow, dataset = (_arrow(module) for module in ("pyarrow", "pyarrow.dataset"))
     library = type(source).__module__.partition(".")[0]  # determined again, because a path may have been opened
     if library == "pyiceberg":

@@ -111,7 +111,7 @@ _ELSEWHERE = {
     "interleave": "write .mux(other)",
     "limit": "write .header(n)",
     "padded_batch": "write .batch(n).collate(collate_fn=...)",
-    "skip": "write DataLoader2(...).skip(n), or .enumerate() and .filter(...)",
+    "skip": "write .enumerate() and .filter(...)",
     "take": "write .header(n)",
     "to_list": "write list(pipe)",
     "window": "write .batch(n)",

@@ -10,7 +10,6 @@ from typing import Self
 from torchdata.datapipes._pipe.random import draw_seed
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.state.record import record_of
-from torchdata.datapipes.datapipe import token_of
 
 __all__ = ["Seeded"]
 
@@ -25,10 +24,6 @@ class Seeded:
         """Sets the seed of the next iteration, but not of later iterations. Returns the pipe itself."""
         self._seed = seed
         return self
-
-    def epoch_seed(self) -> int | None:
-        """The seed of the current iteration. Before the first iteration, the seed that `set_seed` set, or None."""
-        return self._seed if token_of(self).current == 0 and self._seed is not None else self._epoch_seed
 
     def _take_seed(self) -> int:
         """Returns the seed of an iteration that begins: the value passed to `set_seed`, or a new seed."""

@@ -38,6 +38,9 @@ class _Depth(threading.local):
 
 _depth = _Depth()
 
+#: The function that describes the running shard to torch, and is called with torch's module when torch is imported.
+telling: Callable[[Any], None] | None = None
+
 
 def read_whole(datapipes: Iterable[Any]) -> bool:
     """Makes pipes yield all items in their next iterations, instead of splitting the items among workers.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: The modules of the pipes, as in `torchdata.datapipes.iter`.
 _PIPES = late_names(
     {
-        "arrow": "ArrowParts from_ray_data",
+        "arrow": "ArrowParts",
         "callable": "InMemoryCacheHolder=in_memory_cache Mapper=map",
         "combinatorics": "IndexSampler=sample_by Shuffler=shuffle",
         "combining": "Concater=concat UnZipper=unzip Zipper=zip",
@@ -31,7 +31,6 @@ _PIPES = late_names(
 _HELD = late_names(
     {
         "torchdata.datapipes._pipe.arrow_sources": "ArrowChunks ArrowFragments IcebergFiles",
-        "torchdata.datapipes._pipe.ray_blocks": "RayBlocks",
         "combining": "_Column",
     }
 )

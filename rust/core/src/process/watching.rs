@@ -6,7 +6,10 @@
 //! incomplete state. The next call of a watched caller starts the thread again. A child creates its own [`Watch`], in
 //! case the fork did not stop the thread.
 
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU8, AtomicU64,
+    Ordering::{AcqRel, Acquire, Relaxed},
+};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -173,21 +176,26 @@ pub struct Watch {
 static WATCH: AtomicPtr<Watch> = AtomicPtr::new(std::ptr::null_mut());
 static OVER: AtomicBool = AtomicBool::new(false);
 
-/// Returns the watch of this process. The watching thread calls `tell` without holding a lock.
-///
-/// Callers hold the GIL, so only one thread calls this function at a time.
+/// The watch of this process. The watching thread calls `tell` without holding a lock.
 pub fn watch(tell: fn(&Stall)) -> &'static Watch {
     let generation = fork::generation();
-    // SAFETY: the pointer is null, or was created by an earlier call and never freed. After a fork, the small object of
-    // the parent is leaked.
-    if let Some(watch) = unsafe { WATCH.load(Relaxed).as_ref() }
-        && watch.generation == generation
-    {
-        return watch;
+    loop {
+        // SYNC(watch): pairs with the exchange below, so a watch is read after it was initialized.
+        let current = WATCH.load(Acquire);
+        // SAFETY: null, or created by an earlier call and never freed. The small object of the parent is leaked after
+        // a fork.
+        if let Some(watch) = unsafe { current.as_ref() }
+            && watch.generation == generation
+        {
+            return watch;
+        }
+        let new = Box::into_raw(Box::new(Watch { generation, state: Mutex::default(), tell }));
+        // SYNC(watch): pairs with the load above.
+        if WATCH.compare_exchange(current, new, AcqRel, Relaxed).is_err() {
+            // SAFETY: created above, and no other thread has seen it.
+            drop(unsafe { Box::from_raw(new) });
+        }
     }
-    let watch = Box::leak(Box::new(Watch { generation, state: Mutex::default(), tell }));
-    WATCH.store(watch, Relaxed);
-    watch
 }
 
 impl Watch {

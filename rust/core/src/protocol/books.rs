@@ -214,15 +214,15 @@ impl<S> Books<S> {
     }
 
     /// Returns the positions of all peers `back` deliveries ago, and the peer of the next delivery at that time.
-    pub fn places(&self, back: u64) -> Option<(Vec<PeerPosition<'_, S>>, usize)> {
+    pub fn positions(&self, back: u64) -> Option<(Vec<PeerPosition<'_, S>>, usize)> {
         let (accounts, turn) = self.accounts(back)?;
-        Some((self.places_at(accounts), turn))
+        Some((self.positions_at(accounts), turn))
     }
 
     /// Returns the positions of all peers at the given accounts. Some items of the accounts may not be delivered yet.
-    pub fn places_at(&self, accounts: Vec<Account>) -> Vec<PeerPosition<'_, S>> {
-        let places = self.peers.iter().zip(accounts);
-        places.map(|(peer, given)| PeerPosition { given, snapshot: newest(&peer.snapshots, given) }).collect()
+    pub fn positions_at(&self, accounts: Vec<Account>) -> Vec<PeerPosition<'_, S>> {
+        let positions = self.peers.iter().zip(accounts);
+        positions.map(|(peer, given)| PeerPosition { given, snapshot: newest(&peer.snapshots, given) }).collect()
     }
 
     /// Returns whether there is a snapshot of `peer`.
@@ -310,8 +310,8 @@ mod tests {
     }
 
     fn found(books: &Books<u64>, back: u64) -> Vec<(u64, Option<u64>)> {
-        let (places, _) = books.places(back).expect("not too long ago");
-        places.iter().map(|place| (place.given.items, place.snapshot.map(|one| one.content))).collect()
+        let (positions, _) = books.positions(back).expect("not too long ago");
+        positions.iter().map(|position| (position.given.items, position.snapshot.map(|one| one.content))).collect()
     }
 
     #[test]
@@ -330,7 +330,7 @@ mod tests {
         books.end(0);
         assert_eq!(books.accounts(0).expect("remembered").1, 1);
         assert_eq!(books.accounts(2).expect("remembered").0[0], account(9), "with its checksum");
-        assert!(books.places(21).is_none());
+        assert!(books.positions(21).is_none());
     }
 
     #[test]
@@ -351,7 +351,7 @@ mod tests {
         books.deliver(0, 0, |_| Some(0));
         books.keep(0, snapshot(1, 0), Some(0));
         books.keep(0, snapshot(3, 0), Some(0));
-        let at = |items| books.places_at(vec![account(items)])[0].snapshot.map(|one| one.content);
+        let at = |items| books.positions_at(vec![account(items)])[0].snapshot.map(|one| one.content);
         assert_eq!((at(2), at(3), at(7)), (Some(1), Some(3), Some(3)));
         assert_eq!(found(&books, 0), [(1, Some(1))], "a state does not see it yet");
     }

@@ -7,7 +7,7 @@
 //! between, so signal handlers always read the correct count.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
 use std::time::Duration;
 
 use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration};
@@ -17,7 +17,7 @@ use pyo3::prelude::*;
 
 use torchdata_core::process::watching::{CUT, HELD, Pulse, UNWATCHED};
 
-use crate::gil_cell::GilCell;
+use crate::gil_cell::{GilCell, GilNumber};
 use crate::pipes::turn::Turn;
 use crate::seconds::duration;
 use crate::watching;
@@ -38,39 +38,32 @@ enum DeliveryStep<'py> {
     Left,
 }
 
-/// The progress of a loader's user. The numbers are atomics, so that threads can share them without locks. The GIL
-/// orders all accesses.
+/// The progress of a loader's user.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Delivery {
     source: GilCell<Option<EpochSource>>,
     valid: AtomicI64,
     /// Changes whenever `source` or `valid` changes.
-    version: AtomicU64,
+    version: GilNumber,
     turn: Py<Turn>,
     /// Whether an item was requested in the current epoch.
     begun: AtomicBool,
     /// The number of items of the epoch that the user has received in this run.
-    given: Arc<AtomicU64>,
-    /// The heartbeat of the source: it counts the calls of the source, and contains flags for the next call. A flag is
-    /// set if each step must go through Python code, because the loader is paused or limited, the watching thread is
-    /// not running, or the last call was interrupted.
+    given: Arc<GilNumber>,
+    /// Counts the calls of the source, and contains the signs for the next call: each step must go through Python
+    /// because the loader is paused or limited, the watching thread is not running, or the last call was interrupted.
     pulse: Arc<Pulse>,
     /// The key for reports, and the time that one item may take, or None if calls are not watched.
     watched: GilCell<Option<(u64, Duration)>>,
 }
 
 impl Delivery {
-    /// Returns the counter of delivered items. The counter keeps changing.
-    pub fn given(&self) -> Arc<AtomicU64> {
+    /// The count of delivered items, which continues to change.
+    pub fn given(&self) -> Arc<GilNumber> {
         Arc::clone(&self.given)
     }
 
-    #[inline]
-    fn count(&self) {
-        self.given.store(self.given.load(Relaxed) + 1, Relaxed);
-    }
-
-    /// Resumes watching the calls in a forked child.
+    /// Resumes watching after a fork.
     #[cold]
     fn go_on_watching(&self, py: Python<'_>) {
         match self.watched.with(py, |watched| *watched) {
@@ -81,20 +74,17 @@ impl Delivery {
 
     #[inline]
     fn step<'py>(&self, py: Python<'py>) -> DeliveryStep<'py> {
-        let Some((iterator, next)) =
-            self.source.with(py, |source| source.as_ref().map(|source| (source.iterator.as_ptr(), source.next)))
-        else {
+        // The new reference keeps the iterator alive even if the source is replaced during the call.
+        let source = |source: &EpochSource| (source.iterator.bind(py).clone(), source.next);
+        let Some((iterator, next)) = self.source.with(py, |current| current.as_ref().map(source)) else {
             return DeliveryStep::End;
         };
-        // SAFETY: the iterator exists, because this reference keeps it alive even if the source is replaced during the
-        // call.
-        let iterator = unsafe { Bound::from_borrowed_ptr(py, iterator) };
-        let version = self.version.load(Relaxed);
+        let version = self.version.load();
         self.pulse.enter();
         // SAFETY: calls the function of the iterator's type. NULL means the end or an exception.
         let item = unsafe { Bound::from_owned_ptr_or_opt(py, next(iterator.as_ptr())) };
         self.pulse.leave();
-        if self.version.load(Relaxed) != version {
+        if self.version.load() != version {
             return self.left(py);
         }
         match item {
@@ -112,11 +102,7 @@ impl Delivery {
         }
     }
 
-    fn change(&self) {
-        self.version.store(self.version.load(Relaxed) + 1, Relaxed);
-    }
-
-    /// Records an exception that can interrupt the computation of an item anywhere, such as KeyboardInterrupt.
+    /// Records an exception that interrupts the computation of an item at any point, such as KeyboardInterrupt.
     #[cold]
     fn note(&self, py: Python<'_>, error: PyErr) -> PyErr {
         if !error.is_instance_of::<PyException>(py) {
@@ -133,7 +119,7 @@ impl Delivery {
         Ok(Self {
             source: GilCell::new(None),
             valid: AtomicI64::new(NONE),
-            version: AtomicU64::new(0),
+            version: GilNumber::new(0),
             turn: Py::new(py, Turn::default())?,
             begun: AtomicBool::new(true),
             given: Arc::default(),
@@ -171,7 +157,7 @@ impl Delivery {
             }
         };
         let old = self.source.with(py, |source| std::mem::replace(source, new));
-        self.change();
+        self.version.increment();
         drop(old); // outside of the cell, because dropping may run arbitrary code
         Ok(())
     }
@@ -184,7 +170,7 @@ impl Delivery {
     #[setter]
     fn set_valid(&self, number: Option<i64>) {
         self.valid.store(number.unwrap_or(NONE), Relaxed);
-        self.change();
+        self.version.increment();
     }
 
     #[getter]
@@ -209,12 +195,12 @@ impl Delivery {
 
     #[getter(given)]
     fn given_so_far(&self) -> u64 {
-        self.given.load(Relaxed)
+        self.given.load()
     }
 
     #[setter]
     fn set_given(&self, count: u64) {
-        self.given.store(count, Relaxed);
+        self.given.store(count);
     }
 
     /// Whether an item is being computed, in another thread or further up in the call stack of this thread.
@@ -315,7 +301,7 @@ impl DeliveryIterator {
         }
         match delivery.step(py) {
             DeliveryStep::Item(item) => {
-                delivery.count();
+                delivery.given.increment();
                 Ok(Some(item))
             }
             other => ended(slf, other),
@@ -346,8 +332,8 @@ fn next_slowly<'py>(slf: &Bound<'py, DeliveryIterator>, delivery: &Delivery) -> 
     };
     let counted = slf.call_method0("_count_to_limit");
     delivery.pulse.leave();
-    counted.map_err(|error| delivery.note(py, error))?; // the computation of an item may have been interrupted
-    delivery.count();
+    counted.map_err(|error| delivery.note(py, error))?; // an item may have been computed
+    delivery.given.increment();
     Ok(Some(item))
 }
 

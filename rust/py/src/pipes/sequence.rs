@@ -1,13 +1,13 @@
 //! Iterates over a sequence by index, and can skip items.
 //!
-//! The iterator runs in each process and thread that iterates the pipes. The GIL orders all accesses.
-
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+//! The iterator runs in any process and thread that iterates the pipes.
 
 use pyo3::ffi;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyRange, PyRangeMethods, PyTuple};
+
+use crate::gil_cell::GilNumber;
 
 /// How to access the items of a sequence.
 enum SequenceKind {
@@ -31,8 +31,8 @@ pub struct SequenceIterator {
     kind: SequenceKind,
     /// The length of an immutable sequence. For lists, the length is read each time.
     length: usize,
-    /// The index of the next item, or `usize::MAX` after the end. A list that grows after the end yields no more items.
-    position: AtomicUsize,
+    /// The index of the next item, or `u64::MAX` after the end. The end is final, even if a list grows afterwards.
+    position: GilNumber,
 }
 
 impl SequenceIterator {
@@ -44,12 +44,32 @@ impl SequenceIterator {
         }
     }
 
-    /// Skips up to `most` items, and returns how many items were skipped.
+    #[inline]
+    fn item<'py>(&self, py: Python<'py>, position: usize) -> PyResult<Bound<'py, PyAny>> {
+        let sequence = self.sequence.bind(py);
+        match self.kind {
+            SequenceKind::Range { start, step } => Ok((start + step * position as i64).into_pyobject(py)?.into_any()),
+            // SAFETY: the kind ensures that it is a list.
+            SequenceKind::List => unsafe { sequence.cast_unchecked::<PyList>() }.get_item(position),
+            // SAFETY: the kind ensures that it is a tuple.
+            SequenceKind::Tuple => unsafe { sequence.cast_unchecked::<PyTuple>() }.get_item(position),
+            // SAFETY: an existing object. Returns a new reference, or NULL with an exception set.
+            SequenceKind::Other => unsafe {
+                let item = ffi::PySequence_GetItem(sequence.as_ptr(), position as ffi::Py_ssize_t);
+                Bound::from_owned_ptr_or_err(py, item)
+            },
+        }
+    }
+
+    /// Skips up to `most` items, and returns the number of skipped items.
     pub fn pass_over(&self, py: Python<'_>, most: usize) -> usize {
-        let position = self.position.load(Relaxed);
-        let passed = self.length(py).saturating_sub(position).min(most);
-        self.position.store(position + passed, Relaxed);
-        passed
+        loop {
+            let position = self.position.load();
+            let passed = self.length(py).saturating_sub(position as usize).min(most);
+            if self.position.replace(position, position + passed as u64) {
+                return passed;
+            }
+        }
     }
 }
 
@@ -68,7 +88,7 @@ impl SequenceIterator {
         } else {
             SequenceKind::Other
         };
-        Ok(Self { sequence: sequence.clone().unbind(), kind, length, position: AtomicUsize::new(position) })
+        Ok(Self { sequence: sequence.clone().unbind(), kind, length, position: GilNumber::new(position as u64) })
     }
 
     fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -76,26 +96,18 @@ impl SequenceIterator {
     }
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let position = self.position.load(Relaxed);
-        if position >= self.length(py) {
-            self.position.store(usize::MAX, Relaxed);
-            return Ok(None);
+        loop {
+            let position = self.position.load();
+            if position as usize >= self.length(py) {
+                self.position.store(u64::MAX);
+                return Ok(None);
+            }
+            let item = self.item(py, position as usize)?;
+            // Otherwise, another thread has taken this item meanwhile.
+            if self.position.replace(position, position + 1) {
+                return Ok(Some(item));
+            }
         }
-        let sequence = self.sequence.bind(py);
-        let item = match self.kind {
-            SequenceKind::Range { start, step } => (start + step * position as i64).into_pyobject(py)?.into_any(),
-            // SAFETY: this kind means that the sequence is a list.
-            SequenceKind::List => unsafe { sequence.cast_unchecked::<PyList>() }.get_item(position)?,
-            // SAFETY: this kind means that the sequence is a tuple.
-            SequenceKind::Tuple => unsafe { sequence.cast_unchecked::<PyTuple>() }.get_item(position)?,
-            // SAFETY: the object exists. The call returns a new reference, or NULL with an exception set.
-            SequenceKind::Other => unsafe {
-                let item = ffi::PySequence_GetItem(sequence.as_ptr(), position as ffi::Py_ssize_t);
-                Bound::from_owned_ptr_or_err(py, item)?
-            },
-        };
-        self.position.store(position + 1, Relaxed);
-        Ok(Some(item))
     }
 
     /// Needs no `__clear__`, for the same reason as `FilterIterator`.

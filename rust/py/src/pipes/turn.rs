@@ -1,13 +1,11 @@
 //! Lets threads that share an iterator read one at a time, in the order of their requests.
 //!
-//! This code runs in all threads that read a shared iterator. Shared state is accessed with the GIL held, which orders
-//! the accesses. A waiting thread sleeps without the GIL, in slices, so that Ctrl-C works. If a thread requests an item
-//! during its own read, in a signal handler or a function of the pipeline, it gets an error, because it would wait for
-//! itself.
+//! This code runs in all threads that read. A waiting thread sleeps without the GIL, in slices, so that Ctrl-C works. If
+//! a thread asks again during its own read, in a signal handler or a function of the pipeline, it gets an error, because
+//! it would wait for itself.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::thread::{self, Thread};
 
 use pyo3::exceptions::PyRuntimeError;
@@ -18,13 +16,11 @@ use torchdata_core::process::{fork, watching};
 use torchdata_core::stats::PipeRef;
 
 use crate::enter::{self, Slices};
-use crate::gil_cell::GilCell;
+use crate::gil_cell::{GilCell, GilNumber};
 use crate::pipes::iterators::call;
 use crate::pipes::metering::Meter;
 use crate::seconds::duration;
 
-/// The number that a closed turn adds to the count of waiting threads.
-const CLOSED: usize = 1 << 32;
 /// The number of bits in the address of a thread.
 const ADDRESS: u32 = 48;
 
@@ -40,15 +36,21 @@ fn is_inherited(thread: u64) -> bool {
     thread >> ADDRESS != this_thread() >> ADDRESS
 }
 
-/// The right to read an iterator, which one thread has at a time, and the threads that wait for it.
+/// The threads that wait for a turn, and the error message for them if the turn is closed.
+#[derive(Default)]
+struct Crowd {
+    waiting: VecDeque<(u64, Thread)>,
+    closed: Option<String>,
+}
+
+/// The thread that has the turn to read an iterator, and the threads that wait for it.
 #[pyclass(frozen, weakref, module = "torchdata._native")]
 pub struct Turn {
-    /// The number of the reading thread, or 0 if no thread reads.
-    reader: AtomicU64,
-    /// The number of waiting threads, plus `CLOSED` if the turn is closed. Usually 0.
-    crowd: AtomicUsize,
-    waiting: GilCell<VecDeque<(u64, Thread)>>,
-    closed: GilCell<Option<String>>,
+    /// The reading thread, or 0.
+    reader: GilNumber,
+    /// 1 if threads wait or the turn is closed, which is rare, or 0. Changes together with `crowd`.
+    is_crowded: GilNumber,
+    crowd: GilCell<Crowd>,
     process: u32,
 }
 
@@ -60,8 +62,8 @@ pub struct TakenTurn<'a, 'py> {
 impl Drop for TakenTurn<'_, '_> {
     #[inline]
     fn drop(&mut self) {
-        self.turn.reader.store(0, Relaxed);
-        if self.turn.crowd.load(Relaxed) != 0 {
+        self.turn.reader.store(0);
+        if self.turn.is_crowded.load() != 0 {
             self.turn.call_next(self.py);
         }
     }
@@ -70,10 +72,9 @@ impl Drop for TakenTurn<'_, '_> {
 impl Default for Turn {
     fn default() -> Self {
         Self {
-            reader: AtomicU64::new(0),
-            crowd: AtomicUsize::new(0),
-            waiting: GilCell::new(VecDeque::new()),
-            closed: GilCell::new(None),
+            reader: GilNumber::new(0),
+            is_crowded: GilNumber::new(0),
+            crowd: GilCell::new(Crowd::default()),
             process: std::process::id(),
         }
     }
@@ -85,36 +86,36 @@ impl Turn {
     #[inline]
     pub fn take<'a, 'py>(&'a self, py: Python<'py>) -> PyResult<TakenTurn<'a, 'py>> {
         let thread = this_thread();
-        if self.reader.load(Relaxed) != 0 || self.crowd.load(Relaxed) != 0 {
+        if self.is_crowded.load() != 0 || !self.reader.replace(0, thread) {
             self.queue_up(py, thread, true)?;
         }
-        self.reader.store(thread, Relaxed);
         Ok(TakenTurn { turn: self, py })
     }
 
-    /// Waits for the turn. `reads` means that the thread wants to read an item, which a closed turn does not allow.
+    fn change<R>(&self, py: Python<'_>, change: impl FnOnce(&mut Crowd) -> R) -> R {
+        self.crowd.with(py, |crowd| {
+            let result = change(crowd);
+            self.is_crowded.store(u64::from(!crowd.waiting.is_empty() || crowd.closed.is_some()));
+            result
+        })
+    }
+
+    /// Waits for the turn, and takes it. `reads` is true if the thread will read, which a closed turn refuses.
     #[cold]
     fn queue_up(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<()> {
-        let is_waiting = self.waiting.with(py, |waiting| {
-            let before = waiting.len();
-            waiting.retain(|(one, _)| !is_inherited(*one)); // threads of a parent process do not exist here
-            self.crowd.fetch_sub(before - waiting.len(), Relaxed);
-            waiting.iter().any(|(one, _)| *one == thread)
+        let is_waiting = self.change(py, |crowd| {
+            crowd.waiting.retain(|(one, _)| !is_inherited(*one)); // threads of the parent process
+            crowd.waiting.iter().any(|(one, _)| *one == thread)
         });
-        if is_waiting || self.reader.load(Relaxed) == thread {
+        if is_waiting || self.reader.load() == thread {
             return Err(PyRuntimeError::new_err(
                 "this thread is already reading an item, and requests another item (in a signal handler, or in a \
                  function of the pipeline): request it after the first item has arrived",
             ));
         }
-        if self.crowd.load(Relaxed) == 0 && self.reader.load(Relaxed) == 0 {
-            return Ok(());
-        }
-        self.waiting.with(py, |waiting| waiting.push_back((thread, thread::current())));
-        self.crowd.fetch_add(1, Relaxed);
+        self.change(py, |crowd| crowd.waiting.push_back((thread, thread::current())));
         let outcome = self.await_turn(py, thread, reads);
-        self.waiting.with(py, |waiting| waiting.retain(|(one, _)| *one != thread));
-        self.crowd.fetch_sub(1, Relaxed);
+        self.change(py, |crowd| crowd.waiting.retain(|(one, _)| *one != thread));
         if outcome.is_err() {
             self.call_next(py);
         }
@@ -133,15 +134,16 @@ impl Turn {
         Ok(())
     }
 
-    /// Returns whether it is the turn of a waiting thread. Returns an error if the thread can never get the turn.
+    /// Takes the turn if it is free and this thread is the next one. Returns whether it was taken, or an error if this
+    /// thread can never get it.
     fn is_next(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<bool> {
-        if reads
-            && self.crowd.load(Relaxed) >= CLOSED
-            && let Some(why) = self.closed.with(py, |closed| closed.clone())
-        {
+        let (first, closed) = self
+            .crowd
+            .with(py, |crowd| (crowd.waiting.front().map(|(one, _)| *one), crowd.closed.clone().filter(|_| reads)));
+        if let Some(why) = closed {
             return Err(PyRuntimeError::new_err(why));
         }
-        let reader = self.reader.load(Relaxed);
+        let reader = self.reader.load();
         if is_inherited(reader) && reader != 0 {
             return Err(PyRuntimeError::new_err(format!(
                 "a thread of process {} was reading this iterator when process {} was forked, and this read cannot \
@@ -150,20 +152,19 @@ impl Turn {
                 std::process::id()
             )));
         }
-        let first = || self.waiting.with(py, |waiting| waiting.front().map(|(one, _)| *one));
-        Ok(reader == 0 && first() == Some(thread))
+        Ok(first == Some(thread) && self.reader.replace(0, thread))
     }
 
     #[cold]
     fn call_next(&self, py: Python<'_>) {
-        if let Some(next) = self.waiting.with(py, |waiting| waiting.front().map(|(_, next)| next.clone())) {
+        if let Some(next) = self.crowd.with(py, |crowd| crowd.waiting.front().map(|(_, next)| next.clone())) {
             next.unpark();
         }
     }
 
     /// Returns whether no other thread reads. Threads of a parent process are ignored.
     fn is_left(&self) -> bool {
-        let reader = self.reader.load(Relaxed);
+        let reader = self.reader.load();
         reader == 0 || reader == this_thread() || is_inherited(reader)
     }
 }
@@ -174,12 +175,11 @@ impl Turn {
     /// reading, the function is called immediately.
     fn call<'py>(&self, function: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = function.py();
-        let _turn = if self.reader.load(Relaxed) == this_thread() {
+        let thread = this_thread();
+        let _turn = if self.reader.load() == thread {
             None
         } else {
-            let thread = this_thread();
             self.queue_up(py, thread, false)?;
-            self.reader.store(thread, Relaxed);
             Some(TakenTurn { turn: self, py })
         };
         function.call0()
@@ -188,16 +188,16 @@ impl Turn {
     /// Closes the turn. From now on, requests for an item raise a RuntimeError with this text.
     #[pyo3(signature = (why = "this program is exiting, and one of its threads requests another item from a loader"))]
     fn close(&self, py: Python<'_>, why: &str) {
-        if self.closed.with(py, |closed| closed.replace(why.to_owned())).is_none() {
-            self.crowd.fetch_add(CLOSED, Relaxed);
-        }
-        let all: Vec<Thread> = self.waiting.with(py, |waiting| waiting.iter().map(|(_, one)| one.clone()).collect());
+        let all: Vec<Thread> = self.change(py, |crowd| {
+            crowd.closed = Some(why.to_owned());
+            crowd.waiting.iter().map(|(_, one)| one.clone()).collect()
+        });
         all.iter().for_each(Thread::unpark);
     }
 
     /// Waits up to `seconds` until no other thread reads or waits for its turn.
     fn join(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
-        let is_free = |py: Python<'_>| Ok(self.is_left() && self.waiting.with(py, |waiting| waiting.is_empty()));
+        let is_free = |py: Python<'_>| Ok(self.is_left() && self.crowd.with(py, |crowd| crowd.waiting.is_empty()));
         enter::poll(py, Some(duration(seconds)), is_free).map(drop)
     }
 

@@ -427,10 +427,6 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    fn has_lacked(&self) -> PyResult<bool> {
-        Ok(self.get()?.has_lacked())
-    }
-
     #[getter]
     fn is_awaited(&self) -> PyResult<bool> {
         Ok(self.get()?.is_awaited())

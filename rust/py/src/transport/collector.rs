@@ -22,7 +22,7 @@ use super::peers::Peers;
 use super::progress::Given;
 use super::reader::{Reader, Row};
 use super::snapshots::{
-    Content, Entry, Kept, KeptDealt, REASON, Relay, account, entry, kept_places, unkept, unkept_dealt,
+    Content, Entry, Kept, KeptDealt, REASON, Relay, account, entry, kept_positions, unkept, unkept_dealt,
 };
 use super::stats::PyStatsBoard;
 use super::watched::{Replacing, Sign};
@@ -106,9 +106,9 @@ impl Collector {
     /// has ended. `paused` is true if all peers are paused. The callback returns the processes to replace, after making
     /// sure that all of them have exited.
     ///
-    /// After that, `on_replace(dead, places, ended)` is called. `places` contains the position of each peer: the number
-    /// of received items, the newest snapshot, and the snapshot of the dispatching process. For each replaced process,
-    /// the callback returns its index, the new link to this process or None, and the id or descriptor of the
+    /// After that, `on_replace(dead, positions, ended)` is called. `positions` contains the position of each peer (the
+    /// number of received items and the newest snapshot), and the snapshot of the dispatching process. For each replaced
+    /// process, the callback returns its index, the new link to this process or None, and the id or descriptor of the
     /// replacement.
     ///
     /// If one of the callbacks raises an exception, nothing has changed, and the next call tries again. Process i sends
@@ -232,16 +232,16 @@ impl Collector {
     /// updates it too late.
     #[pyo3(signature = (delivered=None))]
     #[expect(clippy::type_complexity, reason = "a tuple for Python")]
-    fn places(
+    fn positions(
         &self,
         py: Python<'_>,
         delivered: Option<u64>,
     ) -> PyResult<Option<(Vec<(Entry, Option<Kept>)>, usize, Option<KeptDealt>)>> {
         self.books.with(py, |books| {
             let back = delivered.map_or(Some(0), |delivered| books.total().checked_sub(delivered));
-            let Some((places, turn)) = back.and_then(|back| books.places(back)) else { return Ok(None) };
-            let (places, dealt) = kept_places(py, books, &places);
-            Ok(Some((places, turn, dealt)))
+            let Some((positions, turn)) = back.and_then(|back| books.positions(back)) else { return Ok(None) };
+            let (positions, dealt) = kept_positions(py, books, &positions);
+            Ok(Some((positions, turn, dealt)))
         })
     }
 

@@ -50,7 +50,7 @@ pub(super) struct Outlet {
     pub owes: bool,
     /// A shard with an iterator that has ended. The end of this shard must still be sent.
     pub closing: Option<usize>,
-    /// The shard that computed the last item. Out of range if the `enter` callback must be called before the next item.
+    /// The shard that was read last.
     pub entered: usize,
     pub own: BellRef,
     /// The control link. A pending command interrupts the pump.

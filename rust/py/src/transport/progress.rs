@@ -1,7 +1,6 @@
 //! Records the items received from each peer, and the matching snapshots.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use pyo3::prelude::*;
 use torchdata_core::link::consumer::Unit;
@@ -9,7 +8,7 @@ use torchdata_core::protocol::{Account, Books};
 
 use super::kinds as kind;
 use super::snapshots::{Content, Opened, Relay, Relayed};
-use crate::gil_cell::GilCell;
+use crate::gil_cell::{GilCell, GilNumber};
 
 pub struct StreamProgress {
     /// The positions and snapshots of all peers, which are consistent at any time, even for other threads.
@@ -88,9 +87,9 @@ impl StreamProgress {
 pub enum Given {
     /// All delivered items.
     All,
-    /// The number in this counter.
-    Counted(Arc<AtomicU64>),
-    /// The number is unknown.
+    /// This many.
+    Counted(Arc<GilNumber>),
+    /// Unknown.
     Unknown,
 }
 
@@ -100,7 +99,7 @@ impl Given {
     fn lag(&self, total: u64) -> Option<u64> {
         match self {
             Given::All => Some(0),
-            Given::Counted(given) => Some(total.saturating_sub(given.load(Relaxed))),
+            Given::Counted(given) => Some(total.saturating_sub(given.load())),
             Given::Unknown => None,
         }
     }

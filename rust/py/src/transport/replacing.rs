@@ -10,7 +10,7 @@ use torchdata_core::protocol::Account;
 
 use super::links::PyLink;
 use super::reader::Reader;
-use super::snapshots::{KeptPlaces, kept_places};
+use super::snapshots::{KeptPositions, kept_positions};
 use super::watched::{Replacing, Sign};
 use crate::errors;
 
@@ -30,7 +30,7 @@ impl Reader {
         let replaced: Vec<usize> = asked.extract(py)?;
         if !replaced.is_empty() {
             self.drain(py, &replaced)?; // `on_death` may have stopped further processes
-            let heirs = on_replace.call1(py, (replaced, self.places_received(py), self.have_ended()))?;
+            let heirs = on_replace.call1(py, (replaced, self.positions_received(py), self.have_ended()))?;
             for heir in heirs.bind(py).try_iter()? {
                 self.inherit(heir?.extract()?)?;
             }
@@ -69,8 +69,8 @@ impl Reader {
         (0..self.peers.len()).map(|peer| self.collecting.is_ended(peer) || self.peers.has_last(peer)).collect()
     }
 
-    fn places_received(&self, py: Python<'_>) -> KeptPlaces {
+    fn positions_received(&self, py: Python<'_>) -> KeptPositions {
         let received = self.all_received(py);
-        self.progress.books.with(py, |books| kept_places(py, books, &books.places_at(received)))
+        self.progress.books.with(py, |books| kept_positions(py, books, &books.positions_at(received)))
     }
 }

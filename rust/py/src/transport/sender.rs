@@ -30,6 +30,7 @@ use crate::buffers::ArenaBuffer;
 use crate::codec::{self, Dtype, OUT_OF_BAND};
 use crate::errors;
 use crate::seconds::duration;
+use crate::shard_globals::ShardTurns;
 
 /// Returns when a wait of this many seconds ends, or None for no limit.
 fn deadline(seconds: Option<f64>) -> Option<Instant> {
@@ -187,14 +188,19 @@ impl Sender {
         Ok(self.outlet()?.producers.iter().flat_map(Producer::accounts).map(entry).collect())
     }
 
-    /// Sends the items of `iterator` that the readers want, until the iterator ends or fails, or a command is pending.
-    /// A tuple contains one iterator for each shard; items are requested from these iterators in turn. `enter(shard)`
-    /// is called before an item is requested from another shard than the previous item.
+    /// Sends the items of `iterator` as far as the readers want them, until it ends, fails or a command waits. A tuple
+    /// holds the iterators of several shards, which are asked in turn. `turns` exchanges the shards before an item is
+    /// requested from another shard than the previous item.
     ///
-    /// Returns False if a command is pending. The caller must execute the command, and then call `pump` again with the
-    /// same iterators. Returns True once all wanted items of this pass were sent. Raises the errors of the iterators.
-    #[pyo3(signature = (iterator, enter = None))]
-    fn pump(&self, py: Python<'_>, iterator: &Bound<'_, PyAny>, enter: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
+    /// Returns False if a command waits: call it again with the same iterators once the command was obeyed. Returns True
+    /// once all items that are wanted of this pass were sent. Raises the errors of the iterators.
+    #[pyo3(signature = (iterator, turns = None))]
+    fn pump(
+        &self,
+        py: Python<'_>,
+        iterator: &Bound<'_, PyAny>,
+        turns: Option<&Bound<'_, ShardTurns>>,
+    ) -> PyResult<bool> {
         let mut guard = self.outlet()?;
         let outlet = &mut *guard;
         let shards = iterator.cast::<PyTuple>().ok();
@@ -205,7 +211,6 @@ impl Sender {
                 "a sender needs one iterator for each of its shards, or one for all links",
             ));
         }
-        outlet.entered = if several { usize::MAX } else { 0 };
         if outlet.settle(py)? == Sent::Interrupted {
             return Ok(false);
         }
@@ -219,9 +224,9 @@ impl Sender {
             // The outlet stays locked while Python code runs. This blocks no other thread, because no other thread
             // sends, and allocating does not need the lock.
             let shard = if several { target } else { 0 };
-            if shard != outlet.entered {
-                outlet.entered = shard;
-                enter.map(|enter| enter.call1((shard,))).transpose()?;
+            outlet.entered = shard;
+            if let (true, Some(turns)) = (several, turns) {
+                turns.get().enter(py, shard)?;
             }
             // SAFETY: the GIL is held. NULL means the end or an exception.
             let item = unsafe { Bound::from_owned_ptr_or_opt(py, ffi::PyIter_Next(iterators[shard].as_ptr())) };

@@ -255,11 +255,16 @@ pub fn unkept_dealt((pass, accounts, content): KeptDealt) -> Dealt<Content> {
 
 /// Positions as a Python tuple: for each peer, the received items and the latest snapshot before them; then the
 /// matching snapshot of the dispatching process.
-pub type KeptPlaces = (Vec<(Entry, Option<Kept>)>, Option<KeptDealt>);
+pub type KeptPositions = (Vec<(Entry, Option<Kept>)>, Option<KeptDealt>);
 
-pub fn kept_places(py: Python<'_>, books: &Books<Content>, places: &[PeerPosition<'_, Content>]) -> KeptPlaces {
-    let shares: Vec<_> = places.iter().map(|place| place.snapshot.map(|one| one.share).unwrap_or_default()).collect();
+pub fn kept_positions(
+    py: Python<'_>,
+    books: &Books<Content>,
+    positions: &[PeerPosition<'_, Content>],
+) -> KeptPositions {
+    let shares: Vec<_> =
+        positions.iter().map(|position| position.snapshot.map(|one| one.share).unwrap_or_default()).collect();
     let dealt = books.dealt_before(&shares);
     let kept = |place: &PeerPosition<'_, Content>| (entry(place.given), place.snapshot.map(|one| kept(py, one)));
-    (places.iter().map(kept).collect(), dealt.map(|one| kept_dealt(py, one)))
+    (positions.iter().map(kept).collect(), dealt.map(|one| kept_dealt(py, one)))
 }

@@ -67,18 +67,6 @@ def iterate(run: Run) -> None:
         run.iterator = iter(run.loader)
 
 
-@event(may_come=lambda run: run.life.skips)
-def skip(run: Run) -> None:
-    count = min(run.dice.choice([0, 1, 2, 7, 30]), run.size - run.at - run.is_left)
-    run.did.append(f"skip {count}")
-    skipped = run.loader.skip(count)
-    if skipped != count:
-        raise Differs(f"{skipped} items were skipped instead of {count}")
-    run.given += [None] * count
-    if run.dice.random() < 0.5:
-        run.iterator = iter(run.loader)
-
-
 @event()
 def limit(run: Run) -> None:
     count = run.dice.choice([1, 3, 10])

@@ -37,7 +37,6 @@ class GraphLife(Life):
         self.lasts, self.shuffles = True, True
         self.draws_in_main = self.kind != "workers" and graph.graph.flavour == "global"
         self._choose_splits()
-        self.skips = graph.graph.flavour != "global"
         self.main, self.before, self.behind = [], [], []
 
     def pipe(self) -> Any:

@@ -159,8 +159,6 @@ class Life:
             self.options["in_order"] = False
             self.main = [step for step in self.main if step != "batch"]
         steps = {*self.before, *self.behind}
-        #: Whether items may be skipped. `skip` draws no random numbers, so later drawn numbers would differ.
-        self.skips = "drawing" not in steps
         #: Whether the global generators of this process are used.
         self.draws_in_main = self.kind != "workers" and (self.loader_seed is None or "drawing" in steps)
         #: Whether the state of a step is kept between epochs.

@@ -80,7 +80,6 @@ class StatefulJudge(Judge):
             rest, expected = rest[:1], expected[:1]
         if program.later_batch is not None:
             expected = in_batches(expected, program.later_batch)
-        check_full(program, whole)
         if different := difference(rest, expected, program.in_order):
             raise Wrong(f"behind the state: {different}")
         compared = 1 if program.is_shared_anew else None
@@ -94,20 +93,6 @@ class StatefulJudge(Judge):
 def in_batches(epochs: list[Any], size: int) -> list[Any]:
     flat = [[sample for batch in epoch for sample in batch] for epoch in epochs]
     return [[samples[start : start + size] for start in range(0, len(samples), size)] for samples in flat]
-
-
-def check_full(program: Program, epochs: list[Any]) -> None:
-    """Checks that all batches except the last one are full, if the loader fills up batches.
-
-    Raises:
-        Wrong: a batch is not full.
-    """
-    if not program.fills or not program.indexed:
-        return
-    for epoch in epochs:
-        sizes = [len(batch) for batch in epoch]
-        if any(size != program.batch_size for size in sizes[:-1]):
-            raise Wrong(f"batches of {sizes} samples, which were to be filled up")
 
 
 def check_skipped(program: Program, found: list[Any], expected: list[Any]) -> None:

@@ -47,9 +47,7 @@ class Program:
     options: dict[str, Any] = field(default_factory=dict)
     #: Indices that make the dataset raise. The loader skips these samples.
     broken: tuple[int, ...] = ()
-    #: Whether incomplete batches are filled up.
-    fills: bool = False
-    #: The batch size of the resumed run, or None if it is the same.
+    #: The batch size of the resumed run, if it differs.
     later_batch: int | None = None
     #: "same": each run seeds all global generators with the same seed. "another": the resumed run uses another seed.
     #: "none": no run sets a seed.
@@ -168,7 +166,7 @@ class Program:
         if self.indexed:
             parts.append(f"sampler: {self.sampler}")
         if self.broken:
-            parts.append(f"skips {list(self.broken)}" + ", fills up" * self.fills)
+            parts.append(f"skips {list(self.broken)}")
         if self.generator:
             parts.append("generator given")
         later = "" if self.later_batch is None else f" then {self.later_batch}"
@@ -270,9 +268,6 @@ def choose_broken(program: Program, chance: random.Random) -> None:
         first = chance.randrange(program.length + 1)
         broken |= set(numbers[first : first + 2 * (program.batch_size or 1)])
     program.broken = tuple(sorted(broken))
-    if program.batch_size is not None and "atch" not in program.sampler and chance.random() < 0.5:
-        # The number of workers must not change, because it affects how batches are filled up.
-        program.fills, program.later_workers = True, program.workers
 
 
 def choose_size(program: Program, chance: random.Random) -> None:

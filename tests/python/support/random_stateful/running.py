@@ -163,7 +163,7 @@ class Run:
             dataset.hanging = self.deaths.hanging()
         if program.broken:
             dataset.broken = frozenset(program.broken)
-            options |= {"on_error": "skip", "error_fill": program.fills}
+            options["on_error"] = "skip"
         return Loader(dataset, num_workers=workers, **{**options, **chosen})
 
     def run(self) -> dict[str, Any]:

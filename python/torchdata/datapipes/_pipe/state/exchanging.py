@@ -2,10 +2,11 @@
 
 Role: each shard owns a `ShardGlobals`, used in the process and thread that run the shard. A process has one global
 generator each of `random`, NumPy and torch, but each shard draws from generators of its own. The states of the
-generators, of 2.5 KB each, are therefore exchanged whenever another shard runs. The public functions of the three
-libraries convert a state to tuples and tensors, which takes up to 300 microseconds. The extension copies the memory of
-the states in 0.3 microseconds. Experiments with other generators of the same classes determine the address of this
-memory. If the experiments fail, for example with another version of a library, the public functions are used.
+generators, of 2.5 KB each, are therefore exchanged whenever another shard runs, together with some variables of
+modules. The public functions of the three libraries convert a state to tuples and tensors, which takes up to 300
+microseconds. The extension copies the memory of the states in 0.3 microseconds. Experiments with other generators of
+the same classes determine the address of this memory. If the experiments fail, for example with another version of a
+library, the public functions are used.
 """
 
 from __future__ import annotations
@@ -23,13 +24,25 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torchdata._importing import loaded
-from torchdata._native import MemoryCopy
+from torchdata._native import Exchange, SavedGlobals
+from torchdata.datapipes._pipe import skipping, splitting, witnessing
 from torchdata.datapipes._pipe.state import late_seeding
 from torchdata.datapipes._pipe.state.generators import load_generators, save_generators
 
-__all__ = ["ShardGlobals", "one_at_a_time"]
+__all__ = ["LOCKS", "ShardGlobals", "one_at_a_time"]
 
-_WORKER = "torch.utils.data._utils.worker"
+#: The module of the disk cache's locks. A shard that holds such locks must release them before another shard runs.
+LOCKS = "torchdata.datapipes.iter.disk_cache.locks"
+_NUMPY, _WORKER = "numpy.random.mtrand", "torch.utils.data._utils.worker"
+#: The modules that change what is exchanged when they are imported.
+_IMPORTED_LATE = (_NUMPY, "torch", _WORKER, LOCKS)
+#: The variables of which each shard has its own values.
+_VARIABLES = (
+    (vars(late_seeding), "awaited"),
+    (vars(skipping), "worker"),
+    (vars(splitting), "telling"),
+    (vars(witnessing), "current"),
+)
 
 #: The size in bytes of the 624 words of a state, and of the index of the next word.
 _WORDS, _PLACE = 624 * 4, 4
@@ -47,12 +60,12 @@ class _Way(NamedTuple):
 
     Args:
         memory: the parts of memory that are copied.
-        python: the generator of `random` if its memory is copied, because `memory` lacks its spare normal number.
+        variables: the variables of generators that are not in this memory, as the dicts that contain them and names.
         others: for each generator that is not copied, the functions that save and load its state.
     """
 
     memory: Sequence[memoryview] = ()
-    python: Any = None
+    variables: Sequence[tuple[dict[str, Any], str]] = ()
     others: Sequence[tuple[Callable[[], Any], Callable[[Any], object]]] = ()
 
 
@@ -79,48 +92,35 @@ def one_at_a_time() -> Iterator[None]:
         yield
 
 
-class ShardGlobals:
-    """The generators and worker info of a shard while another shard runs in the process."""
+class ShardGlobals(SavedGlobals):
+    """The generators, the worker info and the other globals of a shard while another shard runs in the process."""
 
     def __init__(self) -> None:
-        #: Whether another shard is running.
-        self.is_away = False
-        self._way = _Way()
-        self._copy: MemoryCopy | None = None
-        self._normal: float | None = None
+        self._others: Sequence[tuple[Callable[[], Any], Callable[[Any], object]]] = ()
         self._kept: list[Any] = []
-        self._awaited: dict[str, int] = {}
-        self._info: Any = None
 
-    def leave(self) -> None:
-        """Saves the globals of the process."""
-        self.is_away, way = True, _generators()
-        if self._copy is not None and way is self._way:
-            self._copy.save()
-        else:
-            self._way, self._copy = way, MemoryCopy(way.memory)
-        if way.python is not None:
-            self._normal = way.python.gauss_next
-        if way.others:
-            self._kept = [save() for save, _ in way.others]
-        self._awaited = late_seeding.awaited
-        module: Any = sys.modules.get(_WORKER)
-        self._info = None if module is None else module._worker_info
+    def leave(self, *, is_all: bool = False) -> None:
+        """Saves the globals of the process.
+
+        Args:
+            is_all: whether nothing else of this shard must be stopped or saved. `ShardTurns` may then exchange the
+                shard without calling `enter` and `leave`.
+        """
+        exchange, self._others = _exchange()
+        self.save(exchange)
+        self._kept = [save() for save, _ in self._others]
+        self.is_all = is_all and not self._others
 
     def enter(self) -> bool:
         """Sets the globals of the process to the saved values; returns whether torch's worker info was saved."""
-        self.is_away, way = False, self._way
-        late_seeding.await_again(self._awaited)
-        if self._copy is not None:
-            self._copy.load()
-        if way.python is not None:
-            way.python.gauss_next = self._normal
-        if way.others:
-            for (_, load), saved in zip(way.others, self._kept, strict=True):
-                load(saved)
-        if (module := sys.modules.get(_WORKER)) is not None:
-            module._worker_info = self._info  # type: ignore[attr-defined]
-        return self._info is not None
+        module: Any = sys.modules.get(_WORKER)
+        if module is not None:
+            module._worker_info = None  # if it was imported while another shard ran, no value was saved
+        self.load()
+        late_seeding.await_again(late_seeding.awaited)
+        for (_, load), saved in zip(self._others, self._kept, strict=True):
+            load(saved)
+        return module is not None and module._worker_info is not None
 
     def generators(self) -> dict[str, Any]:
         """Returns the result of `save_generators` for this shard, even while another shard runs."""
@@ -136,31 +136,43 @@ class ShardGlobals:
             others.enter()
 
 
-def _generators() -> _Way:
-    """Returns how the generators of the loaded libraries are saved and loaded."""
+_Others = Sequence[tuple[Callable[[], Any], Callable[[Any], object]]]
+
+#: What was exchanged most recently, and the functions for the remaining generators.
+_known: tuple[Exchange, _Others] | None = None
+
+
+def _exchange() -> tuple[Exchange, _Others]:
+    """Returns what shards exchange while the same libraries are loaded, and how the remaining generators are saved and
+    loaded."""
     global _known
-    modules, (seen_bits, seen_torch, found) = sys.modules, _known
-    numpy_random, torch = modules.get("numpy.random.mtrand"), modules.get("torch")
-    # A program may install another bit generator. While NumPy is being imported, it lacks its generator.
-    state = None if numpy_random is None else getattr(numpy_random, "_rand", None)
-    bits = None if state is None else state._bit_generator
-    torchs = None if torch is None else getattr(torch, "default_generator", None)
-    if found is not None and bits is seen_bits and torchs is seen_torch:
-        return found
+    if _known is not None and _known[0].is_current():
+        return _known
+    modules = sys.modules
+    numpy_random, torch, worker = (modules.get(name) for name in _IMPORTED_LATE[:3])
+    expected: list[tuple[Any, str, Any]] = [(modules, name, modules.get(name)) for name in _IMPORTED_LATE]
+    state = bits = torchs = None
+    if numpy_random is not None:  # while NumPy is being imported, it lacks its generator
+        state = getattr(numpy_random, "_rand", None)
+        expected.append((vars(numpy_random), "_rand", state))
+    if state is not None:  # a program may install another bit generator
+        bits = state._bit_generator
+        expected.append((state, "_bit_generator", bits))
+    if torch is not None:
+        torchs = getattr(torch, "default_generator", None)
+        expected.append((vars(torch), "default_generator", torchs))
     python = _of_python()
     ways = [_Way(others=((save_generators, load_generators),)) if python is None else python]
     if python is not None and bits is not None and loaded("numpy.random") is not None:
         ways.append(_of_numpy(state, bits))
     if python is not None and torchs is not None and loaded("torch") is not None:
         ways.append(_of_torch(torchs))
-    memory, others = [part for way in ways for part in way.memory], [pair for way in ways for pair in way.others]
-    found = _Way(memory, ways[0].python, others)
-    _known = bits, torchs, found
-    return found
-
-
-#: The generators of NumPy and torch in the most recent exchange, and how they are saved.
-_known: tuple[Any, Any, _Way | None] = None, None, None
+    variables = [*_VARIABLES, *(pair for way in ways for pair in way.variables)]
+    if worker is not None:
+        variables.append((vars(worker), "_worker_info"))
+    exchange = Exchange(expected, variables, [part for way in ways for part in way.memory])
+    _known = exchange, [pair for way in ways for pair in way.others]
+    return _known
 
 
 # -- memory layout ------------------------------------------------------------------------------------------
@@ -216,10 +228,10 @@ def _is_copied(of: Callable[[Any], _Way], new: Callable[[int], Any], seen: Calla
             to, way = of(other), of(one)
             if seen(one) == seen(other):
                 return False
-            for mine, its in zip(way.memory, to.memory, strict=True):
-                its[:] = mine
-            if way.python is not None:
-                to.python.gauss_next = way.python.gauss_next
+            for source, target in zip(way.memory, to.memory, strict=True):
+                target[:] = source
+            for (mine, name), (its, _) in zip(way.variables, to.variables, strict=True):
+                its[name] = mine[name]
             if seen(one) != seen(other):
                 return False
     except Exception:
@@ -239,7 +251,8 @@ def _memory(address: int, size: int) -> memoryview:
 
 
 def _python(generator: Any) -> _Way:
-    return _Way((_memory(id(generator) + object.__basicsize__, _PLACE + _WORDS),), generator)
+    memory = _memory(id(generator) + object.__basicsize__, _PLACE + _WORDS)
+    return _Way((memory,), ((vars(generator), "gauss_next"),))  # the spare normal number is not in the memory
 
 
 def _numpy(state: Any) -> _Way:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torchdata._native import ReadAheadHold
 from torchdata._read_ahead import ReadAhead, without_own_frame
@@ -25,7 +25,6 @@ from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.state.halting import Halt, Lead, await_beginning
 from torchdata.datapipes._pipe.state.record import token_of
 from torchdata.datapipes.datapipe import IterDataPipe
-from torchdata.datapipes.iter.threads.depth import LEAST_DEPTH, Depth
 
 __all__ = ["Prefetcher", "end_threads", "stop_reading"]
 
@@ -35,12 +34,9 @@ T_co = TypeVar("T_co", covariant=True)
 class _PrefetchData(ReadAhead):
     """The data that the thread of one iteration shares with its consumer."""
 
-    def __init__(self, name: str, source: Iterator[Any], buffer_size: int | Literal["auto"]) -> None:
-        capacity = LEAST_DEPTH if buffer_size == "auto" else min(buffer_size, sys.maxsize)
-        super().__init__(name, capacity, "torchdata-prefetch")
+    def __init__(self, name: str, source: Iterator[Any], buffer_size: int) -> None:
+        super().__init__(name, min(buffer_size, sys.maxsize), "torchdata-prefetch")
         self.source: Iterator[Any] | None = source
-        #: The rule that determines the number of buffered items, if it is not fixed.
-        self.depth = Depth() if buffer_size == "auto" else None
         #: The hold of a `pause()` without a later `resume()`.
         self.pause: ReadAheadHold | None = None
         #: Whether the iteration was abandoned for good, rather than for the next iteration.
@@ -148,8 +144,6 @@ def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> N
             data.is_over = True
             queue.finish(slot, without_own_frame(error))
             return
-        if data.depth is not None and halt is None:
-            data.depth.look(queue, item)
         queue.put(slot, item)
         del item  # so that the waiting thread does not keep an item alive that was consumed
         if halt is not None:
@@ -176,15 +170,11 @@ class _PrefetchBase(IterDataPipe[T_co]):
 
     tuning: ClassVar[frozenset[str]] = frozenset({"buffer_size"})
 
-    def __init__(self, source_datapipe: Iterable[T_co], buffer_size: int | Literal["auto"]) -> None:
+    def __init__(self, source_datapipe: Iterable[T_co], buffer_size: int) -> None:
         name = type(self).__name__
         check_source(name, source_datapipe, "source_datapipe")
         self.source_datapipe = source_datapipe
-        self.buffer_size: int | Literal["auto"] = (
-            "auto"
-            if buffer_size == "auto"
-            else check_int(name, "buffer_size", buffer_size, least=1, words=POSITIVE.format("buffer_size"))
-        )
+        self.buffer_size = check_int(name, "buffer_size", buffer_size, least=1, words=POSITIVE.format("buffer_size"))
 
     def _worker(self) -> Callable[[_PrefetchData], None]:
         """Returns the function for the thread. The function must not refer to the pipe."""
@@ -388,8 +378,7 @@ class Prefetcher(_PrefetchBase[T_co]):
 
     Args:
         source_datapipe: the pipe to read. The pipe runs in the thread, with all pipes that it reads from.
-        buffer_size: maximum number of buffered items, 10 by default. "auto" starts with 2, and increases the number if
-            the time per item varies, as far as memory permits.
+        buffer_size: maximum number of buffered items, 10 by default.
 
     Raises:
         TypeError: `buffer_size` is not an integer.
@@ -401,7 +390,7 @@ class Prefetcher(_PrefetchBase[T_co]):
         ['0', '1', '2']
     """
 
-    def __init__(self, source_datapipe: Iterable[T_co], buffer_size: int | Literal["auto"] = 10) -> None:
+    def __init__(self, source_datapipe: Iterable[T_co], buffer_size: int = 10) -> None:
         super().__init__(source_datapipe, buffer_size)
 
     def _worker(self) -> Callable[[_PrefetchData], None]:

@@ -78,12 +78,6 @@ impl<T> OrderedQueue<T> {
         self.tell(state);
     }
 
-    /// Returns whether more slots would have helped since the last call. This is the case if a worker found no free
-    /// slot and the consumer later found no result.
-    pub fn has_lacked(&self) -> bool {
-        std::mem::take(&mut self.lock().lacked)
-    }
-
     /// Returns whether the consumer is waiting.
     pub fn is_awaited(&self) -> bool {
         let state = self.lock();
@@ -155,7 +149,6 @@ impl<T> OrderedQueue<T> {
         let mut state = self.lock();
         while !state.is_over() && !state.may_reserve() {
             let Some(slice) = begun.slice() else { return false };
-            state.was_full |= state.holds == 0 && !state.has_room();
             state.reserving.count += 1;
             state = sleep(&self.room, state, slice);
             state.reserving.count -= 1;
@@ -275,7 +268,6 @@ impl<T> OrderedQueue<T> {
         let mut state = self.lock();
         while state.ready.is_empty() && !state.ended && !state.closed {
             let Some(slice) = begun.slice() else { return false };
-            state.lacked |= std::mem::take(&mut state.was_full);
             state.hungry += 1;
             state = sleep(&self.filled, state, slice);
             state.hungry -= 1;

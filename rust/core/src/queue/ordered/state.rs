@@ -78,9 +78,6 @@ pub(super) struct State<T> {
     pub fed: bool,
     /// The maximum number of used slots.
     pub capacity: usize,
-    /// Whether a worker has found no free slot. `lacked` is true if the consumer has waited after that.
-    pub was_full: bool,
-    pub lacked: bool,
 }
 
 impl<T> State<T> {
@@ -102,8 +99,6 @@ impl<T> State<T> {
             hungry: 0,
             fed: false,
             capacity: capacity.max(1),
-            was_full: false,
-            lacked: false,
         }
     }
 

@@ -1,0 +1,81 @@
+"""The counters of a `Loader` of nodes.
+
+Role: belongs to one loader, in the main process. The loader's items are always counted. With `stats="full"`, each node
+has a row in the statistics, and the nodes and the loader read it through a guard that counts and measures its items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torchdata._native import IterationToken, SharedIterator
+from torchdata._observe.stats.batches import BatchRecorder
+from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting
+from torchdata._observe.stats.labels import Flag, location_of
+from torchdata._observe.stats.model import NODES
+from torchdata._reporting import is_users, with_function
+from torchdata._users_code import INDEXED, ITERATED, codes_of_dataset, place_of
+from torchdata.nodes.base_node import BaseNode, nodes_of, sources_of
+from torchdata.nodes.prefetch import ThreadedNode
+
+__all__ = ["NodeRecorder"]
+
+
+class NodeRecorder(BatchRecorder):
+    """The statistics of one `Loader`."""
+
+    name = NODES
+
+    #: The page on which the nodes have rows, and the row of the loader.
+    _bound: tuple[Counting, int] | None = None
+
+    def begin_graph(self, iterator: SharedIterator, root: BaseNode[Any]) -> None:
+        """Begins an epoch of the graph that ends in `root`, before the graph is reset."""
+        counting = self._counting_here()
+        if counting is None:
+            return
+        if self._bound is None or self._bound[0] is not counting:
+            rows = list(_rows_of(root))[-PIPES + 1 :] if self.full else []
+            rows.append((IterationToken(), NODES, "", None, 0, 0))
+            counting.board.bind(MAIN_PAGE, rows, len(rows))
+            for token, *_ in rows:
+                token.begin()
+            self._bound = counting, len(rows) - 1
+        self._begin(iterator, self._bound[1])
+
+
+def _rows_of(root: BaseNode[Any]) -> Iterator[tuple[IterationToken, str, str, int | None, int, int]]:
+    """Yields the rows of the nodes, sources first, and makes the nodes countable."""
+    nodes = [node for node in reversed(nodes_of(root)) if not _is_part(node)]
+    readers = {id(source): number for number, node in enumerate(nodes) for source in _read_by(node)}
+    for node in nodes:
+        node._counted = IterationToken()
+        is_ahead = isinstance(node, ThreadedNode) or bool(getattr(node, "num_workers", False))
+        flags = int(Flag.THREAD) if is_ahead else 0
+        yield node._counted, *_named(node), readers.get(id(node), len(nodes)), flags, 0
+
+
+def _is_part(node: BaseNode[Any]) -> bool:
+    """Returns whether a node is a part of another node of this package."""
+    return type(node).__name__.startswith("_") and not is_users(type(node))
+
+
+def _read_by(node: BaseNode[Any]) -> Iterator[BaseNode[Any]]:
+    for source in sources_of(node):
+        if _is_part(source):
+            yield from _read_by(source)
+        else:
+            yield source
+
+
+def _named(node: BaseNode[Any]) -> tuple[str, str]:
+    """Returns the name of a node, with the user's function or dataset, and the location of this code."""
+    function = getattr(node, "map_fn", None)
+    dataset = getattr(function, "__self__", None) if getattr(function, "__name__", "") == "__getitem__" else None
+    codes = codes_of_dataset(dataset, INDEXED) or codes_of_dataset(getattr(node, "iterable", None), ITERATED)
+    if codes:
+        return codes[0].name, codes[0].location
+    own = type(node).next
+    location = location_of(node) or (place_of(own.__code__) if is_users(own) else "")
+    return with_function(node), location

@@ -1,0 +1,179 @@
+//! Exchanges the variables of modules and the states of random number generators that each shard of a process has for
+//! itself.
+//!
+//! A shard may run for only a few microseconds before another shard runs, so the exchange takes no Python code. Signal
+//! handlers therefore never see a part of one shard and a part of another.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyKeyError;
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString};
+
+/// What the shards of a process exchange, as long as the same libraries are loaded.
+#[pyclass(frozen, module = "torchdata._native")]
+pub struct Exchange {
+    /// Entries of dicts, or attributes of other objects, and the values that they have. None also means a missing entry.
+    expected: Vec<(Py<PyAny>, Py<PyString>, Py<PyAny>)>,
+    /// Modules' dicts, and the names of the variables in them.
+    variables: Vec<(Py<PyDict>, Py<PyString>)>,
+    /// The memory of the generators.
+    memory: Vec<PyBuffer<u8>>,
+}
+
+#[pymethods]
+impl Exchange {
+    #[new]
+    fn new(
+        expected: Vec<(Py<PyAny>, Py<PyString>, Py<PyAny>)>,
+        variables: Vec<(Py<PyDict>, Py<PyString>)>,
+        memory: Vec<PyBuffer<u8>>,
+    ) -> Self {
+        Self { expected, variables, memory }
+    }
+
+    /// Returns whether all expected entries and attributes still have their values.
+    fn is_current(&self, py: Python<'_>) -> PyResult<bool> {
+        for (owner, name, value) in &self.expected {
+            let owner = owner.bind(py);
+            let found = match owner.cast::<PyDict>() {
+                Ok(dict) => dict.get_item(name)?,
+                Err(_) => owner.getattr_opt(name)?,
+            };
+            if !found.map_or_else(|| value.is_none(py), |found| found.is(value)) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        for (owner, _, value) in &self.expected {
+            visit.call(owner)?;
+            visit.call(value)?;
+        }
+        self.variables.iter().try_for_each(|(dict, _)| visit.call(dict))
+    }
+}
+
+/// The variables and generators of a shard while another shard runs.
+#[pyclass(subclass, module = "torchdata._native")]
+pub struct SavedGlobals {
+    exchange: Option<Py<Exchange>>,
+    values: Vec<Py<PyAny>>,
+    /// The bytes of each buffer of `exchange`.
+    memory: Vec<Vec<u8>>,
+    /// Whether another shard runs.
+    #[pyo3(get)]
+    is_away: bool,
+    /// Whether the shard needs nothing else than `save` and `load` before and after another shard runs.
+    #[pyo3(get, set)]
+    is_all: bool,
+}
+
+#[pymethods]
+impl SavedGlobals {
+    #[new]
+    fn new() -> Self {
+        Self { exchange: None, values: Vec::new(), memory: Vec::new(), is_away: false, is_all: false }
+    }
+
+    /// Saves the variables and generators of the process.
+    fn save(&mut self, py: Python<'_>, exchange: Py<Exchange>) -> PyResult<()> {
+        self.memory = exchange.get().memory.iter().map(|buffer| vec![0; buffer.len_bytes()]).collect();
+        self.exchange = Some(exchange);
+        self.save_again(py)
+    }
+
+    /// Sets the variables and generators of the process to those that were saved last.
+    fn load(&mut self, py: Python<'_>) -> PyResult<()> {
+        self.is_away = false;
+        let Some(exchange) = &self.exchange else { return Ok(()) };
+        let Exchange { variables, memory, .. } = exchange.get();
+        for ((dict, name), value) in variables.iter().zip(&self.values) {
+            dict.bind(py).set_item(name, value)?;
+        }
+        memory.iter().zip(&self.memory).try_for_each(|(buffer, saved)| buffer.copy_from_slice(py, saved))
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.exchange)?;
+        self.values.iter().try_for_each(|value| visit.call(value))
+    }
+
+    fn __clear__(&mut self) {
+        self.values.clear();
+    }
+}
+
+impl SavedGlobals {
+    /// Saves the globals of this shard, which runs, and loads those of another shard. Returns false and changes nothing
+    /// if this is not enough, because a library was loaded meanwhile, or because the shards must do something else.
+    fn switch_to(&mut self, py: Python<'_>, other: &mut Self) -> PyResult<bool> {
+        let (Some(exchange), Some(of_other)) = (&self.exchange, &other.exchange) else { return Ok(false) };
+        let is_enough = self.is_all && other.is_all && !self.is_away && other.is_away && exchange.is(of_other);
+        if !is_enough || !exchange.get().is_current(py)? {
+            return Ok(false);
+        }
+        self.save_again(py)?;
+        other.load(py)?;
+        Ok(true)
+    }
+
+    fn save_again(&mut self, py: Python<'_>) -> PyResult<()> {
+        let Some(exchange) = &self.exchange else { return Ok(()) };
+        let Exchange { variables, memory, .. } = exchange.get();
+        self.values.clear();
+        for (dict, name) in variables {
+            let value = dict.bind(py).get_item(name)?.ok_or_else(|| PyKeyError::new_err(name.clone_ref(py)))?;
+            self.values.push(value.unbind());
+        }
+        self.is_away = true;
+        memory.iter().zip(&mut self.memory).try_for_each(|(buffer, saved)| buffer.copy_to_slice(py, saved))
+    }
+}
+
+/// The shards that take turns in a process.
+#[pyclass(frozen, module = "torchdata._native")]
+pub struct ShardTurns {
+    shards: Vec<Py<SavedGlobals>>,
+    /// The function that exchanges two shards if their globals are not enough.
+    exchange: Py<PyAny>,
+    entered: AtomicUsize,
+}
+
+#[pymethods]
+impl ShardTurns {
+    #[new]
+    fn new(shards: Vec<Py<SavedGlobals>>, exchange: Py<PyAny>, entered: usize) -> Self {
+        Self { shards, exchange, entered: AtomicUsize::new(entered) }
+    }
+
+    /// The index of the shard that runs.
+    #[getter]
+    fn entered(&self) -> usize {
+        self.entered.load(Relaxed)
+    }
+
+    /// Makes a shard the one that runs.
+    pub fn enter(&self, py: Python<'_>, shard: usize) -> PyResult<()> {
+        let left = self.entered.swap(shard, Relaxed);
+        if shard != left {
+            let is_switched = {
+                let (mut from, mut to) = (self.shards[left].borrow_mut(py), self.shards[shard].borrow_mut(py));
+                from.switch_to(py, &mut to)?
+            };
+            if !is_switched {
+                self.exchange.call1(py, (left, shard))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.exchange)?;
+        self.shards.iter().try_for_each(|shard| visit.call(shard))
+    }
+}
