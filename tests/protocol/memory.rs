@@ -38,7 +38,7 @@ impl Unit {
 #[derive(Debug, Clone, Hash)]
 pub struct Link {
     pub units: VecDeque<Unit>,
-    /// The reader's grant word, and the count in this word. One of the old rules uses only the count.
+    /// The reader's grant word, and the count in this word.
     pub grant: u64,
     pub count: u32,
     /// The number of the epoch while the writer waits for dispatched items.

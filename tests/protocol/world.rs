@@ -244,7 +244,7 @@ pub struct World {
     pub held: Part<Vec<VecDeque<Unit>>>,
     pub waits: bool,
     pub has_died: bool,
-    /// Whether an exit has stopped the epoch, which happens only under an old rule.
+    /// Whether an exit has stopped the epoch.
     pub stopped: bool,
     pub delivered: u8,
     pub seen: u32,

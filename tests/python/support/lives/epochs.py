@@ -26,7 +26,7 @@ class Epoch(list[Any]):
         """Raises `Differs` if the items must not follow the previous items.
 
         Args:
-            before: the previous items; None for a skipped item.
+            before: the previous items of the epoch.
             got: the received items.
             free: whether items may be in any order.
         """

@@ -80,7 +80,7 @@ class Run:
         #: States that were saved at arbitrary moments: the epoch, the state, and the items before the state.
         self.aside: list[tuple[int, dict[str, Any], list[Any]]] = []
         self.epoch = 0
-        #: The items received in this epoch; None for a skipped item.
+        #: The items received in this epoch.
         self.given: list[Any] = []
         #: Items that the main process keeps, with their original contents.
         self.kept: list[tuple[Any, Any]] = []
