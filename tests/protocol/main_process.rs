@@ -198,7 +198,6 @@ impl World {
         self.seen = 0;
         self.given = 0;
         self.waits = false;
-        self.stopped = false;
         for peer in 0..setting.workers {
             self.held[peer].clear();
             self.ends[peer].begin(&mut self.out[peer], Stream::first(self.number), setting.window);
@@ -250,9 +249,6 @@ impl World {
 
     /// Returns the world after one attempt to receive an item, or None if nothing can be done.
     fn ask(&self, setting: &Setting) -> Option<(Asked, Self)> {
-        if self.stopped {
-            return Some((Asked::Ended(Ended::Over), self.clone()));
-        }
         let Some(arrived) = self.arrived() else {
             let mut after = self.clone();
             after.drop_old();

@@ -244,8 +244,6 @@ pub struct World {
     pub held: Part<Vec<VecDeque<Unit>>>,
     pub waits: bool,
     pub has_died: bool,
-    /// Whether an exit has stopped the epoch.
-    pub stopped: bool,
     pub delivered: u8,
     pub seen: u32,
     pub paused_once: bool,
@@ -382,7 +380,6 @@ impl Model for Setting {
             held: vec![VecDeque::new(); self.workers].into(),
             waits: false,
             has_died: false,
-            stopped: false,
             delivered: 0,
             seen: 0,
             paused_once: false,
