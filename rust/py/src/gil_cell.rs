@@ -6,11 +6,11 @@ use pyo3::prelude::*;
 
 /// A value that one thread at a time accesses, with the GIL held.
 ///
-/// A thread that waits must not borrow the value during the wait, so signal handlers and other threads can access it.
+/// A thread must not borrow the value during a wait, so that signal handlers and other threads can access the value.
 pub struct GilCell<T>(RefCell<T>);
 
 // SAFETY: `with` requires a token of the interpreter, which only one thread has at a time. No `look` releases the GIL.
-// If a `look` did, the cell would refuse access to the second thread.
+// If a `look` released the GIL, the cell would refuse access to a second thread.
 unsafe impl<T: Send> Sync for GilCell<T> {}
 
 impl<T> GilCell<T> {

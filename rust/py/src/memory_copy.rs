@@ -1,5 +1,5 @@
-//! Saves and restores memory of Python objects. This is used for the random number generators of one shard while
-//! another shard runs in the same process.
+//! Saves and restores memory of Python objects, namely the random number generators of one shard while another shard
+//! runs in the same process.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -1,9 +1,9 @@
 //! Lets threads that share an iterator read one at a time, in the order of their requests.
 //!
 //! This code runs in all threads that read a shared iterator. Shared state is accessed with the GIL held, which orders
-//! the accesses. A waiting thread sleeps without the GIL, in slices, so that Ctrl-C works. If a thread requests an item
-//! during its own read, in a signal handler or a function of the pipeline, it gets an error, because it would wait for
-//! itself.
+//! the accesses. A waiting thread sleeps without the GIL, in slices, so that Ctrl-C works. A thread that requests an
+//! item during its own read, in a signal handler or a function of the pipeline, gets an error, because it would wait
+//! for itself.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -23,13 +23,13 @@ use crate::pipes::iterators::call;
 use crate::pipes::metering::Meter;
 use crate::seconds::duration;
 
-/// The number that a closed turn adds to the count of waiting threads.
+/// Closing a turn adds this number to the count of waiting threads.
 const CLOSED: usize = 1 << 32;
 /// The number of bits in the address of a thread.
 const ADDRESS: u32 = 48;
 
 /// Returns a number that identifies this thread in this process. A thread of the parent process may have the same
-/// address, so the number also depends on the number of forks.
+/// address as this thread, so the number also depends on the number of forks.
 #[inline]
 fn this_thread() -> u64 {
     watching::this_thread() ^ (fork::current() << ADDRESS)
@@ -40,7 +40,7 @@ fn is_inherited(thread: u64) -> bool {
     thread >> ADDRESS != this_thread() >> ADDRESS
 }
 
-/// The right to read an iterator, which one thread has at a time, and the threads that wait for it.
+/// The right to read an iterator: one thread has this right at a time, and other threads wait for it.
 #[pyclass(frozen, weakref, module = "torchdata._native")]
 pub struct Turn {
     /// The number of the reading thread, or 0 if no thread reads.
@@ -97,7 +97,7 @@ impl Turn {
     fn queue_up(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<()> {
         let is_waiting = self.waiting.with(py, |waiting| {
             let before = waiting.len();
-            waiting.retain(|(one, _)| !is_inherited(*one)); // threads of a parent process do not exist here
+            waiting.retain(|(one, _)| !is_inherited(*one)); // threads of a parent process do not exist in this process
             self.crowd.fetch_sub(before - waiting.len(), Relaxed);
             waiting.iter().any(|(one, _)| *one == thread)
         });
@@ -133,7 +133,8 @@ impl Turn {
         Ok(())
     }
 
-    /// Returns whether it is the turn of a waiting thread. Returns an error if the thread can never get the turn.
+    /// Returns whether it is the turn of a waiting thread. Returns an error if the waiting thread can never get the
+    /// turn.
     fn is_next(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<bool> {
         if reads
             && self.crowd.load(Relaxed) >= CLOSED
@@ -185,7 +186,7 @@ impl Turn {
         function.call0()
     }
 
-    /// Closes the turn. From now on, requests for an item raise a RuntimeError with this text.
+    /// Closes the turn. From the call on, requests for an item raise a RuntimeError with this text.
     #[pyo3(signature = (why = "this program is exiting, and one of its threads requests another item from a loader"))]
     fn close(&self, py: Python<'_>, why: &str) {
         if self.closed.with(py, |closed| closed.replace(why.to_owned())).is_none() {
@@ -214,7 +215,7 @@ impl Turn {
 #[pyclass(subclass, frozen, module = "torchdata._native")]
 pub struct SharedIterator {
     turn: Py<Turn>,
-    /// The `next` method of the subclass, stored after the first lookup.
+    /// The `next` method of the subclass, which is looked up once.
     next: OnceLock<Py<PyAny>>,
     meter: Meter,
 }
