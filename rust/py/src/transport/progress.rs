@@ -14,7 +14,7 @@ use crate::gil_cell::GilCell;
 pub struct StreamProgress {
     /// The positions and snapshots of all peers, which are consistent at any time, even for other threads.
     pub books: Arc<GilCell<Books<Content>>>,
-    /// In a worker: snapshots of the dispatching process that must be relayed to the main process.
+    /// In a worker: snapshots of the dispatching process to be relayed to the main process.
     pub relay: Arc<Relay>,
     pub given: Given,
     /// For each peer, the position at which the next stream begins.
@@ -77,7 +77,7 @@ impl StreamProgress {
         Ok(())
     }
 
-    /// In a worker: keeps a snapshot of the dispatching process, which the pump then relays.
+    /// Keeps a snapshot of the dispatching process in a worker, until the pump relays the snapshot.
     pub fn pass_on(&self, unit: &Unit) -> PyResult<()> {
         self.relay.put(Relayed::of(unit)?);
         Ok(())
@@ -88,7 +88,7 @@ impl StreamProgress {
 pub enum Given {
     /// All delivered items.
     All,
-    /// The number in this counter.
+    /// The number in this shared counter.
     Counted(Arc<AtomicU64>),
     /// The number is unknown.
     Unknown,
