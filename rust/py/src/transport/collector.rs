@@ -309,7 +309,7 @@ impl Collector {
     /// The main process calls this method repeatedly while it waits for something other than an item. The last call
     /// passes `done`.
     fn relieve(&self, py: Python<'_>, done: bool) -> PyResult<()> {
-        let Some(mut held) = self.access.try_hold() else { return Ok(()) }; // the reading thread receives such items itself
+        let Some(mut held) = self.access.try_hold() else { return Ok(()) }; // the reading thread does so itself
         if done {
             held.peers.links_mut().iter_mut().for_each(Consumer::restore_grant);
             return Ok(());

@@ -2,8 +2,8 @@
 //!
 //! This code runs in the thread that reads. A peer is a shard, and each link carries the units of all shards that one
 //! process runs. The units of peer p come over link number p modulo links, in which the shard has number p / links. A
-//! unit is taken out of its ring when it is its peer's turn. The unit is taken earlier if a unit of another peer
-//! follows it in the ring, if another peer waits for its peer, or if the process that sends over the link has exited.
+//! unit is taken out of its ring when it is its peer's turn, or earlier if a unit of another peer follows in the ring,
+//! if another peer waits for the unit's peer, or if the process that sends over the link has exited.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
