@@ -5,10 +5,10 @@ the loader counts the items that the user has received. The engine's books store
 thread that waits for an item does not lock the books. A position is therefore taken by combining references, without
 waiting for any thread.
 
-Pipes that run in the main process can be inspected only between two items. For this reason, the loader stores *marks*:
-states of the main process's part of the graph that were taken between two items, such as at the beginning of the epoch.
-A caller may request a state while an item is computed, after an item was interrupted (by Ctrl-C), or for an earlier
-item. The state then consists of the newest mark before that moment, and the number of items to drop after the mark.
+Pipes that run in the main process can be inspected only between two items. The loader therefore stores *marks*: states
+of the main process's part of the graph that were taken between two items, such as at the beginning of the epoch. A
+caller may request a state while an item is computed, after an item was interrupted (by Ctrl-C), or for an earlier item.
+A requested state consists of the newest mark before the request, and the number of items to drop after the mark.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Tracker:
     """Tracks the position of a loader in the running epoch.
 
     Args:
-        run: the run that this object tracks. The run owns this object.
+        run: the run that owns this object.
     """
 
     def __init__(self, run: PositionedRun) -> None:
@@ -97,11 +97,12 @@ class Tracker:
         self._yielded_before = 0
         #: Marks, oldest first. The first mark is the epoch's beginning, or the position where this run began.
         self._marks: list[Position] = []
-        #: Whether another loader has run the epoch before the epoch that begins now.
+        #: Whether another loader has run the epoch before the epoch that begins.
         self._is_behind_loaded = False
-        #: The seeds at the beginning of that earlier epoch.
+        #: The seeds at the beginning of the epoch that the other loader has run.
         self._ended_seeds: SeedGenerator | None = None
-        #: Where the last epoch ended, if the next epoch depends on it, or the reason why this is unknown.
+        #: Where the last epoch ended, if the next epoch depends on that position, or the reason why the position is
+        #: unknown.
         self.end: Position | str | None = None
         #: The number of epochs begun before the last epoch, if the last epoch was interrupted at its beginning;
         #: otherwise None.
@@ -148,7 +149,7 @@ class Tracker:
 
     @staticmethod
     def _untold(mark: Position, output: WorkerOutput) -> str | None:
-        """Returns why a mark lacks the state that lasts beyond passes; None if it has that state."""
+        """Returns why a mark lacks the state that is kept beyond passes, or None if the mark has that state."""
         return output.untold(None) if mark.workers is None else mark.untold
 
     def _beginning(self, output: WorkerOutput) -> Position:
@@ -274,9 +275,8 @@ class Tracker:
         """Returns how many items of the workers' pass the main process's part of the graph will have read when it
         resumes.
 
-        Returns:
-            None if a later pipe is replayed and reads the whole epoch a second time, or if that part has reached the
-            end of the workers' items.
+        Returns: None if a later pipe is replayed and reads the whole epoch a second time, or if the main process's part
+            has reached the end of the workers' items.
         """
         if entry.restores:
             # If the pipes that read the workers' items are replayed, they start reading at the beginning of this run.

@@ -27,7 +27,7 @@ class Family:
             declaration contains "", the name of the field is used.
         kind: "counter" for values that only increase, or "gauge".
         help: the meaning of the measurement.
-        labels: the labels, in addition to the rank, that distinguish its measurements.
+        labels: the labels, in addition to the rank, that distinguish the measurements of the family.
     """
 
     name: str
