@@ -300,8 +300,8 @@ class Tracker:
         return Position(0, ended=True, graph=graph, generators=seal(save_generators()), beginning=beginning)
 
     def _saved_graph(self) -> bytes | None:
-        """Returns the main process's part of the graph if earlier epochs have left a state in it and it can be saved;
-        otherwise None."""
+        """Returns the main process's part of the graph if earlier epochs have left a state in this part that can be
+        saved, otherwise None."""
         self._require_no_drift()
         try:
             return sealed(Content(save_entries(self._pipeline.datapipe))) if self._has_lasting() else None
@@ -346,7 +346,7 @@ class Tracker:
         self._epochs_before = epochs if self._run.epochs > epochs else None
 
     def begin(self, resumed: Position | None, strict: bool) -> None:
-        """Begins an epoch, before the service begins it; `resumed` is the position to resume from, if any."""
+        """Begins an epoch before the service begins it; `resumed` is the position to resume from, if any."""
         self._delivery.given = 0
         self._delivery.cut = False
         self._is_resumed, self._is_strict = resumed is not None, strict
@@ -382,7 +382,7 @@ class Tracker:
             load_generators(generators_in(mark.beginning))
 
     def _require_same_process(self, position: Position, moment: str, advice: str) -> None:
-        """Raises ValueError if workers run the graph now, but did not when the position was taken, or the reverse."""
+        """Raises ValueError if workers run the graph now but did not when the position was taken, or vice versa."""
         if position.in_main != (self.output is None):
             raise ValueError(
                 f"this state was saved {moment} "
@@ -419,7 +419,7 @@ class Tracker:
         return iterator
 
     def _note_beginning(self, workers: WorkersPosition | None) -> None:
-        """Marks the epoch's beginning if it depends on state that lasts from the previous epoch.
+        """Marks the epoch's beginning if it depends on state that is kept from the previous epoch.
 
         Args:
             workers: the positions of the workers at the beginning.
@@ -526,7 +526,7 @@ def _spare_ranks(graph: Graph, drop: int) -> None:
 
     Args:
         graph: the graph; a state may have been loaded into it.
-        drop: the number of items that are dropped after the state was loaded.
+        drop: the number of items to drop after loading the state.
     """
     fullsync = _below_counting(graph, FullSync)
     if fullsync is not None:

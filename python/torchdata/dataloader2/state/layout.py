@@ -211,8 +211,8 @@ def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
 
     Args:
         state: the state.
-        allow_pickle: whether the state may contain pickled values. The pipe is exempt, because the loader need not
-            unpickle it.
+        allow_pickle: whether the state may contain pickled values. The pipe may be pickled in any case, because the
+            loader need not unpickle it.
 
     Raises:
         TypeError, ValueError: the argument is not a state, is of another version or damaged, or contains forbidden
@@ -302,8 +302,8 @@ def _ranks(ranks: Any) -> SavedRanks | None:
 def _randomness(packed: Any, is_of_0_9: bool) -> Randomness | None:
     """Returns the randomness in a state; None if the state has none.
 
-    The generators of torchdata 0.9 are pickles, and draw other numbers. These pickles are not loaded: the user's seed
-    applies again.
+    The generators of torchdata 0.9 are pickles, and draw other numbers. These pickles are not loaded, so the user's
+    seed applies again.
     """
     if packed is None:
         return None
