@@ -1,7 +1,7 @@
-"""Reads a dataset that is a pipe of `torchdata.datapipes`. Its position is the state of its graph.
+"""Reads a dataset that is a pipe of `torchdata.datapipes`. The position in a pipe is the state of the pipe's graph.
 
 Role: used by the reader, in the main process or in a worker. `source_of` decides whether the position of a dataset can
-be restored in this way.
+    be restored from the state of a graph.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def seeded(datapipe: Any, shared_seed: int) -> Any:
 
 
 def derive_later_seeds(datapipe: Any) -> None:
-    """Makes random pipes that are read several times in an epoch derive each seed from the previous one. If they drew
-    it from torch's generator, a resumed epoch would continue with other seeds.
+    """Makes random pipes that are read several times in an epoch derive each seed from the previous one. Seeds from
+    torch's generator would be different when an epoch is resumed.
     """
     for pipe in filter(is_random, Graph(datapipe)):
         record_of(pipe).seeded = True
