@@ -1,8 +1,8 @@
 """Connects ranks: rank 0 publishes its addresses in the job's store, and all other ranks connect to rank 0.
 
 Role: runs once for each group, in the main process of every rank. The store is used only for this purpose, in a
-    separate thread, because an operation on the store never ends if the store's process is stopped; the thread then
-    sleeps in torch until the program ends.
+separate thread, because an operation on the store never ends if the store's process is stopped; the thread then sleeps
+in torch until the program ends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Stops the children of one loader: asks them to stop, kills the children that do not stop, and reaps all children.
 
 Role: runs in the main process. `Shutdown` stops all children, in the thread that calls it first. `Shutdown` may be
-    called any number of times, and continues after an interruption. `OwnsChildren` calls `Shutdown` when the owner of
-    the children is deleted, or when the program exits.
+called any number of times, and continues after an interruption. `OwnsChildren` calls `Shutdown` when the owner of the
+children is deleted, or when the program exits.
 
 A child that does not stop on request is killed. SIGTERM would not end a child, because children ignore this signal:
 clusters send it to all processes of a program (`interrupts.py`).

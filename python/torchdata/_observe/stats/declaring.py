@@ -1,7 +1,7 @@
 """Declares each field of statistics once: its meaning, its exported measurement, and how it is summed.
 
 Role: independent of particular statistics. The model declares its fields with this module. Docstrings, sums and
-    measurements are derived from the declarations.
+measurements are derived from the declarations.
 """
 
 from __future__ import annotations

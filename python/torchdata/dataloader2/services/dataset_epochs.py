@@ -1,8 +1,8 @@
 """Sends the epochs of datasets and samplers with `set_epoch` from the main process to the workers.
 
 Role: the user calls `set_epoch` of an object in the main process, but workers read copies of this object. At the start
-    of each epoch, the service reads the epochs of such objects, and sends each worker a function that sets them in its
-    copies.
+of each epoch, the service reads the epochs of such objects, and sends each worker a function that sets them in its
+copies.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks of common constructor arguments of pipes.
 
 Role: reports a wrong argument at construction with a clear message, instead of a confusing error in a worker. The pure
-    functions run in the process that builds the pipe.
+functions run in the process that builds the pipe.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from torchdata.datapipes._pipe.arrow_sources import ArrowSource
 
 __all__ = ["RayBlocks"]
 
-#: The id of the process that has joined a cluster. A forked child finds the id of its parent here, and can therefore
-#: detect the fork.
+#: The id of the process that has joined a cluster. A forked child finds the parent's id in this variable, and can
+#: therefore detect the fork.
 _joined: int | None = None
 _joining = threading.Lock()
 

@@ -82,8 +82,8 @@ def basichandlers(extension: str, data: Any, *, allow_pickle: bool | None = None
     | `pt` | the result of `torch.load` with `weights_only=True` |
 
     **Unpickling runs code that the file contains.** For untrusted files, refuse `pyd`, `pickle` and `pt` by
-    `allow_pickle=False`. To refuse them in the whole program, set `TORCHDATA_ALLOW_PICKLE=0` in the environment
-    (`WDS_SECURE=1`, the variable of webdataset, has the same effect).
+    `allow_pickle=False`. To refuse these extensions in the whole program, set `TORCHDATA_ALLOW_PICKLE=0` in the
+    environment (`WDS_SECURE=1`, the variable of webdataset, has the same effect).
 
     Args:
         extension: the extension, without its dot.

@@ -36,7 +36,7 @@ _WORDS, _PLACE = 624 * 4, 4
 #: The number of bytes before the words of PyTorch's generator (seed, words left, flags), and the size of its whole
 #: state, which ends with normal numbers.
 _BEFORE, _TORCH = 20, 2544
-#: The words must begin within this many bytes of PyTorch's object.
+#: The maximum distance in bytes from the start of PyTorch's object to the words.
 _HEAD = 256
 #: The size in bytes of the normal number that NumPy stores, with the flag that says whether the number is present.
 _GAUSS = 16
@@ -72,8 +72,8 @@ os.register_at_fork(after_in_child=_begin_in_child)
 def one_at_a_time() -> Iterator[None]:
     """Prevents other threads of the process, within this context, from exchanging generators and worker info of shards.
 
-    If two threads exchanged them at the same time, the last thread to finish would restore the globals of the wrong
-    shard.
+    If two threads exchanged these globals at the same time, the last thread to finish would restore the globals of the
+    wrong shard.
     """
     with _turn:
         yield
@@ -141,7 +141,7 @@ def _generators() -> _Way:
     global _known
     modules, (seen_bits, seen_torch, found) = sys.modules, _known
     numpy_random, torch = modules.get("numpy.random.mtrand"), modules.get("torch")
-    # A program may install another bit generator. While NumPy is being imported, it lacks its generator.
+    # A program may install another bit generator. While NumPy is being imported, it has no global generator.
     state = None if numpy_random is None else getattr(numpy_random, "_rand", None)
     bits = None if state is None else state._bit_generator
     torchs = None if torch is None else getattr(torch, "default_generator", None)

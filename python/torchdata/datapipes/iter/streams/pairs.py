@@ -1,8 +1,9 @@
 """The base class of pipes that yield many items from one (path, stream) pair: readers of files, lines and archives.
 
 Role: a pipe cannot request a pair from its source twice, so the pipe *holds* the pair that it is reading. The pair and
-the position in it are the pipe's state. The pipe runs in the iterating process. It closes a stream when it has been
-read, and when the iterator is abandoned. For an abandoned iterator, the pipe keeps a placeholder without an open file.
+the position in it are the pipe's state. The pipe runs in the iterating process. The pipe closes a stream when it has
+been read, and when the iterator is abandoned. For an abandoned iterator, the pipe keeps a placeholder without an open
+file.
 """
 
 from __future__ import annotations
@@ -146,7 +147,8 @@ class HoldsStream(IterDataPipe[T_co]):
         self._reading = False
 
     def _drop_broken(self) -> None:
-        """Drops a stream after reading it has raised an exception. Its generator has already closed the stream."""
+        """Drops a stream after reading it has raised an exception. The generator over the stream has already closed the
+        stream."""
         self._held = self._place = None
         self._reading = False
 

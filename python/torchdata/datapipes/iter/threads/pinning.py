@@ -35,8 +35,8 @@ class PinMemory(_PrefetchBase[T_co]):
 
     Raises:
         TypeError: `pin_memory_fn` is not a function.
-        RuntimeError: while iterating, CUDA is not available, unless you pass your own `pin_memory_fn`.
-        ValueError: while iterating, `device` is not a CUDA device, unless you pass your own `pin_memory_fn`.
+        RuntimeError: while iterating without your own `pin_memory_fn`, CUDA is not available.
+        ValueError: while iterating without your own `pin_memory_fn`, `device` is not a CUDA device.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
