@@ -169,7 +169,6 @@ class _PicklingHooks:
     #: value contains the names of these attributes. A class without iteration state sets `iteration_state` to `()`.
     iteration_state: ClassVar[tuple[str, ...]]
     _own_state: ClassVar[tuple[DeclaredState, ...]] = ()
-    #: The declarations of the class and its bases.
     _declared: ClassVar[tuple[DeclaredState, ...]] = ()
     #: Names of attributes that copies leave out.
     _not_copied: ClassVar[frozenset[str]] = frozenset()

@@ -11,6 +11,7 @@ pub enum OpenError {
     System {
         /// The failed operation.
         what: &'static str,
+        /// The error of the system.
         source: io::Error,
     },
     /// The file system of the temporary file, which replaces shared memory, is full.
@@ -24,6 +25,7 @@ pub enum OpenError {
         bytes: usize,
         /// The folder of temporary files.
         folder: PathBuf,
+        /// The error of the system.
         source: io::Error,
     },
     /// The other process was built from a release with another layout.

@@ -45,7 +45,6 @@ class Runner(Protocol):
 class Program(ABC):
     """The program of a group's workers."""
 
-    #: The class of the runner.
     runner: ClassVar[type[Runner]]
     #: The name of each worker in messages, by its number.
     worker_name: ClassVar[str] = "worker process {}"

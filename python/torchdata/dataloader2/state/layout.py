@@ -44,7 +44,6 @@ from torchdata.datapipes._pipe.state.layout import (
 from torchdata.datapipes._pipe.state.plain import refuse_pickled
 
 SERIALIZED_DATAPIPE_KEY_NAME = "serialized_datapipe"
-#: The key of the reading service's own state.
 READING_SERVICE_STATE_KEY_NAME = "reading_service_state"
 RANDOMNESS_STATE_KEY_NAME = "randomness_state"
 _VERSION = "version"

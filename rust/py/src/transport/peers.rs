@@ -50,7 +50,6 @@ fn may_lease(consumer: &Consumer) -> bool {
     !consumer.should_copy(0)
 }
 
-/// Counts the leased buffers of a unit as copied.
 fn count_copies(consumer: &Consumer, unit: &Unit) {
     let flow = consumer.flow();
     let leased = unit.buffers.iter().filter(|buffer| matches!(buffer, Buffer::Leased(_)));
@@ -70,7 +69,6 @@ struct Surplus {
 }
 
 pub struct Peers {
-    /// The consumer end of each link.
     links: Vec<Consumer>,
     /// For each peer, the units that were received before its turn, or could not be decoded yet.
     taken_in: Vec<VecDeque<Taken>>,

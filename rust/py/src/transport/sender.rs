@@ -33,7 +33,6 @@ use crate::seconds::duration;
 
 /// Returns when a wait of this many seconds ends, or None for no limit.
 fn deadline(seconds: Option<f64>) -> Option<Instant> {
-    // If a wait exceeds the range of the clock, it has no limit.
     seconds.and_then(|seconds| Instant::now().checked_add(duration(seconds)))
 }
 

@@ -62,7 +62,7 @@ class ListsRoots(IterDataPipe[str]):
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[str]:
-        # The source begins now, so that a state saved before the first item does not describe the source's last epoch.
+        # The source begins now, so that states no longer describe the source's last epoch.
         return self._names_of_all(iter(self._source()))
 
     def _names_of_all(self, roots: Iterator[Any]) -> Iterator[str]:

@@ -92,7 +92,6 @@ class S3Object(RemoteFile[S3Recipe]):
     """
 
     def __init__(self, recipe: S3Recipe) -> None:
-        #: The current piece, its start and its end.
         self._piece, self._start, self._end = _NOTHING, 0, 0
         #: The number of bytes of the next request.
         self._ahead = min(recipe.buffer_size, PART_SIZE)

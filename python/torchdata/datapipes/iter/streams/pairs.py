@@ -107,8 +107,8 @@ class HoldsStream(IterDataPipe[T_co]):
             stream.close()
 
     def __iter__(self) -> Iterator[Any]:
-        # The source begins now, so that a state saved before the first item does not describe the source's last epoch.
-        # Each pair has its own generator, so that an exception in one generator does not end the chain.
+        # The source begins now, so that states no longer describe the source's last epoch. Each pair has its own
+        # generator, so that an exception in one generator does not end the chain.
         streams: Iterator[Iterator[Any]] = map(self._items_of, iter(self._source()))
         if self._held is not None:
             streams = chain((self._items_of(self._held, self._place),), streams)
