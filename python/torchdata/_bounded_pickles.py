@@ -79,7 +79,7 @@ def bounded(most: int | None) -> Iterator[None]:
 
 @contextmanager
 def pickle_file() -> Iterator[io.BytesIO]:
-    """Context with a file for one pickle. The file is empty if too many bytes were written to it.
+    """Context with a file for one pickle. If too many bytes were written, the file is empty.
 
     If the context ends with an exception, the bytes of the file do not count.
     """

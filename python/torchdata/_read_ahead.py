@@ -1,8 +1,9 @@
 """Threads that read ahead, and the queue between them and the consumer of their results.
 
 Role: `ReadAhead` is the data of one iteration's threads. Pipes, nodes and StatefulDataLoader derive their own classes
-from it. `ReadAhead` refers neither to the pipe nor to the consumer's end of the queue, so that dropping these can end
-the threads. The queue, written in Rust, maintains order, positions and holds, and implements waiting and closing.
+from `ReadAhead`. `ReadAhead` refers neither to the pipe nor to the consumer's end of the queue, so that dropping these
+can end the threads. The queue, written in Rust, maintains order, positions and holds, and implements waiting and
+closing.
 
  `close` makes each thread end after its current call, and callers choose how long to wait. The threads are daemons, and
 are stopped when the interpreter exits. A forked child has none of these threads.

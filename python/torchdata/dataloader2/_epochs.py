@@ -296,10 +296,11 @@ class EpochRun:
         return position
 
     def close(self, because: BaseException | None = None, *, at_end: bool = False) -> None:
-        """Notifies the service, once, that the epoch has ended. Threads that still read get an error, except when the
+        """Notifies the service, once, that the epoch has ended. Threads that still read get an error, unless the
         epoch has ended.
 
-        Args: Threads that still read get an error, unless the epoch has ended.
+        Args:
+            at_end: whether all items of the epoch were delivered.
             because: the error that ended the epoch, if any. The user receives this error in any case.
         """
         if not self.is_iterating:

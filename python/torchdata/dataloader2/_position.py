@@ -275,8 +275,9 @@ class Tracker:
         """Returns how many items of the workers' pass the main process's part of the graph will have read when it
         resumes.
 
-        Returns: None if a later pipe is replayed and reads the whole epoch a second time, or if the main process's part
-            has reached the end of the workers' items.
+        Returns:
+            None if a later pipe is replayed and reads the whole epoch a second time, or if the main process's part has
+            reached the end of the workers' items.
         """
         if entry.restores:
             # If the pipes that read the workers' items are replayed, they start reading at the beginning of this run.

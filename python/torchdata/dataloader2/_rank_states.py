@@ -117,8 +117,7 @@ class SavedPositions:
     def suit_seeds(self, service: ReadingServiceInterface, seeds: Seeds) -> None:
         """Gives the resumed epoch its initial seeds.
 
-        Ranks draw all seeds from an agreed seed, so an epoch that began without ranks resumes without an agreed seed,
-        and an epoch that began with ranks resumes with it.
+        Ranks draw all seeds from an agreed seed, so only an epoch that began with ranks resumes with an agreed seed.
         """
         agreed = self.ranks is not None and not self.ranks[2]
         if not agreed:

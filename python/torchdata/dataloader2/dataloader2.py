@@ -362,7 +362,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         Args:
             count: the number of items.
 
-        Returns: The number of skipped items. The number is smaller than `count` if the epoch has ended.
+        Returns:
+            The number of skipped items. The number is smaller than `count` if the epoch has ended.
 
         Raises:
             TypeError: `count` is not an integer.
@@ -474,8 +475,9 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         Returns:
             The loader.
 
-        Raises: TypeError, ValueError: `state` is not a state of a loader, is damaged, has another version, needs
-            missing modules, or contains no pipe.
+        Raises:
+            TypeError, ValueError: `state` is not a state of a loader, is damaged, has another version, needs missing
+                modules, or contains no pipe.
         """
         found, positions = read(state)
         loader = cls(unpacked_pipe(found), None, reading_service)

@@ -74,7 +74,8 @@ class BaseNode(Iterator[T]):
         [2, 1, 0]
     """
 
-    #: Names of attributes that `reset` sets and that are valid until the next `reset`. Copies of a node omit them.
+    #: Names of attributes that `reset` sets and that are valid until the next `reset`. Copies of a node omit these
+    #: attributes.
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance"})
 
     #: Returns the next item of the source. A reset sets this instance attribute.

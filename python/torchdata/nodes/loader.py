@@ -43,7 +43,7 @@ class Loader(Generic[T]):
     Args:
         root: the last node.
         restart_on_stop_iteration: whether the next `iter()` begins the next epoch after loading a state from the end of
-            an epoch; True by default. If False, this iterator ends immediately.
+            an epoch; True by default. False makes the iterator end immediately.
 
     Raises:
         TypeError: `root` is not a node.

@@ -20,9 +20,9 @@ class Shuffler(BaseNode[T]):
         source_node: the node to read.
         buffer_size: the number of items in the buffer. Each item is yielded at most this many positions early.
         seed: the seed of the order, which is the same in each epoch. By default (None), each epoch has another order.
-        store_buffer: whether a state contains the items in the buffer. If False, it contains the source's position at
-            the beginning of the epoch, and all items are reread when the state is loaded. If the order of the source
-            may vary, the items are always stored.
+        store_buffer: whether a state contains the items in the buffer. If `store_buffer` is False, the state contains
+            the source's position at the beginning of the epoch, and all items are reread when the state is loaded. If
+            the order of the source may vary, the items are always stored.
 
     Raises:
         TypeError: `source_node` is not a node, or `buffer_size` is not an integer.

@@ -98,8 +98,7 @@ class EpochReader:
 
     Args:
         reading: the dataset and the settings.
-        generators: returns the generator states to include in snapshots, or None if the caller restores the generators
-            instead.
+        generators: returns the generator states to include in snapshots, or None if the caller restores the generators.
     """
 
     def __init__(self, reading: ReadingSettings, generators: Callable[[], Moment] | None = None) -> None:

@@ -7,7 +7,8 @@ indices that the workers may be ahead, and then one index with each batch.
 last snapshot, the batches received after the snapshot, and the outstanding orders. A replacement process loads the
 snapshot, and then reads and drops the batches that the main process has received. After these batches, the replacement
 receives the outstanding orders. A worker that exits before its first batch of an epoch has not sent a snapshot of that
-epoch. Its replacement therefore repeats the worker's reading of the previous epoch before it begins the new epoch.
+epoch. The replacement of such a worker therefore repeats the worker's reading of the previous epoch before it begins
+the new epoch.
 """
 
 from __future__ import annotations

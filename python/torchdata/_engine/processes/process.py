@@ -286,7 +286,8 @@ def close_pipes(popen: Popen) -> bool:
 
     The pipes are not needed, because descriptors report the exits of the child and of its parent (`watch_the_parent`).
 
-    Returns: Whether the ends were closed. If the system lacks process descriptors, the pipes stay open.
+    Returns:
+        Whether the ends were closed. If the system lacks process descriptors, the pipes stay open.
     """
     own = Pidfd(os.getpid())
     has_descriptors = own.descriptor >= 0

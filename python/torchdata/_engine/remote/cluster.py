@@ -151,8 +151,8 @@ class Cluster:
     def stay(self) -> Iterator[None]:
         """Keeps the program in the cluster during the context, even if another thread tries to leave.
 
-        All code that calls Ray, or drops one of Ray's references, must run in this context. Otherwise, Ray ends the
-        process if one thread makes a call while another thread leaves the cluster.
+        All code that calls Ray, or drops one of Ray's references, must run in this context. Outside of this context,
+        Ray ends the process if one thread makes a call while another thread leaves the cluster.
 
         Raises:
             ConnectionError: the program has left the cluster.

@@ -48,9 +48,10 @@ def traverse_dps(datapipe: DataPipe) -> DataPipeGraph:
     Args:
         datapipe: the last pipe of the graph.
 
-    Returns: `{id(datapipe): (datapipe, sources)}`, where `sources` is a dictionary of the same form with an entry for
-        each source. A pipe that several pipes read from appears below each of these pipes. If pipes read from each
-        other in a circle, each path ends before it would contain a pipe twice.
+    Returns:
+        `{id(datapipe): (datapipe, sources)}`, where `sources` is a dictionary of the same form with an entry for each
+        source. A pipe that several pipes read from appears below each of these pipes. If pipes read from each other in
+        a circle, each path ends before it would contain a pipe twice.
 
     Raises:
         TypeError: `datapipe` is not a pipe.

@@ -39,8 +39,9 @@ def explain(
         yielded: the number of items that the pipe had yielded; None if the pipe's iteration had not begun.
         iterator: the pipe's own iterator, if the next item may be requested from it.
 
-    Returns: True if the failed item is skipped and the next item is to be requested; False to raise `error`; or an
-        exception to raise in place of `error`.
+    Returns:
+        True if the failed item is skipped and the next item is to be requested; False to raise `error`; or an exception
+        to raise in place of `error`.
     """
     error.with_traceback(frames)
     if isinstance(error, Exception):

@@ -203,7 +203,7 @@ def is_over(counts: Iterable[tuple[int, int]], limit: int | float | None, *, at_
     Args:
         counts: for each pipe or dataset, how many items it has skipped, and how many it has read.
         limit: the limit, see `check_limit`.
-        at_the_end: whether the pass has ended. If True, the fraction is checked even after few items.
+        at_the_end: whether the pass has ended. If `at_the_end` is True, the fraction is checked even after few items.
     """
     if limit is None or isinstance(limit, int):
         return limit is not None and sum(skipped for skipped, _ in counts) > limit

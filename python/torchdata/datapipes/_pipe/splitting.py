@@ -45,7 +45,8 @@ def read_whole(datapipes: Iterable[Any]) -> bool:
     Args:
         datapipes: all pipes that a `sharding_filter` reads from.
 
-    Returns: Whether some of the pipes belong to PyTorch. If True, the pipes' reader must call `begin_whole`.
+    Returns:
+        Whether some of the pipes belong to PyTorch. If some do, their reader must call `begin_whole`.
     """
     theirs = False
     for datapipe in datapipes:

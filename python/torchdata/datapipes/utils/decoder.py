@@ -88,7 +88,7 @@ def basichandlers(extension: str, data: Any, *, allow_pickle: bool | None = None
     Args:
         extension: the extension, without its dot.
         data: the content of the file, as bytes.
-        allow_pickle: whether to read `pyd`, `pickle` and `pt` files. None (the default) or True reads them if the
+        allow_pickle: whether to read `pyd`, `pickle` and `pt` files. None (the default) or True reads such files if the
             environment does not forbid it.
 
     Returns:

@@ -87,7 +87,7 @@ type Word = CachePadded<AtomicU64>;
 #[repr(C)]
 pub(crate) struct Header {
     magic: AtomicU64,
-    /// The version, which is stored last with Release, or 0 before that.
+    /// The version, which is stored last with Release, or 0 until then.
     version: AtomicU32,
     /// 1 once a process has taken the producer's end.
     pub producer_taken: AtomicU32,

@@ -207,7 +207,7 @@ impl PageRef {
     pub(super) fn words(&self) -> &[AtomicU64] {
         let count = self.board.config.page_len() / size_of::<AtomicU64>();
         // SAFETY: the slice covers the whole page and is aligned. The fields are atomic, so they can be read as atomic
-        // words. Only the owner of the page changes them.
+        // words. Only the owner of the page changes the fields.
         unsafe { std::slice::from_raw_parts(self.at::<AtomicU64>(0), count) }
     }
 

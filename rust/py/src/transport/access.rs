@@ -184,7 +184,7 @@ impl Access {
         if !self.on_demand || pass == 0 {
             return;
         }
-        // If a thread is reading now, it reads a later pass, and its grant already informs the sender of that.
+        // If a thread is reading now, it reads a later pass, and the grant of that pass already informs the sender.
         if let Some(mut held) = self.try_hold()
             && self.owner.is_this()
             && u64::from(held.stream.pass()) == pass

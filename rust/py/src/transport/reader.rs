@@ -459,7 +459,7 @@ pub type Callbacks = (
     Option<Py<PyAny>>,
 );
 
-/// Creates an error that ends a wait inside this module. Users never see it.
+/// Creates an error that ends a wait inside this module. Users never see this error.
 fn a_process_has_died() -> PyErr {
     PyRuntimeError::new_err("a process has died")
 }

@@ -1,8 +1,8 @@
 """The pipes that read the parts of a table: ArrowReader, and LanceReader, which reads rows as parts.
 
-Role: these pipes yield rows or frames of a table that `ArrowParts` lists. The iterating process runs them. A pipe holds
-one part in memory at a time, such as a row group of a Parquet file, or the parts of one list. The state of a pipe is
-the number of the part, and the row in it.
+Role: these pipes yield rows or frames of a table that `ArrowParts` lists. The iterating process runs these pipes. A
+pipe holds one part in memory at a time, such as a row group of a Parquet file, or the parts of one list. The state of a
+pipe is the number of the part, and the row in this part.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class HoldsStream(IterDataPipe[T_co]):
     _held: Any = state(saved=False)
     #: The position in the held pair where `_read` begins.
     _place: Any = state(saved=False)
-    #: Whether an iterator is reading the pair. If False, `_held` and `_place` are up to date.
+    #: Whether an iterator is reading the pair. While `_reading` is False, `_held` and `_place` are up to date.
     _reading: bool = state(False, saved=False)
 
     def _source(self) -> Any:

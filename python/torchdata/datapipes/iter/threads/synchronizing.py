@@ -52,7 +52,7 @@ _HAS, _ENDED, _LEFT = 2, 1, 0
 #: Maximum number of seconds for counting the items that a rank leaves out.
 _COUNTING = 2.0
 
-#: The number of seconds that a shutdown waits until all ranks have received it.
+#: The number of seconds that a shutdown waits until all ranks have received the notification.
 _PARTING = 5.0
 
 

@@ -78,7 +78,7 @@ pub(super) struct State<T> {
     pub fed: bool,
     /// The maximum number of used slots.
     pub capacity: usize,
-    /// Whether a worker has found no free slot; `lacked` is true if the consumer has waited after that.
+    /// Whether a worker has found no free slot; `lacked` is true if the consumer has waited since then.
     pub was_full: bool,
     pub lacked: bool,
 }
