@@ -51,7 +51,6 @@ class Pipeline:
         is_adapted: bool = False,
     ) -> None:
         self.adapters = adapters
-        #: The service as the user gave it.
         self.given_service = service
         self._serialize = serialize
         self.service = self._adapted_service()

@@ -358,7 +358,7 @@ class _Unseen:
 
 
 class ShardsInProcessIterator(WorkersIterator):
-    """Reads the workers' shards in this process. Each batch is read when the program requests it."""
+    """Reads the workers' shards in this process."""
 
     _pool: LocalPool
 

@@ -21,7 +21,6 @@ impl MemoryCopy {
 
 #[pymethods]
 impl MemoryCopy {
-    /// Saves the current bytes of the buffers.
     #[new]
     fn new(py: Python<'_>, buffers: Vec<PyBuffer<u8>>) -> PyResult<Self> {
         let parts = buffers.into_iter().map(|buffer| buffer.to_vec(py).map(|saved| (buffer, saved)));

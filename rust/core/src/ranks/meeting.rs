@@ -223,7 +223,7 @@ impl Shared {
     }
 }
 
-/// The connection of one rank to the other ranks of a job. See the documentation of the module.
+/// The connection of one rank to the other ranks of a job.
 #[derive(Debug)]
 pub struct Meeting {
     shared: Arc<Shared>,

@@ -37,7 +37,7 @@ use state::{Begun, Pending, Phase, State, sleep};
 
 use crate::sync::primitive::{Condvar, Mutex, MutexGuard};
 
-/// A bounded queue between worker threads and one consumer thread. See the documentation of the module.
+/// A bounded queue between worker threads and one consumer thread.
 #[derive(Debug)]
 pub struct OrderedQueue<T> {
     in_order: bool,
