@@ -1,7 +1,6 @@
 """Composable data loading on a Rust engine: `torchdata.datapipes` and `torchdata.dataloader2`.
 
-Role: the top-level package. The import is cheap: NumPy, PyTorch and optional libraries are loaded only when they are
-needed.
+Role: the top-level package. The import is cheap: NumPy, PyTorch and optional libraries are loaded only when needed.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ __all__ = ["__version__", "empty"]
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = float) -> Any:
-    """Returns a new NumPy array or torch tensor with arbitrary contents. The caller fills it and passes it on.
+    """Returns a new NumPy array or torch tensor with arbitrary contents. The caller fills the array and passes it on.
 
     In a worker process, the array is allocated in the shared memory for sending items. An item that contains the whole
-    array reaches the main process without a copy. In other processes, and if this memory is full, the result is an
-    ordinary array or tensor.
+    array reaches the main process without a copy. In other processes, or if this shared memory is full, the result is
+    an ordinary array or tensor.
 
-    For this, only the item may refer to the array, as for an array that a function creates, fills and returns. If a
-    variable, a view, a tensor over the array or another container also refers to the array when the item is yielded,
-    the array is copied like any other array. After such a copy, later writes are not visible to the receiver, so the
-    array may be filled and yielded a second time.
+    To avoid the copy, nothing but the item may refer to the array, as for an array that a function creates, fills and
+    returns. If a variable, a view, a tensor over the array or another container also refers to the array when the item
+    is yielded, the array is copied like any other array. After such a copy, later writes are not visible to the
+    receiver, so the array may be filled and yielded a second time.
 
     Args:
         shape: the number of elements along each dimension.

@@ -1,4 +1,4 @@
-"""Pickles that are kept in memory only if they are small enough, and are measured otherwise.
+"""Pickles that are kept in memory if they are small enough, and only measured if they are not.
 
 Role: the pickling functions of this package write to a `pickle_file`. Inside a `bounded` context, the bytes of all
 these files are counted, and dropped once there are too many. A pickle that is too large is therefore measured without
@@ -61,8 +61,8 @@ def bounded(most: int | None) -> Iterator[None]:
         most: the number of bytes; None for no limit.
 
     Raises:
-        TooLargeError: the pickles have more bytes. The error is raised at the end of the context. In this case, the
-            pickles are incomplete.
+        TooLargeError: the pickles have more bytes. The error is raised at the end of the context. If there were too
+            many bytes, the pickles are incomplete.
     """
     if most is None:
         yield
@@ -79,7 +79,7 @@ def bounded(most: int | None) -> Iterator[None]:
 
 @contextmanager
 def pickle_file() -> Iterator[io.BytesIO]:
-    """Context with a file for one pickle. The file is empty if too many bytes were written to it.
+    """Context with a file for one pickle. If too many bytes were written, the file is empty.
 
     If the context ends with an exception, the bytes of the file do not count.
     """

@@ -1,12 +1,12 @@
 """Pickles objects by value, and refuses objects that would lose values.
 
-Role: used for items, states and programs that plain pickle does not support, in the process that has these objects. The
+Role: pickles items, states and programs that plain pickle does not support, in the process that has these objects. The
 module is imported when an object is first pickled by value, because it imports cloudpickle.
 
-cloudpickle supports classes that cannot be imported, unlike plain pickle. A library may create such a class at run
-time, and the class may have values that its base class's `__reduce__` does not know. For example,
-`types.SimpleNamespace` returns the contents of `__dict__`, but not the values in the `__slots__` of a derived class.
-Without the check in this module, these values would be lost without an error.
+Unlike plain pickle, cloudpickle supports classes that cannot be imported. A library may create such a class at run
+time, and its base class's `__reduce__` may not know all values of the class. For example, `types.SimpleNamespace`
+returns the contents of `__dict__`, but not the values in the `__slots__` of a derived class. Without the check in this
+module, these values would be lost without an error.
 
 Functions keep the name of their file, so that a traceback in a worker shows the file and the source line. cloudpickle
 3.1.3 would replace the name by "<dynamic-code>". Annotations that cannot be evaluated, because only a type checker
@@ -32,7 +32,7 @@ import cloudpickle
 
 from torchdata._bounded_pickles import pickle_file
 
-#: For each class: None if its objects lose no values, otherwise the sets of values at risk that are kept.
+#: For each class: None if objects of the class lose no values, otherwise the sets of values at risk that are kept.
 _seen: WeakKeyDictionary[type, set[frozenset[str]] | None] = WeakKeyDictionary()
 
 
@@ -155,8 +155,8 @@ def _annotations_as_text(function: FunctionType) -> dict[str, str]:
 def _reduced_error(error: BaseException) -> Any:
     """For `reducer_override`, returns how to pickle an exception if its class has a constructor in Python.
 
-    By default, unpickling calls the constructor with `error.args`. A constructor with other parameters then raises an
-    error, or changes the message. With the result of this function, unpickling sets arguments and attributes without
+    By default, unpickling calls the constructor with `error.args`. If the constructor has other parameters, unpickling
+    would raise an error or change the message. With the returned form, unpickling sets arguments and attributes without
     calling the constructor.
     """
     cls = type(error)
@@ -203,7 +203,7 @@ def _values_at_risk(obj: Any) -> list[str]:
     """Returns the names of values that may be unknown to the class which defines how the object is pickled.
 
     These values are in the `__slots__` of its derived classes. If the defining class is written in C, all values in
-    `__dict__` are also at risk. If a class written in Python leaves out parts of `__dict__`, it does so deliberately.
+    `__dict__` are also at risk. If a class written in Python leaves out parts of `__dict__`, this is intentional.
     """
     cls = type(obj)
     way = _way_of(cls)

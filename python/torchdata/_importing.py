@@ -1,10 +1,11 @@
 """Late imports: calls a function right after a module was imported, and protects imports from concurrent forks.
 
-Role: the package does not import NumPy or PyTorch itself, but acts once other code has imported them: it seeds their
-generators, and registers its classes with theirs. Some modules of the package are also imported late, and are published
-when they are imported. A finder at the front of `sys.meta_path` waits for these modules, and is removed when no module
-is awaited. If an arriving item contains arrays or tensors, the engine imports NumPy or PyTorch at an arbitrary time,
-possibly while another thread forks. Runs in the process and thread that imports. This module owns the finder.
+Role: the package does not import NumPy or PyTorch itself. Once other code has imported these libraries, this package
+seeds their generators, and registers its classes with them. Some modules of the package are imported late, too, and are
+published when they are imported. A finder at the front of `sys.meta_path` waits for these modules, and is removed when
+no module is awaited. If an arriving item contains arrays or tensors, the engine imports NumPy or PyTorch at an
+arbitrary time, possibly while another thread forks. Runs in the process and thread that imports. This module owns the
+finder.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def call_when_imported(who: str, calls: Calls) -> None:
 
     Args:
         who: the name of the caller. The calls replace earlier calls of the same caller, and an empty mapping removes
-            these.
+            the earlier calls.
         calls: the functions, by the full names of modules that are not loaded.
     """
     _finder.calls[who] = dict(calls)
@@ -130,7 +131,7 @@ os.register_at_fork(
 
 
 def import_whole(name: str) -> Any:
-    """Returns the module `name`. If the module must be imported first, no other thread can fork during the import.
+    """Returns the module `name`. Other threads cannot fork while this function imports the module.
 
     Args:
         name: the module's full name.

@@ -1,10 +1,10 @@
 """The deep import paths of torchdata 0.9, in one table: modules that no longer exist, and the present names.
 
-Role: code that imports from inside torchdata (`from torchdata.datapipes.iter.util.cacheholder import
-InMemoryCacheHolderIterDataPipe`) keeps working. At the end of `sys.meta_path`, a finder that is asked only if no file
-was found creates a module of the table on its first import. The names in such a module are looked up at their present
-location when they are used. The table contains private names if public code imports or patches them. If the table
-requests it, patching the old name also patches the present name. Runs in any process that imports the package.
+Role: makes code work that imports from inside torchdata (`from torchdata.datapipes.iter.util.cacheholder import
+InMemoryCacheHolderIterDataPipe`). A finder at the end of `sys.meta_path`, which is asked only if no file was found,
+creates a module of the table on its first import. The names in such a module are looked up at their present location
+when they are used. The table contains private names if public code imports or patches them. If the table requests it,
+patching the old name also patches the present name. Runs in any process that imports the package.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OLD_MODULES: dict[str, tuple[str, str]] = {
         "default_dl2_worker_join_timeout_in_s=torchdata._engine.processes.shutdown:ASKED",
     ),
     "torchdata.version": ("torchdata", "__version__"),
-    # User functions that replace process_init_fn import this module, but use none of its names here.
+    # User functions that replace process_init_fn import this module without using its names here.
     "torchdata.dataloader2.communication": ("torchdata._engine", ""),
     "torchdata.dataloader2.graph._serialization": (
         "torchdata.dataloader2.graph.serialization",
@@ -162,8 +162,8 @@ def _patched_here(old: str) -> frozenset[str]:
 class _OldModule(ModuleType):
     """An old module. Deleting a name that was also set in its present module restores the previous value.
 
-    Patches therefore end as on a module that defines the names itself: `unittest.mock` and pytest delete a name that
-    they have set if the module's dictionary did not contain it.
+    Patches therefore end as on a module that defines the names itself, because `unittest.mock` and pytest delete a name
+    that they have set if the module's dictionary did not contain it.
     """
 
     def __init__(self, name: str) -> None:

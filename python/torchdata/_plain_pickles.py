@@ -2,8 +2,8 @@
 
 Role: pure functions. The pickle refers only to functions of this package that create values of plain data from any
 arguments: arrays, batches and files. Before Python's unpickler runs, the extension checks each instruction. The check
-    accepts only instructions that Python writes for such data, with lengths within the pickle. Other instructions could
-    contain a number that makes the unpickler allocate gigabytes.
+accepts only instructions that Python writes for such data, with lengths within the pickle. Other instructions could
+make the unpickler allocate gigabytes through a large number.
 """
 
 from __future__ import annotations

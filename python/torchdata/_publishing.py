@@ -1,8 +1,8 @@
 """Public module names for pickles: classes and functions report the public package that exports them as their module.
 
-Role: a pickle, and therefore a saved state, refers to a class by its module. A reference to the defining file would
-break when the file is moved, whereas a reference to the public package remains valid. Each public package calls
-`publish` at the end of its module.
+Role: a pickle, and therefore a saved state, refers to a class by the module of the class. A reference to the defining
+file would break when the file is moved, whereas a reference to the public package remains valid. Each public package
+calls `publish` at the end of its module.
 
 A package may defer the import of its modules until one of their names is used.
 """
@@ -24,8 +24,7 @@ def publish(namespace: dict[str, Any], *helpers: Any) -> None:
         helpers: further classes and functions that the package imports from elsewhere, and that pickles refer to.
 
     Raises:
-        ValueError: the package does not have the helper under the helper's own name, so a pickle could not refer to it
-            there.
+        ValueError: the package has no attribute with the helper's own name, so a pickle could not refer to the helper.
     """
     package: str = namespace["__name__"]
     for helper in helpers:

@@ -1,11 +1,12 @@
 """Threads that read ahead, and the queue between them and the consumer of their results.
 
 Role: `ReadAhead` is the data of one iteration's threads. Pipes, nodes and StatefulDataLoader derive their own classes
-from it. The class refers neither to the pipe nor to the consumer's end of the queue, so that dropping these can end the
-threads. The queue, written in Rust, maintains order, positions and holds, and implements waiting and closing.
+from `ReadAhead`. `ReadAhead` refers neither to the pipe nor to the consumer's end of the queue, so that dropping these
+can end the threads. The queue, written in Rust, maintains order, positions and holds, and implements waiting and
+closing.
 
-Threads are stopped in one way: `close` makes each thread end after its current call, and callers choose how long to
-wait. The threads are daemons, and are stopped when the interpreter exits. A forked child has none of these threads.
+ `close` makes each thread end after its current call, and callers choose how long to wait. The threads are daemons, and
+are stopped when the interpreter exits. A forked child has none of these threads.
 """
 
 from __future__ import annotations
@@ -62,15 +63,16 @@ class ReadAhead:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this object is a copy in a forked child. The threads exist only in the parent."""
+        """Whether this object is a copy in a forked child, which does not have the threads."""
         return self.queue.is_inherited
 
     def close(self) -> None:
-        """Makes each thread end after its current call. This method may be called twice, and by garbage collection."""
+        """Makes each thread end after its current call. This method may be called repeatedly, even by garbage
+        collection."""
         self.queue.close()
 
     def join(self, seconds: float) -> bool:
-        """Waits at most `seconds` for the threads to end. Returns whether they have ended."""
+        """Waits at most `seconds` for the threads to end. Returns whether the threads have ended."""
         if self.is_inherited:
             return True
         until = time.monotonic() + seconds
@@ -95,6 +97,6 @@ def _run(queue: ReadAheadQueue, serve: Callable[..., object], args: tuple[Any, .
 
 
 def without_own_frame(error: BaseException) -> BaseException:
-    """Returns the error without the frame that caught it. This frame would keep the queue alive that stores the
-    error."""
+    """Returns the error without the frame that caught it. That frame would keep the queue alive in which the error is
+    stored."""
     return error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)

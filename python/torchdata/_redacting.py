@@ -136,7 +136,7 @@ def digest(name: str, words: str) -> str:
     """Returns a few digits that identify a secret without revealing it.
 
     The digits are the same in every process, on every rank and in every state, so that states can be compared. All
-    states together reveal no more than these 16 bits of a secret. This reduces the number of possible passwords by a
+    states together reveal no more than these 16 bits of a secret, which reduces the number of possible passwords by a
     factor of 65,536.
 
     Args:

@@ -69,7 +69,7 @@ def begin_at(place: tuple[str, int, str]) -> None:
 def warn_outside(message: str, category: type[Warning] = UserWarning) -> None:
     """Warns at the line of the program that called this package.
 
-    In a worker, the warning refers to the line that started the process. If the process was forked, this line is on the
+    In a worker, the warning refers to the line that started the process. If the process was forked, the line is on the
     stack, below `multiprocessing`.
     """
     frame, level = _outside()
@@ -171,8 +171,8 @@ def _shown_with(error: BaseException) -> Iterator[BaseException]:
 def fold(error: BaseException) -> None:
     """Removes frames of this package from the traceback of `error` and of the exceptions that are displayed with it.
 
-    The frame that raised the exception is kept, except when the exception was raised in another process and this frame
-    only raises it again. `TORCHDATA_FULL_TRACEBACK=1` in the environment keeps all frames.
+    The frame that raised the exception is kept, except when the exception was raised in another process and only raised
+    again in this frame. `TORCHDATA_FULL_TRACEBACK=1` in the environment keeps all frames.
     """
     if os.environ.get("TORCHDATA_FULL_TRACEBACK") == "1":
         return
@@ -207,7 +207,7 @@ def represented(datapipe: Any) -> str:
         words = repr(datapipe)
     except Exception:
         return name
-    # not inside the `try`, so that an exception of a signal handler is not lost
+    # outside of the `try`, so that an exception of a signal handler is not lost
     return name if words == name else redacted(words)
 
 

@@ -1,7 +1,7 @@
 """Signatures of functions, without errors for annotations that cannot be evaluated.
 
-Role: all modules use this function instead of `inspect.signature`, which evaluates annotations from Python 3.14 on and
-raises NameError for a name that is imported under `if TYPE_CHECKING:`.
+Role: replaces `inspect.signature`, which evaluates annotations from Python 3.14 on and raises NameError for a name that
+is imported under `if TYPE_CHECKING:`.
 """
 
 from __future__ import annotations

@@ -3,23 +3,22 @@ module.
 
 Role: runs where an iterable is read. A `StatefulStream` owns the iterator. The iterable belongs to the user.
 
-An iterable may report its position at any time, but the position refers to the current epoch only while the current
-epoch is being read. Before the first line of a generator has run, the reported position is the position where the last
-epoch was left, even if a state was loaded since. The state of the iterable is therefore used only after an item was
-requested. Before the first item, the position is the loaded position, or the position where the last epoch was left.
+An iterable may report its position at any time, but the position is only correct while the current epoch is being read.
+Before the first line of a generator has run, the reported position is the position where the last epoch was left, even
+if a state was loaded since. The state of the iterable is therefore used only after an item was requested. Before the
+first item, the position is the loaded position, or the position where the last epoch was left.
 
-`load_state_dict` restores a position within an epoch. A position between two epochs is reached in the same way as in
-the saved run: the iterable is moved to the position where the last epoch was left, takes one step (which ends that
-epoch, or yields an item that is dropped), and is then iterated again. The iterable's own counters (epochs, draws of a
-generator) are then the same as in the saved run. Some iterables continue in the next iteration where the last one
-stopped. These iterables would lose the dropped item, so their state is reloaded.
+`load_state_dict` restores a position within an epoch. A position between two epochs is reached as in the saved run: the
+iterable is moved to the position where the last epoch was left, takes one step (which ends that epoch, or yields an
+item that is dropped), and is then iterated a second time. The iterable's own counters (epochs, draws of a generator)
+are then the same as in the saved run. Some iterables continue in the next iteration where the last one stopped. These
+iterables would lose the dropped item, so their state is reloaded.
 
 Some iterables, such as those of Hugging Face, apply a loaded state in each later iteration instead of only once. Such
 an iterable is recognized because its state after the first item of a new epoch equals its state after the first item
-that followed the load. In this case, the iterable loads the state from before its first iteration, and the epoch
-restarts.
-Other iterables prepare the next epoch when an epoch ends. If such an iterable yields an item in the step at a saved
-end, its state is loaded a second time.
+that followed the load; the iterable then loads the state from before its first iteration, and the epoch restarts. Other
+iterables prepare the next epoch when an epoch ends. If such an iterable yields an item in the step at a saved end, its
+state is loaded a second time.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class Stateful(Protocol):
 def is_stateful(one: object) -> TypeGuard[Stateful]:
     """Returns whether an object is `Stateful` and its `state_dict` can be called without arguments.
 
-    Some datasets require an argument for the progress of their loader.
+    Some datasets' `state_dict` requires the progress of the loader as an argument.
     """
     if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
         return False
@@ -128,7 +127,7 @@ def give(one: Stateful, state: Any) -> None:
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Returns whether two states are equal. Returns False if they cannot be compared."""
+    """Returns whether two states are equal. Returns False if the values cannot be compared."""
     try:
         return bool(one == other)
     except Exception:  # for example, arrays have no truth value
@@ -184,8 +183,8 @@ class StatefulStream:
         self.iterator: Any = iter(())
         #: Whether an item of this epoch was requested, and whether this epoch is over.
         self.started = self.ended = False
-        #: Whether no item was requested since an epoch began or a state was loaded; whether a state within an epoch was
-        #: loaded; and whether a position between two epochs must be reached before the next item.
+        #: Three flags: no item was requested since an epoch began or a state was loaded; a state within an epoch was
+        #: loaded; a position between two epochs must be reached before the next item.
         self._unread, self._loaded, self._turns = True, False, False
         #: The state of the iterable and its iterator, valid while `_unread`, and whether the previous epoch was over
         #: when the state was taken.
@@ -312,10 +311,10 @@ class StatefulStream:
     def _leave(self) -> Any:
         """Moves the iterable to the position where an epoch that ends at the loaded position has left it.
 
-        Some iterables continue at that position in their next iteration. For such iterables, the position is reloaded,
-        because the step has read an item. Other iterables start from the beginning once a step has made them apply the
-        position. To distinguish both kinds, the state after a step and the first item of another iteration is compared
-        with the state after two steps. If the states are equal, the iterable continues.
+        For iterables that continue at that position in their next iteration, the position is reloaded, because the step
+        has read an item. Other iterables start from the beginning once a step has made them apply the position. The two
+        kinds are distinguished by comparing the state after a step and the first item of another iteration with the
+        state after two steps. If the states are equal, the iterable continues.
 
         Returns the item of the last step.
         """
@@ -347,8 +346,8 @@ class StatefulStream:
     def _is_first(self, item: Any) -> bool:
         """Returns whether a step has returned the very first item, so that the next item is the same.
 
-        Some iterables restore the position before the first item like any other position, and other iterables restore
-        it like a position between epochs.
+        Some iterables restore the position before the first item like any other position, and some like a position
+        between epochs.
         """
         if item is _END or self._after_first is _UNKNOWN or not is_same(self._base, self._pristine):
             return False

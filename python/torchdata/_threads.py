@@ -1,8 +1,9 @@
 """Threads of this package: starts them, with a clear error if the system cannot, and ends them at interpreter exit.
 
-Role: a daemon thread that is still running foreign code at exit could crash the process. Code that starts threads
-registers the `Work` that ends them. At exit, all work is closed, and all threads are awaited together. The main thread
-runs the code that ends the threads. A forked child has none of its parent's threads, and removes the parent's work.
+Role: ends the threads at exit, because a daemon thread that still runs foreign code could crash the process. Code that
+starts threads registers the `Work` that ends them. At exit, all work is closed, and all threads are awaited together.
+The main thread runs the code that ends the threads. A forked child has none of its parent's threads, and removes the
+parent's work.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Latch:
         self._gate.acquire()
 
     def set(self) -> None:
-        """Sets the flag. This method may be called again, also by several threads at once."""
+        """Sets the flag. This method may be called repeatedly, even by several threads at once."""
         if not self._is_set:
             self._is_set = True
             self._open()
@@ -98,13 +99,13 @@ class Work(Protocol):
     """An object with work that threads do."""
 
     def close(self) -> Any:
-        """Makes the threads end after their current item, without waiting. This method may be called twice."""
+        """Makes the threads end after their current item, without waiting. This method may be called repeatedly."""
 
     def join(self, seconds: float) -> Any:
         """Waits at most `seconds` until the threads have ended, except for the calling thread."""
 
 
-#: Work with threads that must end at interpreter exit, by id. Some of this work may no longer exist. A WeakSet is
+#: Work with threads that must end at interpreter exit, by id; some of this work may no longer exist. A WeakSet is
 #: unsuitable, because it runs Python code when work is freed, and a KeyboardInterrupt in that code would be lost.
 _running: dict[int, weakref.ref[Any]] = {}
 #: Entries of finished work are removed when there are this many entries.

@@ -17,7 +17,8 @@ from typing import Any
 
 from torchdata._reporting import PACKAGE
 
-#: Methods that read a dataset: by index in pipes, by index in PyTorch, and by iteration. Preferred methods come first.
+#: Methods with which pipes and PyTorch read a dataset by index, and the method for iteration. Preferred methods come
+#: first.
 INDEXED, READ, ITERATED = ("__getitem__",), ("__getitems__", "__getitem__"), ("__next__", "__iter__", "__getitem__")
 #: Attributes of classes of PyTorch and of this package that store the datasets to read.
 _INNER = ("dataset", "datasets", "datapipe", "datapipes", "source_dp", "source_datapipe", "sequence", "iterable")

@@ -1,7 +1,7 @@
 """Pictures of graphs, drawn without external programs: computes a layout, and draws it as SVG.
 
-Role: processes and their pipes are drawn below each other, in the order of the data flow. A picture fits on a phone if
-the graph has no branches. The picture uses tints of the surrounding page's colors.
+Role: draws processes and their pipes below each other, in the order of the data flow. A picture fits on a phone if the
+graph has no branches. The picture uses tints of the surrounding page's colors.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class Picture:
         self._beside += 1
         aside = self._right + 12 * self._beside - 4
         start, end = (tail.x + tail.width, tail.y + tail.height / 2), (head.x + head.width, head.y + head.height / 2)
-        # The curve is bent far enough to be outside of the processes at the top of the next process.
+        # At the top of the next process, the curve is bent far enough to be outside of the processes.
         points = (start, *((x + (aside - x) / 0.5, y) for x, y in (start, end)), end)
         label_at = (tail.x, tail.y + tail.height + 10 + 16)  # the label is below the arrow's process
         return _Curve(points, arrow.label, label_at, arrow.crosses, sideways=True)
@@ -202,7 +202,8 @@ class Picture:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the picture to a file with a name that ends in `.svg`.
 
-        Browsers and programs such as `rsvg-convert` convert it to other formats, and `to_graph` draws with graphviz.
+        Browsers and programs such as `rsvg-convert` convert the SVG file to other formats, and `to_graph` draws with
+        graphviz.
 
         Raises:
             ValueError: the name has another suffix.

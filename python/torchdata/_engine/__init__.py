@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchdata._native import Sender
 
-#: In a worker, the sender of the link for its items. `torchdata.empty` allocates memory from this link.
+#: In a worker, the sender of the link for its items, in which `torchdata.empty` allocates memory.
 current_sender: Sender | None = None
 
 

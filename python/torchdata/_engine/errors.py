@@ -12,9 +12,8 @@ class WorkerExitedError(RuntimeError):
         exitcode: the exit code; a negative one is the number of the signal that killed the process. None if the exit
             code is not known.
         stage: what the process was doing.
-        item: the number of the item, from 0 in its epoch, at which the process exited: the next item that the worker
-            was to send, or that the main process was to receive from the dispatching process. None if processes are not
-            restarted.
+        item: the number of the item, from 0 in its epoch, at which the process exited: the next item to be sent by the
+            worker, or to be received from the dispatching process. None if processes are not restarted.
 
     Example:
         >>> from torchdata.dataloader2 import WorkerExitedError

@@ -1,11 +1,12 @@
 """Snapshots of a child's program, as bytes, and the data with which a child resumes from a snapshot.
 
 Role: defines the messages about resuming between the main process and its children. A child takes snapshots between two
-items. The main process stores their bytes unopened, and returns them with the command that begins a resumed epoch.
+items. The main process stores the bytes of snapshots without decoding them, and returns them with the command that
+begins a resumed epoch.
 
 A sealed snapshot consists of a header (magic, version, length, CRC-32) and a pickle of plain data. The whole snapshot
-is verified before it is unpickled, and the pickle may not refer to classes: values that require pickle are stored as
-bytes, and the pipe that stores them marks them.
+is verified before unpickling, and the pickle may not refer to classes: values that require pickle are stored as bytes,
+and the pipe that stores them marks them.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Announced:
     NONE = 0
     #: The child's own snapshot.
     OWN = 1
-    #: The child's own snapshot, preceded by the dispatching process's snapshot, which the child waits for.
+    #: The child's own snapshot, preceded by the dispatching process's snapshot, for which the child waits.
     DEALT = 2
 
 
@@ -81,7 +82,7 @@ class Resumption:
             that must not be resent, and the checksum after those items; None if checksums are not compared.
         turn: for the dispatching process, the link of the next item; for a worker, the shard that sends the next item.
         passed: how many passes of the dispatched items a worker had read completely.
-        share: the items that the worker had read in the following pass.
+        share: the items that the worker had read in the pass that follows the passes in `passed`.
         strict: whether sources compare the items that they reread with the originals.
     """
 

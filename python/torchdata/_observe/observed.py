@@ -1,6 +1,6 @@
 """The observation methods of every loader: its counts, a diagnosis in words, and a progress bar.
 
-Role: a base class of the loaders, in the main process. Its methods query the loader's recorder.
+Role: a base class of the loaders, in the main process. The methods of this class query the loader's recorder.
 """
 
 from __future__ import annotations

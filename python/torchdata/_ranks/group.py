@@ -34,7 +34,7 @@ class PrefetchTimeoutError(TimeoutError, RuntimeError):
 
 
 class RanksLostError(ConnectionError, RuntimeError):
-    """Another rank has exited or cannot be reached. In this case, torchdata 0.9 raised a `RuntimeError`.
+    """Another rank has exited or cannot be reached. torchdata 0.9 raised a `RuntimeError` if a rank was lost.
 
     Example:
         >>> from torchdata.dataloader2.error import RanksLostError
@@ -64,10 +64,10 @@ class RankGroup(Protocol):
         """Whether an operation has failed. After a failure, the group cannot be used any more."""
 
     def show_life(self) -> None:
-        """Shows all ranks, if possible, that this rank is running before its first operation."""
+        """Shows all ranks, if possible, that this rank runs although it has not begun an operation."""
 
     def give_up(self) -> None:
-        """If another thread waits for an operation, ends this wait immediately."""
+        """Ends another thread's wait for an operation immediately."""
 
     def close(self) -> None:
         """Releases the resources of the group."""

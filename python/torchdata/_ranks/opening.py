@@ -1,8 +1,8 @@
 """Connects ranks: rank 0 publishes its addresses in the job's store, and all other ranks connect to rank 0.
 
 Role: runs once for each group, in the main process of every rank. The store is used only for this purpose, in a
-separate thread, because an operation on the store never ends if the store's process is stopped. In that case, the
-thread sleeps in torch until the program ends.
+separate thread, because an operation on the store never ends if the store's process is stopped; the thread then sleeps
+in torch until the program ends.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def _listen_at(store_host: str | None) -> socket.socket | None:
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if interface:
         return socket.create_server((_address_of_interface(interface), 0))
-    # A name that refers to the loopback interface here may refer to another machine elsewhere.
+    # A name that refers to the loopback interface on this machine may refer to another machine elsewhere.
     if _is_loopback(store_host):
         return _server_at(_LOOPBACK[1] if store_host == _LOOPBACK[1] else _LOOPBACK[0])
     towards = next(iter(_addresses_towards(store_host)), None) if store_host is not None else None

@@ -24,7 +24,7 @@ from torchdata._native import Meeting
 from torchdata._ranks.group import GivenUp, PrefetchTimeoutError, RanksLostError, UncopyableGroup, describe_ranks
 from torchdata._ranks.opening import Opening
 
-#: Counts the groups of this process by their ranks. All ranks open their groups in the same order.
+#: Counts the groups of this process by their ranks, because all ranks open their groups in the same order.
 _numbers: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(itertools.count)
 
 #: The largest signed 64-bit value. A rank that votes with this value never determines the minimum.
@@ -131,8 +131,7 @@ class TorchGroup(UncopyableGroup):
         return self._broken
 
     def broadcast(self, value: int) -> int:
-        """Returns the value of rank 0, on every rank. All ranks wait for each other, so that no rank continues
-        alone."""
+        """Returns the value of rank 0, on every rank. All ranks wait for each other."""
         return self._run(value if self.rank == 0 else _LARGEST)
 
     def agree(self, value: str) -> str:
@@ -200,7 +199,7 @@ class TorchGroup(UncopyableGroup):
         self._meeting.serve()
 
     def give_up(self) -> None:
-        """If another thread waits for an operation, ends this wait immediately."""
+        """Ends another thread's wait for an operation immediately."""
         self._given_up = True
         if not self._broken:
             self._meeting.leave()
@@ -221,7 +220,7 @@ class TorchGroup(UncopyableGroup):
         """In a forked child, replaces inherited connections, because the child would otherwise keep them open."""
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in self._descriptors:
-            # The descriptor is not closed, because it still belongs to an object.
+            # The descriptor is replaced but not closed, because it still belongs to an object.
             os.dup2(nowhere, descriptor, inheritable=False)
         os.close(nowhere)
 

@@ -71,7 +71,7 @@ def _named(function: Callable[..., Any]) -> list[str]:
 
 
 def service_of(num_workers: int | Literal["auto"], service: Any, whose: str) -> Any:
-    """Returns a service that runs a graph with `num_workers` workers, or `service` itself if it was given.
+    """Returns a service that runs a graph with `num_workers` workers, or the given service.
 
     Raises:
         TypeError: `service` is not a reading service.

@@ -31,8 +31,7 @@ _FEW = 100
 #: items.
 _LARGE = 4 << 20
 
-#: The position in the epoch, the seeds and generators, and the ranks of a loader, or None for each part that is
-#: missing.
+#: The position in the epoch, the seeds and generators, and the ranks of a loader; None for each missing part.
 Whereabouts: TypeAlias = tuple[Position | None, Randomness, SavedRanks | None]
 
 

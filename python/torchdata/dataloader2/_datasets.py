@@ -1,6 +1,6 @@
 """Datasets instead of pipes: the pipe over a dataset, and the usual pipeline over a dataset.
 
-Role: pure functions that build pipes. They run in the main process when a loader is created.
+Role: pure functions that build pipes, in the main process when a loader is created.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def pipeline_over(
     else:
         pipe = source.shuffle() if shuffle else source
     if not any(is_sharding(member) or isinstance(member, ShardingRoundRobinDispatcher) for member in Graph(pipe)):
-        # Code of such a dataset may query the worker, but the loader divides the dataset by its indices in any case.
+        # Even if the code of such a dataset queries the worker, the loader divides the dataset by its indices.
         own = not isinstance(source, MapDataPipe) and (splits_itself(dataset) if itself is None else itself)
         if not own or not splits_among_ranks(dataset):
             pipe = pipe.sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED if own else None)

@@ -1,4 +1,4 @@
-"""Shuts down a loader exactly once. Other callers of `shutdown` wait until the shutdown is complete.
+"""Shuts down a loader exactly once. If several threads call `shutdown`, all calls return when the shutdown is complete.
 
 Role: one `Ending` per loader. An `Ending` ends the epoch, the service and the threads that read ahead, excludes
 concurrent changes to the loader, and stores the process that the loader belongs to. Runs in the main process: in any
@@ -98,7 +98,7 @@ class Ending:
     @contextmanager
     def _excluding_others(self) -> Iterator[None]:
         """Excludes other threads that change the loader. If another thread hangs while it changes the loader, this
-        method stops waiting for that thread after a time."""
+        context stops waiting for that thread after a time."""
         is_alone = self.changing.acquire(timeout=self.patience)
         try:
             yield

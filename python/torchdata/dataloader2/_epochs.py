@@ -1,8 +1,7 @@
 """The epochs of a loader: begins, resumes and ends them.
 
 Role: owned by the loader. Owns the delivered items, their count and the position in the epoch. Runs in the thread that
-uses the loader. Other threads may read the loader meanwhile; if such a thread is computing an item, the thread that
-begins or ends an epoch waits.
+uses the loader. If another thread is computing an item of the loader, the thread that begins or ends an epoch waits.
 
 The service is notified of the end of each epoch exactly once: at the last item, at an error, when the next epoch begins
 before this one ends, or at shutdown.
@@ -51,8 +50,8 @@ class FinishedIterator(Iterator[Any]):
     Args:
         iterator: the pipeline's iterator, if its attributes can still be read, or None.
         error: the message of the `RuntimeError` that `next` raises; None for a normal end.
-        told: the identifier of the thread that has received the error, or 0 for none. In the thread `told`, the
-            iteration ends without a second error.
+        told: the identifier of the thread that has received the error, in which the iteration ends without a second
+            error; 0 for none.
     """
 
     def __init__(self, iterator: Any = None, error: str | None = None, told: int = 0) -> None:
@@ -116,7 +115,7 @@ class EpochRun:
 
     @property
     def held(self) -> threading.RLock:
-        """The lock for taking a state. A forked child has its own lock, because a thread of the parent may hold the
+        """The lock for taking a state. A forked child has a new lock, because a thread of the parent may hold the
         parent's lock."""
         if self._held[0] != os.getpid():
             self._held = os.getpid(), threading.RLock()
@@ -179,9 +178,10 @@ class EpochRun:
 
     @contextmanager
     def _unless_begun(self) -> Iterator[None]:
-        """Restores the loader to its state between two epochs, or at a loaded position, if an epoch cannot begin.
+        """If an epoch cannot begin, restores the loader to its state before the attempt: between two epochs, or at a
+        loaded position.
 
-        Ctrl-C or an error may interrupt the beginning. The next `iter` then begins the epoch, and states show the
+        Ctrl-C or an error may interrupt the beginning. The next `iter` then makes another attempt, and states show the
         position before the epoch.
         """
         before, seeds = (self.resume_at, self.saved_positions), self.seeds.moment()
@@ -199,7 +199,7 @@ class EpochRun:
             raise
 
     def _pass_over(self, position: Position, strict: bool) -> None:
-        """Brings the graph to the end of an epoch that has ended, and begins the next one."""
+        """Brings the graph to the end of an epoch that has ended, and begins the next epoch."""
         if position.workers is not None or (not position.in_main and position.graph is None):
             self.run(position, strict)
             for _ in self.delivery.source:
@@ -296,7 +296,7 @@ class EpochRun:
         return position
 
     def close(self, because: BaseException | None = None, *, at_end: bool = False) -> None:
-        """Notifies the service, once, that the epoch has ended. Threads that still read get an error, except when the
+        """Notifies the service, once, that the epoch has ended. Threads that still read get an error, unless the
         epoch has ended.
 
         Args:
@@ -324,8 +324,8 @@ class EpochRun:
                 raise
             because.add_note(f"After that, ending the epoch failed, too: {error!r}")
         finally:
-            # A reading thread may be computing an item of the graph that the next epoch resets. That thread gets the
-            # error after the item.
+            # A reading thread may be computing an item of the graph that the next epoch resets. The reading thread gets
+            # the error after the item.
             self.delivery.turn.await_left(self.patience)
         if at_end and counted is not None:
             tell(self.recorder.skipped(counted[0]), counted[1])

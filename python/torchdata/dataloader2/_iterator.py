@@ -4,7 +4,8 @@ Role: yields the items of one epoch while it is the loader's valid iterator. Run
 that read the loader, one after another. The loader owns the epoch; the iterator owns only the limit.
 
 `__next__` runs for every item, so it is in the extension (`DeliveryIterator`): it checks whether the iterator is valid
-and whether anything unusual has happened, and then requests the next item. Everything else is done by methods here.
+and whether anything unusual has happened, and then requests the next item. The methods in this module handle everything
+else.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class IteratedLoader(Protocol):
 class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
     """The iterator that `iter(loader)` returns: it yields the items of one epoch.
 
-    A loader has one valid iterator, which the next `iter(loader)` invalidates. Other attributes are taken from the
+    A loader has one valid iterator, and the next `iter(loader)` makes it invalid. Other attributes are taken from the
     pipeline's own iterator.
 
     Args:

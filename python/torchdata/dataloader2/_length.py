@@ -1,8 +1,8 @@
 """Computes the number of items of an epoch in the main process, before or while workers and ranks run.
 
 Role: copies the pipes, but not their data, and gives each copy the share of one worker of one rank, as the reading
-services do. This module then requests the length of the copy. Runs in the main process and starts nothing. Only this
-module uses the copies, so neither the loader's graph nor a running iteration is affected.
+services do. The length of the copy is then requested. Runs in the main process and starts nothing. Only this module
+uses the copies, so neither the loader's graph nor a running iteration is affected.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ class _RankEpoch:
             self._cut()
 
     def _cut(self) -> None:
-        """Cuts the graph as `MultiProcessingReadingService` does, and puts pipes that know their number of items at the
-        cuts."""
+        """Cuts the graph as `MultiProcessingReadingService` does, and inserts pipes that know their number of items at
+        the cuts."""
         rest, self.dispatching = cut_dispatched(self.graph, self.dispatched)
         branches = find_replicable_branches(rest)
         if len(branches) != 1:

@@ -51,7 +51,6 @@ class Pipeline:
         is_adapted: bool = False,
     ) -> None:
         self.adapters = adapters
-        #: The service as the user gave it.
         self.given_service = service
         self._serialize = serialize
         self.service = self._adapted_service()
@@ -122,7 +121,7 @@ class Pipeline:
 
         Args:
             resumed: returns the shards of the epoch that the loader resumes; None if it begins an epoch.
-            in_shards: whether it resumes in shards.
+            in_shards: whether the loader resumes in shards.
             full_stats: whether the time of each pipe is measured.
         """
         if in_shards:
@@ -200,7 +199,7 @@ class Pipeline:
         """Notifies other ranks that this rank ends its epoch.
 
         Args:
-            for_good: whether this rank will not continue, so that all other ranks fail.
+            for_good: whether this rank will never continue, so that all other ranks fail.
         """
         for pipe in Graph(self.datapipe):
             if isinstance(pipe, FullSync):
@@ -234,7 +233,7 @@ class Pipeline:
                 self.datapipe = limit_fn(self.datapipe, num_batches)
 
     def can(self, what: str) -> bool:
-        """Whether the loader can be paused, resumed, or limited; warns if it cannot."""
+        """Returns whether the loader can be paused, resumed, or limited; warns if it cannot."""
         if self.service is None or getattr(self.contract, f"_{what}") is not None:
             return True
         warnings.warn(f"{type(self.service).__name__}: ReadingService doesn't support `{what}`.", stacklevel=4)

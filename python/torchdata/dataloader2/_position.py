@@ -5,10 +5,10 @@ the loader counts the items that the user has received. The engine's books store
 thread that waits for an item does not lock the books. A position is therefore taken by combining references, without
 waiting for any thread.
 
-Pipes that run in the main process can be inspected only between two items. For this reason, the loader stores *marks*:
-states of the main process's part of the graph that were taken between two items, such as at the beginning of the epoch.
-A caller may request a state while an item is computed, after an item was interrupted (by Ctrl-C), or for an earlier
-item. The state then consists of the newest mark before that moment, and the number of items to drop after the mark.
+Pipes that run in the main process can be inspected only between two items. The loader therefore stores *marks*: states
+of the main process's part of the graph that were taken between two items, such as at the beginning of the epoch. A
+caller may request a state while an item is computed, after an item was interrupted (by Ctrl-C), or for an earlier item.
+A requested state consists of the newest mark before the request, and the number of items to drop after the mark.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Tracker:
     """Tracks the position of a loader in the running epoch.
 
     Args:
-        run: the run that this object tracks. The run owns this object.
+        run: the run that owns this object.
     """
 
     def __init__(self, run: PositionedRun) -> None:
@@ -97,11 +97,12 @@ class Tracker:
         self._yielded_before = 0
         #: Marks, oldest first. The first mark is the epoch's beginning, or the position where this run began.
         self._marks: list[Position] = []
-        #: Whether another loader has run the epoch before the epoch that begins now.
+        #: Whether another loader has run the epoch before the epoch that begins.
         self._is_behind_loaded = False
-        #: The seeds at the beginning of that earlier epoch.
+        #: The seeds at the beginning of the epoch that the other loader has run.
         self._ended_seeds: SeedGenerator | None = None
-        #: Where the last epoch ended, if the next epoch depends on it, or the reason why this is unknown.
+        #: Where the last epoch ended, if the next epoch depends on that position, or the reason why the position is
+        #: unknown.
         self.end: Position | str | None = None
         #: The number of epochs begun before the last epoch, if the last epoch was interrupted at its beginning;
         #: otherwise None.
@@ -148,7 +149,7 @@ class Tracker:
 
     @staticmethod
     def _untold(mark: Position, output: WorkerOutput) -> str | None:
-        """Returns why a mark lacks the state that lasts beyond passes; None if it has that state."""
+        """Returns why a mark lacks the state that is kept beyond passes, or None if the mark has that state."""
         return output.untold(None) if mark.workers is None else mark.untold
 
     def _beginning(self, output: WorkerOutput) -> Position:
@@ -275,8 +276,8 @@ class Tracker:
         resumes.
 
         Returns:
-            None if a later pipe is replayed and reads the whole epoch a second time, or if that part has reached the
-            end of the workers' items.
+            None if a later pipe is replayed and reads the whole epoch a second time, or if the main process's part has
+            reached the end of the workers' items.
         """
         if entry.restores:
             # If the pipes that read the workers' items are replayed, they start reading at the beginning of this run.
@@ -300,8 +301,8 @@ class Tracker:
         return Position(0, ended=True, graph=graph, generators=seal(save_generators()), beginning=beginning)
 
     def _saved_graph(self) -> bytes | None:
-        """Returns the main process's part of the graph if earlier epochs have left a state in it and it can be saved;
-        otherwise None."""
+        """Returns the main process's part of the graph if earlier epochs have left a state in this part that can be
+        saved, otherwise None."""
         self._require_no_drift()
         try:
             return sealed(Content(save_entries(self._pipeline.datapipe))) if self._has_lasting() else None
@@ -346,7 +347,7 @@ class Tracker:
         self._epochs_before = epochs if self._run.epochs > epochs else None
 
     def begin(self, resumed: Position | None, strict: bool) -> None:
-        """Begins an epoch, before the service begins it; `resumed` is the position to resume from, if any."""
+        """Begins an epoch before the service begins it; `resumed` is the position to resume from, if any."""
         self._delivery.given = 0
         self._delivery.cut = False
         self._is_resumed, self._is_strict = resumed is not None, strict
@@ -382,7 +383,7 @@ class Tracker:
             load_generators(generators_in(mark.beginning))
 
     def _require_same_process(self, position: Position, moment: str, advice: str) -> None:
-        """Raises ValueError if workers run the graph now, but did not when the position was taken, or the reverse."""
+        """Raises ValueError if workers run the graph now but did not when the position was taken, or vice versa."""
         if position.in_main != (self.output is None):
             raise ValueError(
                 f"this state was saved {moment} "
@@ -419,7 +420,7 @@ class Tracker:
         return iterator
 
     def _note_beginning(self, workers: WorkersPosition | None) -> None:
-        """Marks the epoch's beginning if it depends on state that lasts from the previous epoch.
+        """Marks the epoch's beginning if it depends on state that is kept from the previous epoch.
 
         Args:
             workers: the positions of the workers at the beginning.
@@ -526,7 +527,7 @@ def _spare_ranks(graph: Graph, drop: int) -> None:
 
     Args:
         graph: the graph; a state may have been loaded into it.
-        drop: the number of items that are dropped after the state was loaded.
+        drop: the number of items to drop after loading the state.
     """
     fullsync = _below_counting(graph, FullSync)
     if fullsync is not None:

@@ -91,7 +91,7 @@ class SavedPositions:
 
         Args:
             pipeline: the pipeline of the loader.
-            output: the pipe that represents its workers; None without workers.
+            output: the pipe that represents the loader's workers; None without workers.
             hands_on: whether the pipes in the main process yield one item for each item of the workers.
 
         Raises:
@@ -117,8 +117,7 @@ class SavedPositions:
     def suit_seeds(self, service: ReadingServiceInterface, seeds: Seeds) -> None:
         """Gives the resumed epoch its initial seeds.
 
-        Ranks agree on a seed, and draw all further seeds from this seed. Therefore, an epoch that began without ranks
-        resumes without an agreed seed, and an epoch that began with ranks resumes with an agreed seed.
+        Ranks draw all seeds from an agreed seed, so only an epoch that began with ranks resumes with an agreed seed.
         """
         agreed = self.ranks is not None and not self.ranks[2]
         if not agreed:
@@ -132,8 +131,8 @@ def read(state: Any, *, allow_pickle: bool = True) -> tuple[LoaderState, SavedPo
 
     Args:
         state: the state, or the states.
-        allow_pickle: whether they may contain pickled values. The pipe is exempt, because the loader need not unpickle
-            it.
+        allow_pickle: whether the states may contain pickled values. The pipe may be pickled in any case, because the
+            loader need not unpickle it.
 
     Raises:
         TypeError, ValueError: a state is invalid, of another version, or damaged; or the states do not belong together.

@@ -46,8 +46,8 @@ class Seeds:
             self.generator.seed(self.seed)
             self.is_due = False
         elif not self.is_restored:
-            # Spawned generators depend only on the seed, and not on the numbers that were drawn. Each epoch therefore
-            # needs its own seed.
+            # Each epoch needs its own seed, because spawned generators depend only on the seed, and not on the numbers
+            # that were drawn.
             self.generator.seed(None if self.seed is None else self.generator.generate_shared_seed())
         self.is_restored = False
         self.initial = copy.copy(self.generator)

@@ -1,7 +1,7 @@
 """Adapters: changes that a loader makes to its copy of the pipe graph before it runs.
 
 An adapter is a function from graph to graph. `DataLoader2` calls its adapters once, in the given order. An adapter can
-also change how the reading service runs the graph. Runs in the main process; an adapter owns only its options.
+also change how the reading service runs the graph. An adapter runs in the main process and owns only its options.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Shuffle(Adapter):
     """Switches all shufflers of the graph on or off.
 
     Args:
-        enable: True switches them on, and appends a shuffler (with a warning) if there is none; False
-            switches them off; None leaves the graph as it is.
+        enable: True switches all shufflers on, and appends a shuffler (with a warning) if there is none; False switches
+            them off; None leaves the graph unchanged.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2
@@ -118,14 +118,14 @@ class ShardingPolicy(Adapter):
     """Sets how every `sharding_filter` of the graph distributes the items.
 
     Args:
-        block: the number of consecutive items per block. With blocks, `sharding_filter().batch(block)` makes the same
+        block: the number of consecutive items per block. With blocks, `sharding_filter().batch(block)` yields the same
             batches for any number of workers; None distributes single items.
         enable: False disables the filters, so that every worker and rank gets all items.
-        splits: the number of shards of each epoch, independent of workers and ranks; None for one shard per worker.
-            Items, their order and batches are then the same for any number of workers and ranks up to the number of
-            splits, and a state that is saved within an epoch resumes with any of them. A worker runs its shards in
-            turn. Each shard has its own buffers, and runs its own copy of the pipes before the `sharding_filter`. These
-            copies cost nothing if the pipes are read by index.
+        splits: the number of shards of each epoch, independent of workers and ranks; None for one shard per worker. The
+            items, their order and the batches are then the same for any number of workers and ranks up to the number of
+            splits, and a state that is saved within an epoch resumes with any such number. A worker runs its shards in
+            turn. Each shard has its own buffers, and runs its own copy of the pipes before the `sharding_filter`. If
+            the pipes are read by index, these copies cost nothing.
 
     Raises:
         TypeError: `block` or `splits` is not an integer.

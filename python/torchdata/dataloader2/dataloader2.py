@@ -69,15 +69,15 @@ _OWN = frozenset({"_ended", "_ending", "_keeper", "_pipeline", "_recorder", "_ru
 class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     """Loads data through a pipe graph: iterate the loader once per epoch.
 
-    The loader works on copies of the pipes and of the service, so you can use the originals again. The data in the
-    pipes is not copied: the main process reads the original objects, and forked workers inherit them. Only the start
-    methods "spawn" and "forkserver" pickle them, once for all workers. An error in a pipe, a `break` or a second
-    `iter()` ends the epoch, and the next `iter()` begins a new epoch. End the loader with `shutdown()`, or use it as a
-    context manager. To pause after a number of items, use `limit()` and `resume()` of its iterator.
+    The loader works on copies of the pipes and of the service, so you can reuse the originals. The data in the pipes is
+    not copied: the main process reads the original objects, and forked workers inherit them. Only the start methods
+    "spawn" and "forkserver" pickle the data, once for all workers. An error in a pipe, a `break` or a second `iter()`
+    ends the epoch, and the next `iter()` begins a new epoch. End the loader with `shutdown()`, or use it as a context
+    manager. To pause after a number of items, use `limit()` and `resume()` of its iterator.
 
-    Several threads may share an iterator; each item goes to one of them. A copy of a loader, by `copy` or pickle, is a
-    separate loader that has not started. For type checkers, the loader of an `IterDataPipe[T]` or a `MapDataPipe[T]` is
-    a `DataLoader2[T]`. If adapters are functions, it is a `DataLoader2[Any]`.
+    Several threads may share an iterator, and each item goes to one of these threads. A copy of a loader, by `copy` or
+    pickle, is a separate loader that has not started. For type checkers, the loader of an `IterDataPipe[T]` or a
+    `MapDataPipe[T]` is a `DataLoader2[T]`. If adapters are functions, it is a `DataLoader2[Any]`.
 
     Args:
         datapipe: the last pipe of the graph, or a dataset: an object with a length and `__getitem__`, or an iterable
@@ -87,7 +87,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         datapipe_adapter_fn: an adapter, or several that are applied to the copy of the graph in their order; None by
             default.
         reading_service: the service that runs the graph; None runs it in this process, with the seeds of the pipes.
-        num_workers: number of worker processes, 0 by default. This is short for
+        num_workers: number of worker processes, 0 by default. `num_workers` is short for
             `reading_service=MultiProcessingReadingService(num_workers)`.
         splits: the number of shards of each epoch, for any number of workers and ranks: short for the adapter
             `ShardingPolicy(splits=splits)`; None for one shard for each worker.
@@ -202,7 +202,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     def _restore_checkpoint_beginning_of_epoch(self) -> None:
         """Makes the next epoch use the same seeds as the last epoch.
 
-        To repeat the epoch of a state, call this after loading the state.
+        To repeat the epoch of a state, call this method after loading the state.
         """
         self._seeds.repeat()
         self._run.resume_at = None
@@ -236,7 +236,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         same in all workers; different orders are an error. To read an iterable in one process only, use
         `IterableWrapper(dataset).sharding_round_robin_dispatch()`. Some iterables divide themselves among workers, for
         example in Hugging Face datasets, webdataset, litdata and mosaicml-streaming. The loader does not divide such
-        iterables a second time. For other datasets, the items and batches are the same for any number of workers.
+        iterables again. For other datasets, the items and batches are the same for any number of workers.
 
         If an iterable or a sampler has a method `set_epoch` and an attribute `epoch`, workers receive the epoch that
         you have set before each epoch. Before you resume from a state inside an epoch, set the epoch in which the state
@@ -255,11 +255,10 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
                 or to tensors if PyTorch is imported.
             seed: the seed of all epochs, as for `seed()`; None draws one.
             splits: the number of shards of each epoch, for any number of workers and ranks; see `ShardingPolicy`.
-            reading_service: the service that runs the pipeline, instead of `num_workers`.
+            reading_service: the service that runs the pipeline, as an alternative to `num_workers`.
             splits_itself: whether an iterable divides its items among workers; if not, the loader does. None: the
-                iterable is assumed to divide its items if its library does this, or if its code uses `get_worker_info`
-                and `num_workers`. Equal items in two workers are then an error.
-            stats, stall_warning, wait_warning: as in `DataLoader2`.
+                iterable is assumed to divide its items if its library does so, or if its code uses `get_worker_info`
+                and `num_workers`; equal items in two workers are then an error.
 
         Returns:
             The loader.
@@ -295,7 +294,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         """Begins an epoch and returns its iterator, which invalidates earlier iterators.
 
         If no item was requested from the last iterator, the new iterator takes over its epoch. If another thread is
-        waiting for an item of the last epoch, this method waits for the item; that thread then gets a RuntimeError.
+        waiting for an item of the last epoch, this method waits for the item, and the other thread then gets a
+        RuntimeError.
 
         Raises:
             RuntimeError: the loader was shut down or lacks a pipe, or this process is a forked child of the main
@@ -358,20 +358,20 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     def state_dict(self, *, items_ago: int = 0, with_pipe: bool | None = None) -> dict[str, Any]:
         """Returns the state of the loader, for `load_state_dict` or `from_state`.
 
-        You may call this at any time: between items, before the first or after the last item, while the loader is
-        paused, in another thread or in a signal handler. The call does not change the loader. A loader that resumes
+        You may call `state_dict` at any time: between items, before the first or after the last item, while the loader
+        is paused, in another thread or in a signal handler. The call does not change the loader. A loader that resumes
         from the state yields the remaining items in the same order, and then the same later epochs. A state after the
-        last item still belongs to this epoch, with no remaining items. Once `StopIteration` or an error has ended the
-        epoch, the state belongs to the next epoch.
+        last item still belongs to the ended epoch, with no remaining items. Once `StopIteration` or an error has ended
+        the epoch, the state belongs to the next epoch.
 
-        The state is a dict of plain data with checksums. `torchdata.dataloader2.describe(state)` shows what it
-        contains.
+        The state is a dict of plain data with checksums. `torchdata.dataloader2.describe(state)` shows the contents of
+        a state.
 
         Args:
             items_ago: returns the state as it was this number of items ago, for items that you requested and have not
                 used yet; 0 by default.
             with_pipe: whether the state contains the pipe, which only `from_state` needs. None, the default, includes
-                it if it can be pickled to at most 1 MiB.
+                the pipe if it can be pickled to at most 1 MiB.
 
         Raises:
             RuntimeError: the loader lacks a pipe; or items come in any order (`in_order=False`), pipes in the main
@@ -398,11 +398,12 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True, allow_pickle: bool = True) -> None:
         """Resumes from a state; no item of this loader may have been requested before.
 
-        If the loader has a pipe, it must consist of the same pipes, functions and parameters, and read data of the same
-        kind and length. If the loader has no pipe, it uses the pipe of the state, with its own adapters. An iterator
-        that already exists resumes as well. Batch sizes and the adapters `ShardingPolicy` and `Shuffle` may differ only
-        if the state was saved between two epochs. A state of torchdata 0.9 contains no position inside an epoch and no
-        description of its pipe: the epoch starts again with the seed of the state, and a UserWarning is issued.
+        If the loader has a pipe, this pipe must consist of the same pipes, functions and parameters, and read data of
+        the same kind and length. If the loader has no pipe, it uses the pipe of the state, with its own adapters. An
+        iterator that already exists resumes as well. Batch sizes and the adapters `ShardingPolicy` and `Shuffle` may
+        differ only if the state was saved between two epochs. A state of torchdata 0.9 contains no position inside an
+        epoch and no description of its pipe: the epoch starts again with the seed of the state, and a UserWarning is
+        issued.
 
         The number of workers may differ from the number in the saved run. The number of ranks may also differ, if the
         states of all ranks are given. The remaining epoch has the same items, order and random numbers, because each
@@ -411,16 +412,16 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         Args:
             state_dict: a result of `state_dict`, or a dict of the states of all ranks, by rank.
             strict: whether another pipeline is an error, and whether recomputed items are compared with the originals;
-                True by default. With False, the state is loaded if the pipes have the same classes.
-            allow_pickle: whether values that need pickle are unpickled, which may run any code; True by default. With
-                False, a state with such values is an error that names the pipe, and the loader must have a pipe.
+                True by default. If `strict` is False, only the classes of the pipes must be the same.
+            allow_pickle: whether values that need pickle are unpickled, which may run any code; True by default. If
+                `allow_pickle` is False, a state with such values is an error that names the pipe, and the loader must
+                have a pipe.
 
         Raises:
             RuntimeError: an item was requested before, or the loader was shut down.
-            TimeoutError: a thread that reads ahead for an earlier iterator does not end.
-            TypeError, ValueError: this is not a state of a loader, is damaged, has another version, belongs to another
-                pipeline, needs missing modules, or contains values that must not be unpickled. The loader is then
-                unchanged.
+            TimeoutError: a thread that reads ahead for an earlier iterator does not end. TypeError, ValueError: `state`
+            is not a state of a loader, is damaged, has another version, belongs to another pipeline, needs missing
+            modules, or contains values that must not be unpickled. In these cases, the loader is unchanged.
         """
         with self._ending.changing:
             if self._terminated:
@@ -444,7 +445,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             The loader.
 
         Raises:
-            TypeError, ValueError: this is not a state of a loader, is damaged, has another version, needs missing
+            TypeError, ValueError: `state` is not a state of a loader, is damaged, has another version, needs missing
                 modules, or contains no pipe.
         """
         found, positions = read(state)
@@ -463,8 +464,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         because they might still draw random numbers.
 
         You may call this method several times, and from several threads. A thread that is reading the loader gets a
-        RuntimeError. If Ctrl-C interrupts the call, the next call continues. A forked child that has inherited the
-        loader does not end its workers.
+        RuntimeError. If Ctrl-C interrupts the call, the next call continues. If a forked child has inherited the
+        loader, it does not end the loader's workers.
         """
         if not self._ended:
             try:

@@ -1,7 +1,7 @@
 """Checks that find likely mistakes in a pipe graph before it runs: `lint`.
 
 The checks inspect the shape of a graph and the types of its pipes, and run nothing. `MultiProcessingReadingService`
-calls them before it starts workers, and warns about mistakes that would silently duplicate or lose data.
+runs the checks before it starts workers, and warns about mistakes that would silently duplicate or lose data.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ def share_token(datapipe: Any, token: IterationToken) -> None:
 def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
     """Starts an iteration of `datapipe` by its own `__iter__`, which is `function`, and guards the iterator.
 
-    If a state was loaded into the pipe, the iteration resumes from this state. Otherwise, the pipe is reset. A replayed
-    pipe starts over and drops the items that it had yielded.
+    If a state was loaded into the pipe, the iteration resumes from this state. If no state was loaded, the pipe is
+    reset. A replayed pipe starts over and drops the items that it had yielded.
     """
     forwarded: Iterator[Any] | None = datapipe.__dict__.pop("_fast_forward_iterator", None)
     marked = datapipe.__dict__.pop("_snapshot_state", None)
@@ -120,7 +120,7 @@ def _hook_iter(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iter
     @functools.wraps(function)
     def __iter__(self: Any) -> Iterator[Any]:
         if getattr(type(self).__iter__, "__wrapped__", None) is not function:
-            # The call comes from super().__iter__() in an iteration that is already guarded.
+            # `super().__iter__()` was called in an iteration that is already guarded.
             return function(self)
         try:
             return begin_iteration(self, function)
@@ -152,7 +152,8 @@ class _Yielded:
 class _PicklingHooks:
     """Hooks through which graph tools inspect pipes during pickling. The hooks have the same names as in torch.
 
-    Torch's own graph tools set the hooks of torch's classes. These hooks also apply to pipes of this package.
+    Torch's own graph tools set the hooks of torch's classes. The hooks of graph tools also apply to pipes of this
+    package.
     """
 
     counterpart: ClassVar[Counterpart]
@@ -165,10 +166,9 @@ class _PicklingHooks:
         return hook(state) if hook is not None else state
 
     #: Declares that the iteration state consists of the attributes declared by `state` and the sources' state. The
-    #: value contains the names of these attributes. A class without such attributes sets it to `()`.
+    #: value contains the names of these attributes. A class without iteration state sets `iteration_state` to `()`.
     iteration_state: ClassVar[tuple[str, ...]]
     _own_state: ClassVar[tuple[DeclaredState, ...]] = ()
-    #: The declarations of the class and its bases.
     _declared: ClassVar[tuple[DeclaredState, ...]] = ()
     #: Names of attributes that copies leave out.
     _not_copied: ClassVar[frozenset[str]] = frozenset()
@@ -222,7 +222,7 @@ class _PicklingHooks:
     def _attributes_to_copy(self) -> dict[str, Any]:
         """Returns the attributes that a pickled or deep-copied pipe contains.
 
-        A copy starts its iterations from the beginning, so the state of the running iteration is left out.
+        A copy starts from the beginning, so the state of the running iteration is left out.
         """
         left_out = self._not_copied
         if not left_out:

@@ -5,12 +5,13 @@ graph, between two items.
 
 A graph state is a dict of plain data that is never modified. The key `graph` describes the classes and arguments of the
 pipes (see `fingerprint`). The key `pipes` has an entry for each pipe (see `PipeEntry`), with sources before their
-readers. The key `checksums` contains checksums of both. In a pipe's own state, values that require pickle are bytes
-under `"__pickled__"`, and plain data that is nested deeper than a list of numbers is under `"__nested__"`.
+readers. The key `checksums` contains checksums of the description and the entries. In a pipe's own state, values that
+require pickle are bytes under `"__pickled__"`, and plain data that is nested deeper than a list of numbers is under
+`"__nested__"`.
 
-A pipe without a declared state is *replayed*: it starts over and drops the items that it had yielded. Its sources start
-with the states that they had when its pass began. The last pipe of the graph is replayed instead if the global
-generators were used during its pass, or if another pipe reads a source of the replayed pipe.
+A pipe without a declared state is *replayed*: it starts over and drops the items that it had yielded. The sources of a
+replayed pipe start with the states that they had when the pipe's pass began. The last pipe of the graph is replayed
+instead if the global generators were used during its pass, or if another pipe reads a source of the replayed pipe.
 """
 
 from __future__ import annotations
@@ -247,9 +248,9 @@ class _Saving:
     def _must_replay_all(self, replayed: list[Any]) -> bool:
         """Returns whether the last pipe of the graph must be replayed.
 
-        It must be replayed if a pipe that is not replayed reads a source of a replayed pipe (as children of a fork do),
-        because both readers must then be replayed together. A replay of the last pipe is also required if functions
-        have drawn random numbers, because the position of these functions in the graph is unknown.
+        The last pipe must be replayed if a pipe that is not replayed reads a source of a replayed pipe (as children of
+        a fork do), because both readers must then be replayed together. A replay of the last pipe is also required if
+        functions have drawn random numbers, because the position of these functions in the graph is unknown.
         """
         if is_torchs(self.end):
             return False
@@ -391,8 +392,8 @@ def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, all
         state: a result of `save_state`.
         strict: whether to raise an error if pipes have other arguments than in the saved graph, or if a stream yields
             other items than before; True by default.
-        allow_pickle: whether values that require pickle are unpickled; True by default. If False, a state with such
-            values raises an error.
+        allow_pickle: whether values that require pickle are unpickled; True by default. If `allow_pickle` is False, a
+            state with such values raises an error.
 
     Raises:
         ValueError: the state has another version, belongs to another graph, is damaged, or must not be unpickled.

@@ -106,8 +106,8 @@ def decode(
 ) -> Any:
     """Decodes an image to an array of its pixels, with optional cropping and resizing.
 
-    Without resizing, the pixels are equal to Pillow's pixels. With resizing, they differ by at most one level of 255.
-    In a worker, the array is allocated in shared memory, like the result of `torchdata.empty`.
+    Without resizing, the pixels are equal to Pillow's pixels. With resizing, the pixels differ from Pillow's by at most
+    one level of 255. In a worker, the array is allocated in shared memory, like the result of `torchdata.empty`.
 
     Args:
         data: the contents of the file as bytes, the path of the file, or a file opened in binary mode, which is read to
@@ -123,7 +123,7 @@ def decode(
         scale: "fast" decodes JPEG images at a half, a quarter or an eighth of their size, if the reduced image is not
             smaller than the result.
         resample: "bilinear", "hamming", "bicubic", "lanczos", "box" or "nearest", with antialiasing, as in Pillow. The
-            extension implements the first two; the remaining filters use Pillow, and are slower.
+            extension implements "bilinear" and "hamming"; the other filters use Pillow, and are slower.
         exif: whether to rotate the image upright according to EXIF. `crop` refers to the upright image.
         truncated: "keep" returns the available part of a truncated image instead of raising an error.
         as_tensor: whether the result is a torch tensor.

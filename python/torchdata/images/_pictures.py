@@ -1,4 +1,4 @@
-"""Images with a parsed header. Either simplejpeg or Pillow decodes their pixels, with equal results.
+"""Images with a parsed header. Either simplejpeg or Pillow decodes the pixels, with equal results.
 
 Role: selects the library that decodes. A picture belongs to one call of `decode`.
 """
@@ -27,7 +27,7 @@ _CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4, "I;16": 1}
 
 
 class DecodablePicture(Protocol):
-    """An image to decode. `width` and `height` are the size of its pixels."""
+    """An image to decode. `width` and `height` are the size of the decoded image."""
 
     width: int
     height: int
@@ -114,7 +114,7 @@ def _power(width: int, height: int, least_width: int, least_height: int) -> int:
 
 
 class _Jpeg:
-    """A JPEG image for simplejpeg. If simplejpeg refuses the image, Pillow decodes it or reports the error."""
+    """A JPEG image for simplejpeg. If simplejpeg refuses an image, Pillow decodes it or reports the error."""
 
     def __init__(self, library: Any, content: Any, mode: str, width: int, height: int, keep: bool) -> None:
         self.library, self.content, self.mode, self.keep = library, content, mode, keep

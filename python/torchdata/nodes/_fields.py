@@ -79,7 +79,7 @@ class StateFields:
         """Returns the value of a field that contains True or False.
 
         Raises:
-            ValueError: the field contains another value.
+            ValueError: the field contains a value other than True or False.
         """
         value = self._state.get(key, default)
         if not isinstance(value, bool):
@@ -90,7 +90,7 @@ class StateFields:
         """Returns the value of a field that contains a list; an empty list if the field is missing.
 
         Raises:
-            ValueError: the field contains another value.
+            ValueError: the field does not contain a list.
         """
         value = self._state.get(key, [])
         if not isinstance(value, list):
@@ -101,7 +101,7 @@ class StateFields:
         """Returns the value of a field that contains the state of a part of this node; None at the beginning.
 
         Raises:
-            ValueError: the field contains another value.
+            ValueError: the field does not contain a dict.
         """
         value = self[key]
         if not isinstance(value, Mapping) and not self._is_beginning:
@@ -112,7 +112,7 @@ class StateFields:
         """Returns the value of a field that contains a dict with a key for each name.
 
         Raises:
-            ValueError: the field contains another value, or the dict lacks a key.
+            ValueError: the field does not contain a dict, or the dict lacks a key.
         """
         value: Mapping[str, Any] = self.state(key)
         missing = [name for name in names if name not in value]

@@ -36,7 +36,7 @@ class Failure:
         self.description: tuple[Any, ...] | None = None
 
     def raisable(self) -> BaseException:
-        """Returns the error to raise. An error of another process is recreated from its description."""
+        """Returns the error to raise. The error of another process is recreated from its description."""
         return self.error if self.description is None else error_of(self.description)
 
     def __reduce__(self) -> Any:

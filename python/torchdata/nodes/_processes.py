@@ -1,10 +1,10 @@
 """The processes of a ParallelMapper. Each process takes items from a thread of the main process, and returns results.
 
-Role: `Workers` and `MapWorker` run in the main process, and `_Caller` in the worker process. The processes are a
-worker group of the engine. The command link carries items to a process, and a second link returns results. A thread
-sends one item, or several small items in one message, and waits for the answers. Each answer is a separate message, so
-if a process exits, only unfinished answers are lost. The first message to a process also contains the seed of its
-random numbers. A replacement process has its own seed.
+Role: `Workers` and `MapWorker` run in the main process, and `_Caller` in the worker process. The processes are a worker
+group of the engine. The command link carries items to a process, and a second link returns results. A thread sends one
+item, or several small items in one message, and waits for the answers. Each answer is a separate message, so if a
+process exits, only unfinished answers are lost. The first message to a process also contains the seed of its random
+numbers. Each replacement process has its own seed.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Workers(Group):
 
 
 class MapWorker:
-    """Calls one process from its thread in the main process. Does not keep the worker group alive."""
+    """Calls one process from its thread in the main process. A `MapWorker` does not keep the worker group alive."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class MapWorker:
         the process returns the remaining items because it took too long.
 
         Args:
-            items: the arguments of the calls. If there is only one item, it is released once it is sent.
+            items: the arguments of the calls. A single item is released once it is sent.
         """
         end, at = len(items), 0
         with self._calling:
@@ -158,7 +158,7 @@ class MapWorker:
                 self._patience.came_of(self._index)
 
     def _send(self, items: list[Any], at: int) -> None:
-        """Sends the items from the index `at` on. If the process has exited, sends them to a replacement."""
+        """Sends the items from the index `at` on. If the process has exited, sends the items to a replacement."""
         message = (self._number + 1, items[at:] if at else items, self._seed)
         while True:
             try:

@@ -1,10 +1,10 @@
 """Reads a source ahead in threads, with an exact position. ParallelMapper, Prefetcher and PinMemory use this module.
 
 Role: the thread that reads a node uses `ReadSource`, and the threads that read ahead use `_Work`. One thread at a time
-takes an item from the source. The thread calls the function with the item while another thread takes the next item.
-Items are numbered in the order in which they are taken. The queue stores the results, returns them in order if
+takes an item from the source. The thread then calls the function with the item, while another thread takes the next
+item. Items are numbered in the order in which they are taken. The queue stores the results, returns them in order if
 required, and maintains the position: a snapshot of the source after an item, and the numbers of the later items that
-were yielded. A state does not contain items in progress, because they are reread after a load.
+were yielded. A state does not contain items in progress, because they are reread after the state is loaded.
 
 The source is never moved back. If the program leaves an epoch, the source is read up to the point that read-ahead would
 have reached, and begins its next epoch from this point. The counters and random draws of the source therefore depend on
@@ -173,7 +173,7 @@ class _Work(ReadAhead):
         return None
 
     def read_on(self) -> None:
-        """Reads and drops items, in a separate thread. The other threads no longer read the source at that time."""
+        """Reads and drops items, in a separate thread. Other threads no longer read the source at that time."""
         with contextlib.suppress(BaseException):
             while self.reader.index < self.read_on_to:
                 self.reader.advance()
@@ -188,7 +188,8 @@ class ReadSource:
         source: the node to read, which is reset here.
         functions: for each thread, the function that the thread calls with its items.
         limit: the maximum number of items that are taken but not yet yielded.
-        in_order: whether results keep the source's order. If False, results are yielded once they are ready.
+        in_order: whether results keep the source's order. If `in_order` is False, results are yielded once they are
+            ready.
         frequency: the number of items between two snapshots; 0 for no snapshots.
         state: a result of `state` to resume from; None starts from the beginning.
         prepare: a function that each thread calls first.
@@ -306,8 +307,8 @@ class ReadSource:
 
         Args:
             read_on: whether the source will begin its next epoch, and must first be read up to the point that
-                read-ahead would have reached. If this takes longer than `patience`, reading stops at the current
-                position of the source.
+                read-ahead would have reached. If reading takes longer than `patience`, it stops at the current position
+                of the source.
 
         Raises:
             TimeoutError: the source took longer than `patience` seconds for an item.

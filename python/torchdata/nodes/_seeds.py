@@ -1,7 +1,7 @@
 """Base seeds for the processes of `ParallelMapper`.
 
 Role: runs in the thread of the main process that resets a node. A seed is the number that PyTorch's loader would draw
-from the global generator, but it is drawn from a copy of the generator. The random numbers of the main process are
+from the global generator, but is drawn from a copy of this generator. The random numbers of the main process are
 therefore the same as in a program without worker processes. If a program restores the global generator before it
 resumes, the processes get the same seeds as in the uninterrupted run.
 """

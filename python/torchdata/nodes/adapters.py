@@ -108,8 +108,8 @@ class SamplerWrapper(IteratingNode[T]):
     """Creates a node from a sampler, and calls the sampler's `set_epoch`, if it exists, with the epoch.
 
     A sampler that is not `Stateful` is reread when a state is loaded, so the epoch must determine its order. If the
-    order differs, a `RuntimeWarning` is issued. A state contains the number of the epoch. `set_epoch` is called with
-    this number before the state of the sampler is loaded.
+    order differs from the first reading, a `RuntimeWarning` is issued. A state contains the number of the epoch.
+    `set_epoch` is called with this number before the state of the sampler is loaded.
 
     The node has a length if the sampler has a length.
 

@@ -1,7 +1,7 @@
 """BaseNode, the base class of all nodes, and helper functions for reading sources.
 
-Role: runs in the thread that reads a node, one thread at a time. After the `reset` of a node, only this node may read
-its sources.
+Role: runs in the thread that reads a node, one thread at a time. After a node was reset, only this node may read its
+sources.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class BaseNode(Iterator[T]):
         [2, 1, 0]
     """
 
-    #: Names of attributes that `reset` sets and that are valid until the next `reset`. Copies of a node omit them.
+    #: Names of attributes that `reset` sets and that are valid until the next `reset`. Copies of a node omit these
+    #: attributes.
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance"})
 
     #: Returns the next item of the source. A reset sets this instance attribute.
@@ -129,7 +130,8 @@ class BaseNode(Iterator[T]):
         self.__initialized = True
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position of the node and its sources. Subclasses define this; callers use `state_dict()`."""
+        """Returns the position of the node and its sources. Subclasses define `get_state`, and callers use
+        `state_dict()`."""
         raise NotImplementedError(f"{type(self).__name__} must define get_state()")
 
     def state_dict(self) -> dict[str, Any]:
@@ -246,8 +248,8 @@ def check_node(node: str, argument: str, value: Any) -> Any:
 def is_repeatable(node: BaseNode[Any]) -> bool:
     """Returns whether a node yields the same items in the same order after it is reset to the same state.
 
-    The result is False if the node, or one of its sources, yields items as soon as they are ready. If the result is
-    False, nodes that normally reread items after a load store the items in their states.
+    The result is False if the node, or one of its sources, yields items as soon as they are ready. If a node is not
+    repeatable, nodes that normally reread items after a load store the items in their states.
     """
     return node._repeats() and all(is_repeatable(source) for source in sources_of(node))
 

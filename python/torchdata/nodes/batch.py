@@ -150,7 +150,7 @@ class Unbatcher(BaseNode[T]):
     """Yields the members of the source's items, one by one.
 
     A state that is saved within a batch contains the position before the batch, and the batch is reread when the state
-    is loaded. If the order of batches is not fixed, the state contains the remaining members of the batch instead.
+    is loaded. If the order of batches is not fixed, the state contains the remaining members of the batch.
 
     Args:
         source: the node to read. The items have a length and are read by index: lists, tuples, arrays, tensors.
@@ -189,7 +189,8 @@ class Unbatcher(BaseNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         if self._skipped and initial_state is None:
-            # A loaded state was not used. The batch is read now, because the next epoch of the source starts after it.
+            # A loaded state was not used. The batch is read now, because the next epoch of the source starts after the
+            # batch.
             with contextlib.suppress(Exception):
                 self._advance()
         fields = StateFields("Unbatcher", initial_state)

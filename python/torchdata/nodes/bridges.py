@@ -29,8 +29,8 @@ def from_pipe(pipe: IterDataPipe[T], seed: int | None = None) -> IterableWrapper
     Args:
         pipe: the last pipe of a graph.
         seed: the seed of the graph's random pipes in each epoch. With a seed, later epochs are the same as in an
-            uninterrupted run. None (the default) draws new seeds from the global generator for each epoch. In this
-            case, a resumed epoch is exact, but later epochs differ from those of the uninterrupted run.
+            uninterrupted run. None (the default) draws new seeds from the global generator for each epoch. A resumed
+            epoch is then exact, but later epochs differ from those of the uninterrupted run.
 
     Raises:
         TypeError: `pipe` is not an iterable-style pipe, or `seed` is not an integer.

@@ -13,7 +13,7 @@ __all__ = ["Cycler"]
 
 
 class Cycler(BaseNode[T]):
-    """Reads its source repeatedly. When the source ends, it is reset. An epoch consists of many epochs of the source.
+    """Reads its source repeatedly. The source is reset when it ends. An epoch consists of many epochs of the source.
 
     The epoch ends if a whole pass over the source yields no items.
 

@@ -50,7 +50,7 @@ class MapOverBatch(Generic[X, T]):
 
 
 class _InlineMapper(BaseNode[T]):
-    """Calls the function in the thread that reads the node. If Ctrl-C interrupts the function, its item is kept for the
+    """Calls the function in the thread that reads the node. If Ctrl-C interrupts the function, the item is kept for the
     next call."""
 
     SOURCE_KEY = "source"
@@ -174,27 +174,26 @@ class ParallelMapper(PassingNode[T]):
     One thread at a time reads the source. An error of the function is raised in the position of its result, with its
     original traceback. Later results can still be read after an error.
 
-    A saved state counts the yielded items. After a load, items that were in progress are reread, and the function
-    is called with these items again. If results are out of order, a loaded state yields exactly the items that were not
-    yielded, in any order. If the source itself is out of order, `in_order` is True and `snapshot_frequency` is 1
+    A saved state counts the yielded items. After a state is loaded, items that were in progress are reread, and the
+    function is called with them again. If results are out of order, a loaded state yields exactly the items that were
+    not yielded, in any order. If the source itself is out of order, `in_order` is True and `snapshot_frequency` is 1
     regardless of the arguments.
 
     Processes run from the first `reset` until `shutdown()`, or until the node is deleted. Arrays are sent to and from
     processes in shared memory, with one copy in each direction. If a process exits, a `WorkerExitedError` (of
-    `torchdata.dataloader2.error`) names the process, and the next `reset` starts new processes. If no result arrives
-    from the processes for a minute, a `RuntimeWarning` names the process with the oldest item, and shows the stack of
-    this process. Like PyTorch's workers, each process first seeds torch, NumPy and `random` with a base seed plus the
-    number of the process. The base seed is derived from torch's global generator, so `torch.manual_seed` before the
-    first `reset` makes it reproducible. With several processes, the assignment of items to processes may depend on
-    timing. A replacement process has its own seed.
+    `torchdata.dataloader2.error`) names the process, and the next `reset` starts new processes. If the processes return
+    no result for a minute, a `RuntimeWarning` names the process with the oldest item, and shows the stack of this
+    process. Like PyTorch's workers, each process first seeds torch, NumPy and `random` with a base seed plus the number
+    of the process. The base seed is derived from torch's global generator, so `torch.manual_seed` before the first
+    `reset` makes it reproducible. With several processes, the assignment of items to processes may depend on timing. A
+    replacement process has its own seed.
 
     Args:
         source: the node to read.
-        map_fn: a function of an item. With threads, several threads may call it at the same time. With processes that
-            are not forked, it must be picklable (lambdas and local functions are supported).
+        map_fn: a function of an item. With threads, several threads may call the function at the same time. With
+            processes that are not forked, the function must be picklable (lambdas and local functions are supported).
         num_workers: the number of threads or processes; 0 calls the function in the thread that reads the node.
-        in_order: whether results keep the source's order; True by default. If False, results are yielded once they are
-            ready.
+        in_order: whether results keep the source's order; True by default. False yields results once they are ready.
         method: `"thread"` (the default) or `"process"`.
         multiprocessing_context: the start method of processes: `"fork"`, `"spawn"` or `"forkserver"`; None for Python's
             default.
@@ -207,8 +206,8 @@ class ParallelMapper(PassingNode[T]):
         prebatch: the number of items that a worker receives together, which helps if items are small; None (the
             default) for single items.
         on_worker_exit: what happens if a process exits. "error" (the default) raises `WorkerExitedError`. "restart"
-            replaces the process, issues a `RuntimeWarning`, and gives its item to the replacement. The third exit at
-            the same item always raises an error.
+            replaces the process, issues a `RuntimeWarning`, and gives the item of the process to the replacement. The
+            third exit at the same item always raises an error.
         timeout: the number of seconds within which a process must return the result for an item; None (or 0) for no
             limit. The timeout does not apply to threads, because a thread cannot be killed.
         on_timeout: what happens after the timeout. "error" (the default) raises `TimeoutError` in the position of the

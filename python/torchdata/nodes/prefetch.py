@@ -73,7 +73,8 @@ class ThreadedNode(PassingNode[T]):
             run.join(_SECONDS)
 
     def _close_run(self) -> ReadSource | None:
-        """Ends the threads of the current run, if there is one. Another thread may begin the next run at this time."""
+        """Ends the threads of the current run, if there is one. Another thread may begin the next run during this
+        call."""
         run = self._run
         if run is not None:
             run.close()

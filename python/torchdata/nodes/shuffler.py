@@ -18,11 +18,11 @@ class Shuffler(BaseNode[T]):
 
     Args:
         source_node: the node to read.
-        buffer_size: the number of items in the buffer. An item is yielded at most this many positions early.
+        buffer_size: the number of items in the buffer. Each item is yielded at most this many positions early.
         seed: the seed of the order, which is the same in each epoch. By default (None), each epoch has another order.
-        store_buffer: whether a state contains the items in the buffer. If False, it contains the source's position at
-            the beginning of the epoch, and all items are reread when the state is loaded. If the order of the source
-            may vary, the items are always stored.
+        store_buffer: whether a state contains the items in the buffer. If `store_buffer` is False, the state contains
+            the source's position at the beginning of the epoch, and all items are reread when the state is loaded. If
+            the order of the source may vary, the items are always stored.
 
     Raises:
         TypeError: `source_node` is not a node, or `buffer_size` is not an integer.
@@ -76,7 +76,7 @@ class Shuffler(BaseNode[T]):
         self._advance = fields.reset(self.source, self.SOURCE_KEY)
         self._buffer: list[T] = list(fields.list_of(self.BUFFER_KEY)) if stored else []
         self._num_yielded, repeated = (count, 0) if stored else (0, count)
-        #: Whether states contain the buffer. After loading such a state, the source is positioned after the buffered
+        #: Whether states contain the buffer. If such a state is loaded, the source is positioned after the buffered
         #: items.
         self._stores = self.store_buffer or stored or not is_repeatable(self.source)
         #: The source's position and the random state at the beginning of the epoch, if states do not store the buffer.

@@ -102,9 +102,9 @@ def next_due(now: float, took: float) -> float:
     """Returns the time of the next snapshot.
 
     The main process receives batches from the workers in turn, so a snapshot in one worker delays all workers. The
-    delays would add up if the workers took their snapshots at different times. Workers whose snapshots cost about the
-    same therefore take them at the same multiples of a period of the shared clock. A period is a power of two times the
-    shortest period, so the multiples of a longer period are also multiples of each shorter period.
+    delays would add up if the workers took their snapshots at different times. Workers with about equally expensive
+    snapshots therefore take them at the same multiples of a period of the shared clock. A period is a power of two
+    times the shortest period, so the multiples of a longer period are also multiples of each shorter period.
 
     Args:
         now: the current time, in seconds.

@@ -1,4 +1,4 @@
-"""Copies a dataset for several shards in one process. Each shard then has the same data as a separate worker process
+"""Copies a dataset for several shards in one process, so that each shard has the same data as a separate worker process
 would have.
 
 Role: the main process pickles the dataset and its functions once, as for workers that are started by spawn. The process

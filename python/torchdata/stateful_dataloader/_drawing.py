@@ -1,12 +1,12 @@
-"""Provides the random generators that a loader uses for orders and seeds. A resume restores their positions, even
-if the program that resumes has seeded the global generators differently.
+"""Provides the random generators that a loader uses for orders and seeds. When an epoch is resumed, the positions of
+these generators are restored, even if the program has seeded the global generators differently.
 
 Role: runs in the main process, with one object per loader. A loader draws from torch's global generator or from its own
 generator, as PyTorch's loader does. A state contains the positions of these generators. A resume sets the loader's own
 generators to the saved positions. The global generators belong to the program, so a resume does not set them. Instead,
 the loader sees a *displaced* global generator, which starts from the saved position and advances whenever the program
-draws from the real one. When the loader draws, the real global generator advances by the same number of words. If the
-program seeds or sets a global generator, the loader uses the new values.
+draws from the real generator. When the loader draws, the real global generator advances by the same number of words. If
+the program seeds or sets a global generator, the loader uses the new values.
 
 A sampler without a state is resumed by creating a new iterator with the generators as they were before the first index
 (`Replay`). The new iterator repeats the order if only the sampler draws from these generators. If the program or the
@@ -47,8 +47,8 @@ from torchdata.stateful_dataloader.sampler import pass_over
 
 __all__ = ["Drawing", "Draws", "Replay"]
 
-#: The maximum number of words that can be drawn between two epochs. If there are more, the program is assumed to have
-#: set the generator.
+#: The maximum number of words that can be drawn between two epochs. If more words were drawn, the program is assumed to
+#: have set the generator.
 _FAR = 1 << 28
 #: The maximum number of words that can be drawn between loading a state and the next loop.
 _NEAR = 1 << 22

@@ -101,8 +101,8 @@ class IterableFetcher(_Timed, _IterableDatasetFetcher):
         #: The samples of the current batch, and whether reading the batch was interrupted.
         self._data: list[Any] = []
         self._is_cut_off = False
-        #: A checksum of some samples of the previous batches, and a checksum that also covers the current batch. The
-        #: checksums serve only to detect an iterable dataset that does not repeat its samples.
+        #: A checksum of some samples of the previous batches, and a checksum that also covers the current batch, to
+        #: detect an iterable dataset that does not repeat its samples.
         self.digest: int | None = None
         self._samples = SampleDigest()
 

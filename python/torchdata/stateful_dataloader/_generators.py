@@ -440,7 +440,7 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
 
 
 class _Known:
-    """Known positions in one stream. A search tries these positions first, which affects only its speed."""
+    """Known positions in one stream. A search tries the known positions first, which affects only its speed."""
 
     def __init__(self, seeded: torch.Generator) -> None:
         self.seeded = seeded

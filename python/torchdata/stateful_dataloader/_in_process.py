@@ -93,7 +93,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
     def _set_program_s(self, drawing: Drawing, state: EpochState) -> Moment:
         """Restores the program's global generators if they were used while the epoch was read.
 
-        The dataset shares these generators with the program. A generator that the program has seeded for a new epoch is
+        The dataset and the program share these generators. A generator that the program has seeded for a new epoch is
         not changed.
         """
         position = state.positions[0]
@@ -183,7 +183,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         skipped.tell(found)
 
     def next(self) -> Any:
-        """Returns the next batch. Only one thread at a time may call it."""
+        """Returns the next batch. Only one thread at a time may call `next`."""
         if (successor := self._taken_over()) is not None:
             return next(successor)
         self._index, self._before = _NONE, self._num_yielded
@@ -359,7 +359,7 @@ class _Unseen:
 
 
 class ShardsInProcessIterator(WorkersIterator):
-    """Reads the workers' shards in this process. Each batch is read when the program requests it."""
+    """Reads the workers' shards in this process."""
 
     _pool: LocalPool
 

@@ -62,7 +62,7 @@ _SAMPLER = "_sampler_iter_state", "_index_sampler_state"
 #: The key of each state in a snapshot, and the field of `ReadingPosition` that holds the state.
 _STATES = {"dataset_state": "dataset", "dataset_iter_state": "iterator", "collate_state": "collate"}
 
-#: The keys of the other parts of a position. A key is present only if its value is not empty.
+#: The keys of the other parts of a position. A part without a value has no key.
 _OWN = "collate_state", "random", "random_then", "random_since", "since", "digest"
 
 
@@ -109,7 +109,8 @@ def _known(value: Any) -> Any:
 
 
 def _shown(order: OrderState) -> Any:
-    """Returns the state of a sampler's iterator. For a user's sampler, returns only keys that a new loader knows."""
+    """Returns the state of a sampler's iterator. If the sampler is a user's sampler, returns only keys that a new
+    loader knows."""
     if not order.is_users or order.iterator is UNKNOWN:
         return order.iterator
     if not order.is_batched:
@@ -346,7 +347,7 @@ def _parse_draws(saved: Any) -> list[list[Any]]:
 
 
 def _parse_position(saved: dict[str, Any], own: dict[str, Any] | None) -> ReadingPosition:
-    """Returns the part of a position under the keys of 0.11. This package's part fills in missing keys."""
+    """Returns the part of a position under the keys of 0.11. Missing keys are filled in from this package's part."""
     fetcher, more = saved["fetcher_state"], own or {}
     fills = own is not None
     iterator = _filled(fetcher, more, "dataset_iter_state", fills) if fetcher is not None else None

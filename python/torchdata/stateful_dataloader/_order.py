@@ -320,8 +320,8 @@ class IndexOrder:
                 if self._is_kept and self.drawn:
                     number = self.drawn - state.indices_since
                     self._kept.append((number, state.sampler, state.iterator, self._drawing.now()))
-                    # Some samplers apply a loaded state only with their first index. The index is drawn now, because
-                    # the program may abandon the epoch before it needs the index.
+                    # Some samplers apply a loaded state only with their first index. The index is drawn immediately,
+                    # because the program may abandon the epoch before it needs the index.
                     self._draw_ahead()
             else:
                 self._drawing.set(iter_)
@@ -423,7 +423,8 @@ class IndexOrder:
             next(self._iterator)
         except StopIteration:
             return
-        # The sampler has already prepared the next epoch. Iterating over it now would begin this epoch too early.
+        # The sampler has already prepared the next epoch. Iterating over the sampler now would begin this epoch too
+        # early.
         inner = innermost_of(self._sampler)
         if is_stateful(self._sampler) and state.sampler is not None:
             give(self._sampler, state.sampler)

@@ -1,7 +1,7 @@
-"""Reads a dataset that is a pipe of `torchdata.datapipes`. Its position is the state of its graph.
+"""Reads a dataset that is a pipe of `torchdata.datapipes`. The position in a pipe is the state of the pipe's graph.
 
 Role: used by the reader, in the main process or in a worker. `source_of` decides whether the position of a dataset can
-be restored in this way.
+be restored from the state of a graph.
 """
 
 from __future__ import annotations

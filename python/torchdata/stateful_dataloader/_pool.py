@@ -1,4 +1,5 @@
-"""The worker processes of one iterator. The main process sends them orders (indices to read), and receives batches.
+"""The worker processes of one iterator. The main process sends orders (indices to read) to the workers, and receives
+batches.
 
 Role: runs in the main process. Orders are sent over the command links of the worker group. A `Collector` takes batches
 from the workers in turn, and monitors the processes and the timeout.
@@ -90,8 +91,8 @@ class WorkerPool(Group):
         self.is_ordered = not self._is_iterable or (job.persistent and not job.lasts_one_epoch)
         self._epoch, self._first, num_shards = 0, 0, max(1, job.num_shards)
         super().__init__(context, num_workers, job, num_shards=num_shards, commands=_ORDERS, full_stats=full_stats)
-        #: For each shard, the outstanding orders by number and index, and how many of them the worker has taken. The
-        #: other orders wait for space in the link.
+        #: For each shard, the outstanding orders by number and index, and how many of them the worker has taken, while
+        #: the other orders wait for space in the link.
         self.orders: list[deque[tuple[int, Any]]] = [deque() for _ in range(num_shards)]
         self._taken = [0] * num_shards
         self._restarts = self.replace_exited(_Restarts, survived, in_order)
@@ -116,7 +117,8 @@ class WorkerPool(Group):
         """Makes `shutdown` finish the epoch first, so that a worker that waits for space drops its batch."""
         self._shutdown.beforehand = partial(self.collector.finish_epoch, self._epoch)
 
-    #: `LocalPool` has the first snapshots of its shards here. The snapshots of worker processes arrive with units.
+    #: `LocalPool` has the first snapshots of its shards in this attribute. The snapshots of worker processes arrive
+    #: with units.
     told: ClassVar[None] = None
 
     # -- an epoch ------------------------------------------------------------------------------------
@@ -175,7 +177,7 @@ class WorkerPool(Group):
             self._send_orders(worker)
 
     def _send(self, worker: int, order: Any) -> None:
-        """Sends an order, and waits for room. Drops the order if the worker has exited; see `instruct`."""
+        """Sends an order, and waits for room. If the worker has exited, drops the order; see `instruct`."""
         with suppress(Gone):
             self._senders[worker].send_message(order, None, None, self._looks[worker])
 
@@ -220,7 +222,7 @@ class WorkerPool(Group):
 
         Args:
             hand: an empty list, or a list with a unit that was not processed yet. If a signal handler raises an
-                exception, the unit is in this list or is returned by the next call.
+                exception, the unit is in `hand` or is returned by the next call.
 
         Raises:
             StopIteration: all iterable datasets have ended.
@@ -265,7 +267,7 @@ class _Epoch(ReadAhead):
         super().__init__("StatefulDataLoader", _AHEAD, "torchdata-pin-memory", keeps=False)
         self.pool, self.device = pool, device
         self.index = torch.accelerator.current_device_index()
-        #: The error that ended the epoch early. Each later request raises this error again.
+        #: The error that ended the epoch early, and that each later request raises again.
         self.failure: BaseException | None = None
 
     def run(self) -> None:

@@ -231,8 +231,8 @@ class _Trail:
         since: the number of batches that were read after the snapshot in the same epoch.
         later: the number of batches that were read in each later epoch.
         is_whole: whether the dataset loaded this snapshot in this process, or was at the end of an epoch. If not, at
-            least one batch must have been read since, because a generator applies a loaded state only with its first
-            item.
+            least one batch must have been read after the snapshot, because a generator applies a loaded state only with
+            its first item.
     """
 
     def __init__(
@@ -250,7 +250,7 @@ class _Trail:
         return bool(self.since or self.later)
 
     def position(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns a position with the current states. A resume reaches it by repeating the steps of the trail."""
+        """Returns a position with the current states. To reach the position, the steps of the trail are repeated."""
         base = self.thawed()
         bare = base and ReadingPosition(*base[:3], ended=base.ended, unbegun=base.unbegun)
         random = base.random if base else {}
@@ -388,8 +388,8 @@ class Progress:
         """Returns the position in the form that a state contains.
 
         Args:
-            is_stateful: whether the worker's dataset has a state. If not, the position is needed only if the worker's
-                generators were used.
+            is_stateful: whether the worker's dataset has a state; without a state, the position is needed only if the
+                worker's generators were used.
             base_seed: the seed of the workers.
             worker: the number of the worker.
         """

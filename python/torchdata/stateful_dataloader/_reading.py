@@ -95,8 +95,7 @@ class EpochReader:
 
     Args:
         reading: the dataset and the settings.
-        generators: returns the generator states to include in snapshots. If None, snapshots contain no generators, and
-            the caller restores them.
+        generators: returns the generator states to include in snapshots, or None if the caller restores the generators.
     """
 
     def __init__(self, reading: ReadingSettings, generators: Callable[[], Moment] | None = None) -> None:
@@ -113,7 +112,7 @@ class EpochReader:
         self._is_cut_off = False
         #: The snapshot that this epoch resumed from; None if the epoch started from its beginning.
         self._came_from: ReadingPosition | None = None
-        #: Whether the dataset loaded a state in this process. A generator may not have applied it yet.
+        #: Whether the dataset loaded a state in this process, which a generator may not have applied yet.
         self._was_given_state = False
         self._trial: _Trial | None = None
         #: Whether the reader takes snapshots without a request. `_cadence` determines when.
@@ -218,7 +217,7 @@ class EpochReader:
         """Resumes from a saved position.
 
         Args:
-            position: the position. The generators of the position are set unless they are None.
+            position: the position. The generators are set to their states in the position, if the position has any.
 
         Raises:
             ValueError: the dataset ends before this position.
@@ -339,13 +338,13 @@ class EpochReader:
     def _end_again(self, base: ReadingPosition) -> None:
         """Reads the dataset up to its end, so that it applies the loaded state now and not in a later epoch.
 
-        An iterator with its own state is already at its end. Reading the iterator again would count the end twice.
+        An iterator with its own state is already at its end, and reading it again would count the end twice.
         """
         if self._iterator is self._source or not is_stateful(self._iterator):
             with put_back_afterwards(GLOBAL), contextlib.suppress(StopIteration, _Reported):
                 self._read_reported(self.reading.iterable_index())
-                # The dataset has already prepared the next epoch. Iterating over it now would begin this epoch too
-                # early.
+                # The dataset has already prepared the next epoch. Iterating over the dataset now would begin this epoch
+                # too early.
                 if self._of_dataset(base) is not None:
                     give(self._source, self._of_dataset(base))
                 self._trial = None
@@ -359,7 +358,8 @@ class EpochReader:
 
         Args:
             since: the number of batches, or their indices.
-            now: generators to set while batches are recomputed, and the number of batches to recompute with them.
+            now: generators to set while batches are recomputed, and the number of batches to recompute with these
+                generators.
             is_left: whether a later epoch has begun since. If so, the last of the batches may be the epoch's end.
         """
         indices = since if isinstance(since, list) else (self.reading.iterable_index() for _ in range(since))
@@ -378,7 +378,7 @@ class EpochReader:
                 ) from None
 
     def _read_reported(self, index: Any) -> None:
-        """Reads a batch again. An error is raised as `_Reported`, because the program has already received it."""
+        """Reads a batch again. A `_Reported` exception replaces an error that the program has already received."""
         try:
             self._fetch(index)
         except StopIteration:
@@ -500,7 +500,7 @@ class EpochReader:
             return self._came_from
         if not self.restores_position:
             return self._state()
-        # includes the current states, because user code may inspect the position
+        # The current states are included, because user code may inspect the position of an epoch.
         return self._trails.at_the_beginning(self._state())
 
     def took(self, position: ReadingPosition | bytes) -> None:

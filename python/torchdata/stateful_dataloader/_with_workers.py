@@ -5,9 +5,10 @@ indices that the workers may be ahead, and then one index with each batch.
 
 `RestartingIterator` replaces workers that exit, or that hang and are killed. For each worker, the iterator stores the
 last snapshot, the batches received after the snapshot, and the outstanding orders. A replacement process loads the
-snapshot, and then reads and drops the batches that the main process has received. After that, it receives the
-outstanding orders. A worker that exits before its first batch of an epoch has not sent a snapshot of that epoch. Its
-replacement therefore repeats the worker's reading of the previous epoch before it begins the new epoch.
+snapshot, and then reads and drops the batches that the main process has received. After these batches, the replacement
+receives the outstanding orders. A worker that exits before its first batch of an epoch has not sent a snapshot of that
+epoch. The replacement of such a worker therefore repeats the worker's reading of the previous epoch before it begins
+the new epoch.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ __all__ = ["RestartingIterator", "WorkersIterator"]
 _SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"
 _LEFT = "another thread has called iter(loader), which has persistent workers: the epoch that this one read is left"
 
-# The first profiler range makes torch import a module, so the range is entered here. An import during an epoch would
-# make the main process read files, and `processes/positions.py` could not detect workers that share open files.
+# The first profiler range makes torch import a module, and if the main process read files during an epoch,
+# `processes/positions.py` could not detect workers that share open files.
 with torch.autograd.profiler.record_function("torchdata is imported"):
     pass
 
@@ -61,7 +62,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
     def __init__(self, loader: Any, state: EpochState | None) -> None:
         super().__init__(loader, state)
-        #: The number of workers that a dataset sees, which is the number of shards. A process runs one or more shards.
+        #: The number of workers that a dataset sees, which is the number of shards; a process runs one or more shards.
         self._num_workers = max(1, self._num_shards)
         #: Whether the next epoch has another number of shards, and therefore other processes.
         self.lasts_one_epoch = self._num_shards != loader.num_workers
@@ -200,7 +201,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
         Args:
             positions: for each worker, the snapshot to load; None starts from the beginning.
-            fresh: whether the epoch of these positions is over.
+            fresh: whether the epoch of the snapshots is over.
             first: the worker that returns the next batch.
         """
         self._finished = False
@@ -291,7 +292,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 raise
 
     def _take(self) -> tuple[int, int, Any, News]:
-        """Returns the received unit. Records the snapshot from before its batch."""
+        """Returns the received unit. Records the snapshot from before the batch of the unit."""
         worker, number, batch, told = self._hand.pop()
         news = NO_NEWS if told is None else News(*told)
         self._unheard.discard(worker)
@@ -406,8 +407,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 class RestartingIterator(WorkersIterator):
     """Reads in worker processes, and replaces workers that exit.
 
-    A pinning thread may replace a worker while the program's thread sends orders. The data that the pinning thread
-    reads is therefore modified only under the lock for sending.
+    A pinning thread may replace a worker while the program's thread sends orders. The pinning thread also reads this
+    data, so the data is modified only under the lock for sending.
     """
 
     #: For each worker, the snapshot that the worker loaded at the beginning of this epoch, or None, and orders that
@@ -433,7 +434,7 @@ class RestartingIterator(WorkersIterator):
         super()._reset(loader, first_iter)
 
     def _way_to(self, worker: int) -> tuple[list[tuple[Any, ...]], Any, bool, list[Any]]:
-        """Returns the steps that bring a process to a worker's position in this epoch.
+        """Returns the steps that bring a process to a worker's current position in this epoch.
 
         Returns:
             Orders that repeat finished epochs, a snapshot, whether the snapshot's epoch is over, and the indices that

@@ -3,8 +3,8 @@ batches.
 
 Role: runs in the worker process, as the program of a worker group of the engine. Orders of the main process arrive over
 the command link, and are executed in sequence: begin an epoch, read an index, stop. The engine reads units from the
-iterator `Batches`, which takes an order and returns its batch, and sends them over another link. An iterable dataset is
-read without orders, because the main process grants the number of batches that the worker may read ahead.
+iterator `Batches`, which returns one batch for each order, and sends these units over another link. An iterable dataset
+is read without orders, because the main process grants the number of batches that the worker may read ahead.
 
 A worker runs one shard: a part of the dataset, with its own reader, random generators and worker info. If a loader with
 more workers saved the state, a worker runs several shards in turn, each with a copy of the dataset.
@@ -248,7 +248,7 @@ class _Worker:
 
     def __init__(self, child: ChildLoop) -> None:
         self.child, self.setup, self.sender = child, child.setup, child.sender
-        #: A command that arrived during an epoch and ends it.
+        #: A command that arrived during an epoch and ends this epoch.
         self.pending: tuple[Any, ...] | None = None
         #: The error that prevents the worker from reading.
         self.failure: tuple[Any, ...] | None = None
@@ -289,7 +289,7 @@ class _Worker:
         return True
 
     def _ordered(self) -> tuple[int, Any]:
-        """Returns the number and index of the next order. Any other command ends the epoch."""
+        """Returns the number and index of the next order. A command that is not an order ends the epoch."""
         order = self.child.next_command()
         if type(order[0]) is not int:
             self.pending = order
@@ -328,7 +328,7 @@ class _Worker:
 
 @dataclass
 class Job(Program):
-    """The task of the workers. All workers get the same job, so the job is pickled only once."""
+    """The task of the workers. The job is pickled only once for all workers."""
 
     runner: ClassVar[type[Runner]] = _Worker
     #: PyTorch's name for a worker.
@@ -343,13 +343,13 @@ class Job(Program):
     persistent: bool
     #: The number of batches between two snapshots of a worker.
     every: int = 1
-    #: The number of shards; 0 for a worker that resumes an epoch that a loader without workers has begun. In this case,
-    #: the worker has the program's global generators instead of a worker info.
+    #: The number of shards, or 0 for a worker that resumes an epoch that a loader without workers has begun, and that
+    #: has the program's global generators instead of a worker info.
     num_shards: int = 0
     generators: Moment = field(default_factory=dict)
     #: Whether the workers exit after their first epoch, because the next epoch has another number of shards.
     lasts_one_epoch: bool = False
-    #: Copies of the dataset and the functions if processes run several shards. In this case, the job itself does not
+    #: Copies of the dataset and the functions if processes run several shards, in which case the job itself does not
     #: contain these objects.
     copies: Copies | None = None
 

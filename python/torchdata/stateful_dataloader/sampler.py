@@ -318,7 +318,7 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
         rank: the rank of this process; by default (None), the rank in `torch.distributed`.
         shuffle: whether the order is random.
         seed: the seed, which must be the same on all ranks.
-        drop_last: whether indices are dropped so that all ranks have the same number. If False, indices are repeated.
+        drop_last: whether indices are dropped so that all ranks have the same number. False repeats indices instead.
 
     Raises:
         ValueError: `rank` is out of range.

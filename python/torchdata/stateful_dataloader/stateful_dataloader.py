@@ -69,8 +69,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         dataset: a map-style or iterable dataset.
         batch_size: the number of samples per batch; None returns single samples.
         shuffle: whether to read a map-style dataset in random order.
-        sampler: an iterable of indices, instead of `shuffle`. A set is sorted, because its order may differ between
-            processes.
+        sampler: an iterable of indices, instead of `shuffle`. A set is sorted, because different processes may iterate
+            over a set in different orders.
         batch_sampler: an iterable of lists of indices, instead of `batch_size`, `shuffle`, `sampler` and `drop_last`.
         num_workers: the number of worker processes; 0 reads in the main process.
         collate_fn: a function that turns a list of samples into a batch.
@@ -83,8 +83,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         prefetch_factor: the number of batches that each worker may read ahead; 2 by default.
         persistent_workers: whether to keep the workers between epochs.
         pin_memory_device: deprecated by PyTorch.
-        in_order: whether batches are returned in the order of their indices. If False, batches are returned as soon as
-            they are ready.
+        in_order: whether batches are returned in the order of their indices. False returns batches as soon as they are
+            ready.
         snapshot_every_n_steps: the number of batches between snapshots of datasets and samplers. A state is exact at
             each batch, because a resume rereads and drops the batches after the last snapshot. Snapshots that take long
             are taken less often.
@@ -103,10 +103,10 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         on_error: what happens to a sample if `dataset[index]` or `__getitems__` raises. "raise" raises the exception,
             and the batch is lost. "skip" omits the sample, which makes the batch shorter; an empty batch is not
             returned. If `__getitems__` raises, it is called again for each index of the batch. For an iterable dataset,
-            `__next__` of its iterator is called again. A generator ends when it raises, so a dataset is refused if its
-            `__iter__` is a generator function. Exceptions of `collate_fn`, `MemoryError`, `KeyboardInterrupt`,
-            `SystemExit` and worker exits are never skipped. Skipped samples are counted by kind of exception. The state
-            contains the counts, and a `RuntimeWarning` reports the counts at the end of an epoch.
+            `__next__` of the dataset's iterator is called again. A generator ends when it raises, so a dataset is
+            refused if its `__iter__` is a generator function. Exceptions of `collate_fn`, `MemoryError`,
+            `KeyboardInterrupt`, `SystemExit` and worker exits are never skipped. Skipped samples are counted by kind of
+            exception. The state contains the counts, and a `RuntimeWarning` reports the counts at the end of an epoch.
         error_limit: the number of samples that all workers together may skip per epoch. A float is a fraction of the
             samples, which is checked from the 100th sample on and at the end. If more samples are skipped,
             `TooManySkipped` is raised. None for no limit.
@@ -118,8 +118,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             "full" times every batch. None uses the environment variable `TORCHDATA_STATS`, or else "counts". See
             `stats()`.
         wait_warning: the fraction of an epoch that the program may spend waiting for batches. The first epoch of at
-            least 10 seconds that exceeds this fraction issues a `RuntimeWarning`, which names the slow function, its
-            file and its line. None, or `TORCHDATA_WAIT_WARNING=0` in the environment, disables the warning.
+            least 10 seconds that exceeds this fraction issues a `RuntimeWarning`, which names the slow function with
+            its file and line. None, or `TORCHDATA_WAIT_WARNING=0` in the environment, disables the warning.
     Raises:
         ValueError: arguments are out of range, or exclude each other.
         TypeError: `multiprocessing_context` is not valid, or `error_limit` is not a number.
@@ -232,8 +232,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             return self._iterator
         if self._iterator is not None and self.persistent_workers and not self._iterator.is_inherited():
             if self._iterator.lasts_one_epoch:
-                # The workers exit, because their number belongs to the loaded state. State that is kept between epochs
-                # is transferred to the new workers.
+                # The workers exit, because the loaded state has another number of workers. State that is kept between
+                # epochs is transferred to the new workers.
                 if self._iterator.is_finished:
                     self.load_state_dict(self.state_dict())
                     return iter(self)
@@ -265,7 +265,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         """Returns the state after the last batch that the program received; after `load_state_dict`, the loaded state.
 
         `torch.save` can write the state and `torch.load(weights_only=True)` can read it, if they can write and read the
-        states of your dataset and samplers. Calling this method changes nothing.
+        states of your dataset and samplers. Calling `state_dict` changes nothing.
         """
         if self._loaded is not None:
             return copied(self._loaded)  # type: ignore[no-any-return]
@@ -283,7 +283,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         The number of workers may differ. An iterable dataset still sees the state's number of workers until the epoch
         ends. If the loader has fewer workers, a process reads several copies of the dataset, which must be picklable.
         Persistent workers are stopped. An existing iterator also resumes from the state if it has returned no batch. If
-        it has returned a batch, its next batch raises `RuntimeError`.
+        an existing iterator has returned a batch, its next batch raises `RuntimeError`.
 
         Within an epoch, the next loop raises `ValueError` if the class of the sampler, the length of a map-style
         dataset or the number of ranks differs. If the epoch had not returned a batch, the epoch starts over instead of

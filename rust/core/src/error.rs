@@ -41,7 +41,7 @@ pub enum OpenError {
     /// The header is inconsistent, or does not match the size of the region.
     #[error("the shared region is not a valid link: {0}")]
     Invalid(&'static str),
-    /// Another user has already taken this end of the link. A link has exactly one producer and one consumer.
+    /// The end of this link is already in use: a link has exactly one producer and one consumer.
     #[error("the {0} end of this link is already taken")]
     Taken(&'static str),
 }
@@ -74,7 +74,7 @@ pub enum TakeError {
 #[error("there is no memory for {0} bytes of an item")]
 pub struct NoMemory(pub usize);
 
-/// Explains which limit was reached and how to raise it. Empty if users cannot change the limit.
+/// Explains which limit was reached and how to raise it. The text is empty if users cannot change the limit.
 fn way_out(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::EMFILE) => {

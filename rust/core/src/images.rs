@@ -25,9 +25,9 @@ pub enum ResizeError {
     /// The length of a buffer does not match the size of its image.
     #[error("a buffer of {found} bytes for an image of {needed}")]
     Length {
-        /// Bytes of the buffer.
+        /// The length of the buffer in bytes.
         found: usize,
-        /// Bytes of the image.
+        /// The size of the image in bytes.
         needed: usize,
     },
     /// The region is empty, or exceeds the image.
@@ -129,7 +129,8 @@ fn holds(found: usize, width: u32, height: u32, channels: usize) -> Result<(), R
 }
 
 /// Resizes into rows of pixels from left to right. The pixel type is a parameter, so only the code for two types is
-/// compiled in. The code for floating-point channels would give different results in two builds of the same sources.
+/// compiled in. Supporting floating-point channels as well would give different results in two builds of the same
+/// sources.
 fn convolve<P: PixelTrait>(
     resizer: &mut Resizer,
     source: Pixels<'_>,

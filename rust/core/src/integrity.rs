@@ -1,16 +1,15 @@
 //! Detects damage in shared memory, in single words and in whole units.
 //!
-//! The checks detect accidents, such as stray pointers, but not attacks. They protect the words and units on which the
-//! protocol depends. They do not protect the contents of blocks, because that would cost as much as copying them.
+//! The checks detect accidents, such as stray pointers, but not attacks. The checks protect the words and units on
+//! which the protocol depends. The contents of blocks are not protected, because checking them would cost as much as
+//! copying them.
 
-/// An odd constant. With this constant, every change within one byte of a value changes the check. A test verifies this
-/// property.
+/// An odd constant. With this constant, every change within one byte of a value changes the check.
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// A constant that makes a word of zeros invalid, because wiped memory consists of zeros.
 const NOT_ZERO: u64 = 0x5bd1;
-/// `KEYS` are combined with the operands of the multiplications, so that zeros in the data do not give a product of
-/// zero. `STEPS` are added to the keys for each pair of words, so that the order of words matters. All are digits of
-/// pi.
+/// `KEYS` are combined with the operands of the multiplications, because a product of zeros would be zero. `STEPS` are
+/// added to the keys for each pair of words, so that the order of words matters. All constants are digits of pi.
 const KEYS: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 const STEPS: [u64; 2] = [0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
 
@@ -83,11 +82,12 @@ impl Checksum {
         }
     }
 
-    /// Copies `len` bytes and adds them to the checksum. The words added before must determine `len`. Each byte is read
-    /// only once, so that the copy and the checksum always match. Copying and adding are done together, because reading
-    /// the copy would have to wait for its stores.
+    /// Copies `len` bytes and adds them to the checksum. The words that were added before must determine `len`. Each
+    /// byte is read only once, so that the copied bytes are the bytes in the checksum. One loop copies and adds,
+    /// because reading the copy would have to wait for its stores.
     ///
-    /// Also writes the bytes after the end, up to a multiple of 8. If the source is not `PADDED`, these bytes are zero.
+    /// The bytes after the end of the copy, up to a multiple of 8, are written, too. If the source is not `PADDED`,
+    /// these additional bytes are zero.
     ///
     /// # Safety
     /// `to` is writable for `len` bytes rounded up to a multiple of 8. `from` is readable for `len` bytes, and also for
@@ -119,7 +119,8 @@ impl Checksum {
         self
     }
 
-    /// Returns the sum of what was added since `before`. It does not depend on the position of the unit.
+    /// Returns the checksum of the words that were added since `before`. The result does not depend on the position of
+    /// the unit.
     #[inline]
     pub fn since(self, before: Self) -> u64 {
         self.sum.wrapping_sub(before.sum)
@@ -223,7 +224,7 @@ mod tests {
                 }
             }
         }
-        // A change within one byte of any value changes the product by one of these amounts. Each amount is larger than
+        // A change within one byte of any value changes the product by one of these amounts, each of which is larger than
         // what the bits below the check can represent.
         for byte in 0..6 {
             for change in 1..=255_u64 {

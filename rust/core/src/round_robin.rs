@@ -1,8 +1,8 @@
 //! The rotation (round robin) in which items are collected from, or distributed to, several peers.
 //!
 //! The main process takes items from its workers in rotation, and the dispatching process distributes items to the
-//! workers in rotation. Both use a [`RoundRobin`], which performs no I/O and never waits. The caller asks which peer is
-//! next, transfers an item, and reports the result. A `RoundRobin` is used by one thread.
+//! workers in rotation. Each rotation is a [`RoundRobin`], which performs no I/O and never waits. The caller asks which
+//! peer is next, transfers an item, and reports the result. A `RoundRobin` is used by one thread.
 //!
 //! Peers follow each other in the order of their numbers. Peers that have ended are skipped. An epoch begins with peer
 //! 0.
@@ -13,7 +13,7 @@ pub struct RoundRobin {
     /// For each peer, whether it has ended in this epoch.
     ended: Vec<bool>,
     live: usize,
-    /// The next peer. It is active if there is any active peer.
+    /// The next peer. The next peer is active if any peer is active.
     current: usize,
     in_order: bool,
 }
@@ -31,7 +31,7 @@ impl RoundRobin {
         self.current = 0;
     }
 
-    /// Starts with all peers active. This peer is the next peer.
+    /// Starts with all peers active and this peer as the next peer.
     ///
     /// # Panics
     ///
@@ -64,8 +64,8 @@ impl RoundRobin {
         }
     }
 
-    /// Marks a peer as ended. If it is the next peer, the following active peer becomes the next peer. Does nothing if
-    /// the peer has already ended.
+    /// Marks a peer as ended. If the peer is the next peer, the following active peer becomes the next peer. Does
+    /// nothing if the peer has already ended.
     ///
     /// # Panics
     ///
@@ -93,10 +93,9 @@ impl RoundRobin {
         self.ended.len()
     }
 
-    /// Returns the next peer if it is `ready`. If it is not ready, returns None in strict order. Otherwise makes the
-    /// first ready peer after it the next peer, and returns that peer.
-    ///
-    /// The returned peer remains the next peer. Call [`advance`](Self::advance) after its item was taken.
+    /// Returns the next peer if it is `ready`. If the peer is not ready, returns None in strict order; otherwise makes
+    /// the first ready peer after it the next peer, and returns that peer. Call [`advance`](Self::advance) once the
+    /// item of the returned peer was taken.
     #[inline]
     pub fn choose(&mut self, mut ready: impl FnMut(usize) -> bool) -> Option<usize> {
         let current = self.next()?;

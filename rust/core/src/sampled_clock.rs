@@ -1,7 +1,7 @@
 //! A clock that is read only in some of the calls.
 //!
-//! A loop that runs once per item may have to do some work every few milliseconds, no matter whether an item takes a
-//! microsecond or a minute. Reading the clock costs some tens of nanoseconds, which matters if items are small.
+//! A loop that runs once per item may have to do some work every few milliseconds, even if its items take only a
+//! microsecond. Reading the clock costs some tens of nanoseconds, which matters if items are small.
 
 use std::time::{Duration, Instant};
 
@@ -46,7 +46,7 @@ impl SampledClock {
 mod tests {
     use super::*;
 
-    /// Returns the numbers of calls between readings, if each call takes `call`.
+    /// Returns the number of calls between two readings, if each call takes `call`.
     fn steps(clock: &mut SampledClock, now: &mut Instant, call: Duration, looks: usize) -> Vec<u32> {
         let mut found = Vec::new();
         while found.len() < looks {

@@ -2,9 +2,9 @@
 //!
 //! There are two streams of ChaCha12 (D. J. Bernstein, "ChaCha, a variant of Salsa20", 2008; implemented by
 //! `rand_chacha`). The *shared* stream is the same on all ranks and workers with the same seed. The *worker* stream is
-//! a copy of the shared stream until `spawn` makes it independent. Therefore the pipes before the sharding have the
-//! same order in the workers as in a single process. A generator is defined by a key and a position, so its state is
-//! small and exact.
+//! a copy of the shared stream until `spawn` makes it independent. Therefore pipes before the sharding produce the same
+//! order in each worker as in a single process. A generator is defined by a key and a position, so its state is small
+//! and exact.
 
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -67,8 +67,8 @@ impl SeedGenerator {
         self.worker.next_u64()
     }
 
-    /// Returns the generator of child `id`. It continues the shared stream, and has an independent worker stream. The
-    /// parent does not change.
+    /// Returns the generator of child `id`. The child continues the shared stream, and has an independent worker
+    /// stream. The parent does not change.
     ///
     /// The child's key is drawn from a stream whose key combines the parent's key and position with `id`. Therefore the
     /// children of a child, such as the workers of a rank, are also independent.
@@ -118,7 +118,7 @@ impl SeedGenerator {
 mod tests {
     use super::*;
 
-    /// Seeds that were recorded once. A change of these seeds would change the order of every seeded pipeline.
+    /// Recorded seeds, because other seeds would change the order of every seeded pipeline.
     #[test]
     fn known_seeds_do_not_change() {
         let mut seeds = SeedGenerator::new(42);

@@ -33,14 +33,13 @@ pub struct Strided {
 }
 
 /// Returns the order of an array's axes in memory, outermost first. Copying in this order reads the memory as
-/// sequentially as possible. Axes with equal strides keep their order. If an array repeats elements, all its axes keep
-/// their order.
+/// sequentially as possible. Axes with equal strides keep their order, as do all axes if the array repeats elements.
 pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
     let mut axes: Vec<usize> = (0..shape.len()).collect();
     if shape.iter().zip(strides).any(|(&count, &stride)| count > 1 && stride == 0) {
         return axes;
     }
-    // The stride of an axis with one element has no meaning, so the axis stays next to its neighbor.
+    // If an axis has one element, its stride has no meaning, so the axis stays next to its neighbor.
     let mut before = usize::MAX;
     let reach = shape.iter().zip(strides).map(|(&count, &stride)| {
         before = if count > 1 { stride.unsigned_abs() } else { before };
@@ -123,7 +122,7 @@ impl Strided {
     unsafe fn copy_line(&self, from: *const u8, to: *mut u8) {
         let Self { line, group, run, .. } = *self;
         let bytes = group.count * run;
-        // If groups have few elements, it is faster to copy one element of each group at a time than to copy group by
+        // If groups have few elements, copying one element of each group at a time is faster than copying group by
         // group.
         for start in (0..line.count).step_by(BLOCK) {
             let count = BLOCK.min(line.count - start);

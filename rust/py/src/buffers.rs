@@ -43,8 +43,8 @@ impl LeasedBuffer {
     }
 }
 
-/// The memory of an array that `torchdata.empty` has created: a block of this process's arena. If only an item refers
-/// to the array, the block is sent with the item without copying.
+/// The memory of an array that `torchdata.empty` has created, in a block of this process's arena. If nothing except an
+/// item refers to the array, the block is sent with the item without copying.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct ArenaBuffer {
     pub block: Arc<Block>,

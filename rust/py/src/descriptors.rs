@@ -25,8 +25,8 @@ pub fn take_fd(fd: i32) -> PyResult<OwnedFd> {
     Ok(copy)
 }
 
-/// A descriptor that is closed when its last reference is dropped, without running Python code. If a signal handler
-/// raised in a `__del__` method instead, the descriptor would leak and the exception would be lost.
+/// A descriptor that is closed when its last reference is dropped, without running Python code. In a `__del__` method,
+/// an exception from a signal handler would leak the descriptor and get lost.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct OwnedDescriptor(Mutex<Option<OwnedFd>>);
 

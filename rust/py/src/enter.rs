@@ -22,8 +22,8 @@ pub struct Slices {
 impl Slices {
     /// For a wait whose event always ends the slice.
     pub const LONG: Self = Self { first: LONGEST_SLICE, longest: LONGEST_SLICE };
-    /// For a wait whose event almost always ends the slice. The first slice is short, because a fast producer that
-    /// becomes slow may publish a few items without waking up the consumer (see `torchdata_core::link::wake`).
+    /// For a wait whose event usually ends the slice. The first slice is short, because a fast producer that becomes
+    /// slow may publish a few items without waking up the consumer (see `torchdata_core::link::wake`).
     pub const GROWING: Self = Self { first: Duration::from_millis(1), longest: LONGEST_SLICE };
     const POLL: Self = Self { first: Duration::from_micros(20), longest: Duration::from_millis(2) };
 }
@@ -32,8 +32,8 @@ impl Slices {
 ///
 /// # Arguments
 /// * `sleep` - sleeps for at most one slice, without the GIL. Returns whether the event has occurred.
-/// * `look` - called with the GIL after each slice without the event, after signals were handled. Returns whether the
-///   event has occurred.
+/// * `look` - checks for the event with the GIL, after each slice without the event and after signals were handled.
+///   Returns whether the event has occurred.
 pub fn wait(
     py: Python<'_>,
     limit: Option<Duration>,
@@ -61,7 +61,7 @@ pub fn wait(
 }
 
 /// Waits up to `limit` for an event that must be checked regularly. Returns whether the event has occurred. `look`
-/// checks for the event. It is called immediately and then after each slice.
+/// checks for the event. `look` is called immediately and then after each slice.
 pub fn poll(
     py: Python<'_>,
     limit: Option<Duration>,

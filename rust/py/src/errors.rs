@@ -4,19 +4,16 @@ use pyo3::exceptions::{PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use torchdata_core::error::{Corrupted, NoMemory, OpenError, TakeError};
 
-/// Converts the error for corrupted shared memory.
 pub fn corrupted(error: Corrupted) -> PyErr {
     PyRuntimeError::new_err(format!("{error}; shut the loader down and start a new one"))
 }
 
-/// Converts the error for a failed allocation.
 pub fn memory(error: NoMemory) -> PyErr {
     PyMemoryError::new_err(format!(
         "{error} that has arrived: use smaller items, or raise the limit (ulimit -v, or the container's)"
     ))
 }
 
-/// Converts the error for a unit that could not be taken.
 pub fn take(error: TakeError) -> PyErr {
     match error {
         TakeError::Corrupted(error) => corrupted(error),
@@ -24,7 +21,6 @@ pub fn take(error: TakeError) -> PyErr {
     }
 }
 
-/// Converts the error for shared memory or a watch that could not be opened.
 pub fn open(error: OpenError) -> PyErr {
     match &error {
         OpenError::System { source, .. } | OpenError::NoRoom { source, .. } => match source.raw_os_error() {

@@ -1,14 +1,13 @@
 //! A base class whose finalizer always completes, even if Ctrl-C interrupts it.
 //!
-//! Python handles signals in a `__del__` method like in other code, but ignores exceptions that are raised there. The
-//! object would not be finalized, and the KeyboardInterrupt would be lost. Therefore the finalizer is implemented here,
-//! where no signals are handled. It calls the method `_finalize`. If a signal interrupts this call, the finalizer calls
-//! `_finalize` again with an argument that reports the interruption. The second call must raise the KeyboardInterrupt
-//! at its end. If the attribute `_ended` of an object is true, no Python code runs for the object, because there is
-//! nothing to finalize.
+//! Python handles signals in a `__del__` method as in other code, but ignores exceptions that are raised in `__del__`.
+//! An interrupted `__del__` would thus leave the object unfinalized, and the KeyboardInterrupt would be lost. Therefore
+//! the finalizer is implemented in Rust, where no signals are handled. The finalizer calls the method `_finalize`. If a
+//! signal interrupts this call, the finalizer calls `_finalize` again with an argument that reports the interruption.
+//! The last call must raise the KeyboardInterrupt at its end. If the attribute `_ended` of an object is true, no Python
+//! code runs for the object, because there is nothing to finalize.
 //!
-//! The finalizer runs in any thread that drops the last reference or collects garbage. The type adds no field to
-//! objects.
+//! The finalizer runs in any thread that drops the last reference or collects garbage.
 
 use std::ffi::{c_int, c_void};
 
@@ -19,7 +18,7 @@ use pyo3::types::{PyBool, PyDict, PyType};
 
 use crate::panics::caught;
 
-/// The maximum number of attempts. Each additional attempt requires another Ctrl-C during the previous attempt.
+/// The maximum number of attempts. Each additional attempt means another Ctrl-C during the previous attempt.
 const TRIES: usize = 1000;
 
 /// Creates the type. A derived class inherits `__del__`, and must have a method `_finalize(interrupted)`.
@@ -43,7 +42,7 @@ pub fn finalized_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     Ok(class.cast_into::<PyType>()?)
 }
 
-/// The finalizer. If an exception is being raised when the object is dropped, it is restored afterwards.
+/// The finalizer. If an exception is being raised when the object is dropped, the finalizer preserves that exception.
 unsafe extern "C" fn finalize(object: *mut ffi::PyObject) {
     let run = |py: Python<'_>| {
         // SAFETY: the interpreter keeps the object alive during the call.

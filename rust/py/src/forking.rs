@@ -1,9 +1,9 @@
 //! Delays a fork until the lock of PyTorch's global generator is free. Only Python code can take this lock.
 //!
-//! The hook of the C library runs after all hooks of Python, because some of Python's hooks release the GIL. The GIL is
-//! not released between this hook and the fork. Therefore a thread that has drawn a random number must wait for the GIL
-//! before it draws another number. A thread that waits for the lock without the GIL gets the lock while this thread
-//! repeatedly takes and releases it.
+//! The hook of the C library is used because it runs after all hooks of Python, some of which release the GIL. The GIL
+//! is not released between this hook and the fork. Therefore a thread that has drawn a random number must wait for the
+//! GIL before it draws another number. If another thread waits for the lock without the GIL, it gets the lock while
+//! this thread repeatedly takes and releases the lock.
 
 use std::cell::RefCell;
 use std::io;
@@ -15,8 +15,8 @@ use pyo3::prelude::*;
 /// If taking the lock takes longer than this, the lock was not free. PyTorch holds the lock while it copies 5 KB, which
 /// takes 3 µs.
 const FREE: Duration = Duration::from_micros(30);
-/// If the lock was not free at first, it must then be free this many times in a row. `PAUSE` is the time between two
-/// attempts, in which other threads can take the lock.
+/// If the lock was not free at first, it must then be free in this many consecutive attempts, and other threads can
+/// take the lock during `PAUSE` between two attempts.
 const QUIET: u32 = 3;
 const PAUSE: Duration = Duration::from_micros(200);
 /// The maximum total time of the wait. All other threads that need the GIL are blocked during this time.

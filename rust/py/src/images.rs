@@ -39,8 +39,8 @@ pub fn resize_pixels(
         return Err(PyBufferError::new_err("`out` must not share memory with the source"));
     }
     let done = py.detach(|| {
-        // SAFETY: both buffers are contiguous, exist for the duration of this call, and do not overlap. Python code
-        // that writes to one of them at the same time causes wrong pixels, as with NumPy.
+        // SAFETY: both buffers are contiguous, exist for the duration of this call, and do not overlap. If Python code
+        // writes to a buffer at the same time, only pixels are wrong, as with NumPy.
         let (bytes, out) = unsafe {
             (
                 std::slice::from_raw_parts(from as *const u8, from_len),
@@ -65,7 +65,7 @@ fn axes(buffer: &PyBuffer<u8>) -> PyResult<[u32; 3]> {
 }
 
 /// Returns the filter if its results differ from Pillow's by at most one level. Filters that overshoot or have edges
-/// differ by more, so Pillow is used for them.
+/// differ more, so Pillow is used for these filters.
 fn filter_of(name: &str) -> PyResult<Filter> {
     Ok(match name {
         "bilinear" => Filter::Bilinear,

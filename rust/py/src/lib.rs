@@ -36,8 +36,8 @@ fn exit_with_parent(pid: i32) -> PyResult<()> {
     Watch::open(pid).and_then(exit_with).map_err(errors::open)
 }
 
-/// Installs an empty handler for a signal. Unlike an ignored signal, programs that this process executes do not inherit
-/// the handler. See `torchdata_core::process::signals`.
+/// Installs an empty handler for a signal. Programs that this process executes do not inherit the handler, but would
+/// inherit an ignored signal. See `torchdata_core::process::signals`.
 #[pyfunction]
 fn take_no_notice(number: i32) -> PyResult<()> {
     Ok(signals::take_no_notice(number)?)
@@ -62,9 +62,8 @@ fn system_lacks() -> bool {
     process::choice() == process::Choice::Lacking
 }
 
-/// Creates objects at import that PyO3 would otherwise create at their first use, under a lock. If another thread
-/// forked while the lock is held, the child would wait forever at its own first use. Python's import lock prevents a
-/// fork during this call.
+/// Creates objects at import that PyO3 would otherwise create at their first use under a lock, because a child that
+/// another thread forks could inherit the locked lock. Python's import lock prevents a fork during this call.
 fn initialize(py: Python<'_>) -> PyResult<()> {
     py.get_type::<PanicException>(); // PyO3 compares every exception that it takes with this type
     py.detach(|| Python::attach(|_| ())); // PyO3 checks at every attach whether the interpreter is initialized

@@ -1,11 +1,11 @@
-//! NumPy's C API. It is looked up when the first array or scalar is used, so that importing this extension does not
-//! import NumPy.
+//! NumPy's C API. The C API is looked up when the first array or scalar is used, so that importing this extension does
+//! not import NumPy.
 //!
 //! The API is a table of pointers in a capsule. This module looks up the table itself and uses only type definitions of
-//! the `numpy` crate. The crate would panic if the lookup fails, for example because a signal handler raises. It also
-//! stores the table under a lock, which a forked child may inherit in locked state. In this module, a failed lookup
-//! raises an exception, and the next call tries again. One store publishes the table. If two threads look up the table
-//! at the same time, they get the same table.
+//! the `numpy` crate. The crate would panic if the lookup fails, for example because a signal handler raises. The crate
+//! also stores the table under a lock, which a forked child may inherit in locked state. In this module, a failed
+//! lookup raises an exception, and the next call tries again. One store publishes the table. If two threads look up the
+//! table at the same time, both get the same table.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
@@ -17,7 +17,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyString};
 
-/// NumPy's C API. If a value of this type exists, NumPy is loaded and will not be unloaded.
+/// NumPy's C API. While a value of this type exists, NumPy is loaded and will not be unloaded.
 #[derive(Debug, Clone, Copy)]
 pub struct NumPy(NonNull<*const c_void>);
 
@@ -92,7 +92,7 @@ fn look_up(py: Python<'_>) -> PyResult<NumPy> {
         let version: extern "C" fn() -> c_uint = std::mem::transmute(table.as_ptr().add(211).read());
         version()
     };
-    SECOND.store(features >= SECOND_FEATURES, Ordering::Relaxed); // published with the table
+    SECOND.store(features >= SECOND_FEATURES, Ordering::Relaxed); // published together with the table
     std::mem::forget(capsule); // the capsule must exist as long as the pointer, even if the module is unloaded
     // SYNC(numpy): pairs with `numpy`; the table and what it points to were initialized before.
     TABLE.store(table.as_ptr(), Ordering::Release);
@@ -155,7 +155,7 @@ impl NumPy {
         }
     }
 
-    /// Returns whether a user has set metadata on a dtype.
+    /// Returns whether a user has added metadata to a dtype.
     ///
     /// # Safety
     /// `dtype` is an existing built-in dtype.
@@ -221,7 +221,7 @@ impl NumPy {
         }
     }
 
-    /// Makes the array `array` keep `base` alive, which owns the memory of the array.
+    /// Makes `array` keep `base` alive, which owns the memory of the array.
     pub fn set_base(self, array: &Bound<'_, PyAny>, base: Bound<'_, PyAny>) -> PyResult<()> {
         // SAFETY: the entry is PyArray_SetBaseObject. It takes the reference to `base` even if it fails.
         let done = unsafe {

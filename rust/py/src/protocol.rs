@@ -1,5 +1,4 @@
-//! Python classes for decisions of the protocol: how a child reacts to commands, and how the main process replaces
-//! children.
+//! The Python classes for the reactions of children to commands, and for replacing children.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -1,7 +1,7 @@
 //! The Python class `Meeting`, which connects the ranks. Sockets are passed as descriptors, and waits release the GIL.
 //!
 //! A forked child has a copy of the meeting without its thread, and its lock may be locked. In a forked child, every
-//! method raises an error, and nothing is dropped. Python code takes the sockets from the caller.
+//! method raises an error, and nothing is dropped.
 
 use std::mem::ManuallyDrop;
 use std::net::{TcpListener, TcpStream};
@@ -75,8 +75,8 @@ impl PyMeeting {
         meeting.clone().ok_or_else(|| PyRuntimeError::new_err("the meeting of ranks was closed"))
     }
 
-    /// Waits until the timeout for the end of an operation. After the timeout, waits a little longer for the list of
-    /// the ranks at fault.
+    /// Waits until the timeout for the end of an operation. After the timeout, waits a little longer in order to
+    /// receive the list of the ranks at fault.
     fn end_of(&self, py: Python<'_>, operation: u64, timeout: f64) -> PyResult<Result<i64, Blame>> {
         let meeting = self.get()?;
         let mut answer = None;

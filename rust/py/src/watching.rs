@@ -1,5 +1,5 @@
-//! Python functions for watching the calls of loaders: setting the callback for a call that does not return, and
-//! stopping the watching thread.
+//! Python functions for watching the calls of loaders: setting the callback for a stalled call, and stopping the
+//! watching thread.
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -16,7 +16,8 @@ pub fn watch(_py: Python<'_>) -> &'static Watch {
     watching::watch(tell)
 }
 
-/// Reports a stall. Runs in the watching thread. If the thread must wait for the GIL, the next report is delayed.
+/// Reports a stall. `tell` runs in the watching thread. If the thread must wait for the GIL, the next report is
+/// delayed.
 fn tell(stall: &Stall) {
     Python::try_attach(|py| {
         if let (true, Some(on_stall)) = (stall.lasts(), ON_STALL.get(py))
@@ -40,7 +41,7 @@ pub fn watch_before_fork(py: Python<'_>) {
     py.detach(|| watch.stop());
 }
 
-/// In the parent: allows the watching thread to start again after the fork.
+/// Allows the watching thread to start again in the parent after a fork.
 #[pyfunction]
 pub fn watch_after_fork(py: Python<'_>) {
     watch(py).fork_is_over();

@@ -21,11 +21,11 @@ from torchdata.datapipes.datapipe import DataChunk as DataChunk
 UNSENT = "_torchdata_unsent"
 
 
-#: The first byte of a pickle that refers to tensors stored after it. No other pickle begins with this byte.
+#: The first byte of a pickle that refers to tensors stored after it, which no other pickle has.
 _WITH_TENSORS = b"T"
 
-#: The slot for a pickler's table of reducers. The slot is used directly, because a pickler ignores the attribute if its
-#: class has an attribute with the same name.
+#: The slot for a pickler's table of reducers. The slot is set directly, because a pickler ignores the attribute if the
+#: pickler's class has an attribute with the same name.
 _TABLE: Any = vars(pickle.Pickler)["dispatch_table"]
 
 _tables = Tables()
@@ -33,7 +33,7 @@ _tables = Tables()
 
 def pickled_parts(obj: Any) -> tuple[bytes, list[memoryview], list[Span]]:
     """Pickles `obj` with its large buffers out of band. Objects that plain pickle does not support are pickled by
-    value, by cloudpickle.
+    cloudpickle, by value.
 
     Returns the pickle, the buffers, and the memory ranges of the tensors in `obj`.
     """

@@ -5,8 +5,8 @@ be pickled for any exception.
 
 Exceptions that the interpreter acts on (`SystemExit`, `StopIteration`, `KeyboardInterrupt`) are meant for the process
 that raised them. A worker's `sys.exit()` would silently end the main process, and a worker's `StopIteration` would be
-mistaken for the end of the data. The main process therefore raises a `RuntimeError` with such an exception as its
-cause.
+mistaken for the end of the data. For such an exception, the main process therefore raises a `RuntimeError` with the
+exception as its cause.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class _VerbatimKey(str):
 def describe(error: BaseException, where: str) -> tuple[Any, ...]:
     """Describes `error` so that `reraise` can raise it in another process. `where` names this process.
 
-    A process that user code has forked inside a child exits here, because it must not report in the child's name.
+    If user code has forked this process inside a child, the process exits, because it must not report in the child's
+    name.
     """
     leave(error)
     name, notes, raised_in = type(error).__name__, notes_of(error), came_from(error)
@@ -48,9 +49,9 @@ def _formatted(error: BaseException) -> str:
     try:
         return _by_traceback(error)
     except Warning:
-        # Python 3.15 warns about a module without a loader, such as the program in a spawned process. This warning must
-        # not end the process if warnings are errors. For a moment, the filter also suppresses warnings of other
-        # threads.
+        # Python 3.15 warns about a module without a loader, such as the program in a spawned process. If warnings are
+        # errors, this warning must not end the process. The filter also suppresses warnings of other threads for a
+        # moment.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
@@ -74,7 +75,7 @@ def _by_traceback(error: BaseException) -> str:
 
 
 def reraise(description: tuple[Any, ...]) -> NoReturn:
-    """Raises the described exception, with its own type if that is possible in this process."""
+    """Raises the described exception, with its original type if possible in this process."""
     what: str
     name: str
     forms: list[Form]

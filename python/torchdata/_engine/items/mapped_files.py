@@ -1,4 +1,4 @@
-"""Lets workers map the files of a program's read-only memory-mapped arrays, instead of sending them the contents.
+"""Lets workers map the files of a program's read-only memory-mapped arrays, so that the contents are not sent.
 
 Role: runs in the main process when it pickles a program for workers that inherit nothing, and in each worker when it
 loads the program.
@@ -14,8 +14,8 @@ from typing import Any
 
 
 def reduce_memmap(array: Any) -> Any:
-    """Returns the reduced form of a `numpy.memmap` array. If the file certainly has the same contents, this form refers
-    to a part of the file.
+    """Returns the reduced form of a `numpy.memmap` array. If the file certainly still has the contents of the array,
+    the result refers to a part of the file.
     """
     if array.mode == "r" and not array.flags.writeable and array.flags.c_contiguous and array.size and array.filename:
         offset = _offset_in(array.filename, array.ctypes.data, array.nbytes)

@@ -1,10 +1,10 @@
 """Takes an exception apart so that another process can rebuild it, regardless of how its class is implemented.
 
 Role: a child lists several forms of an exception for sending (`forms_of`), best form first, and the main process uses
-the first form that can be rebuilt there (`rebuilt`). Pickle alone is not sufficient: it calls the class with the
-arguments that the exception has stored. A class with another constructor then fails, or creates an exception with
-another message. The child therefore rebuilds each form itself, and compares the type, the results of `str` and `repr`,
-and the attributes. The forms are
+the first form that can be rebuilt there (`rebuilt`). Pickle alone is not sufficient, because it calls the class with
+the arguments that the exception has stored. If the constructor has other parameters, this call fails or creates an
+exception with another message. The child therefore rebuilds each form itself, and compares the type, the results of
+`str` and `repr`, and the attributes. The forms are
 
 - "pickle": the exception's own pickle;
 - "parts": its class, arguments and attributes, rebuilt without its constructor. An attribute that cannot be pickled, or
@@ -37,7 +37,7 @@ _PLAIN = (str, bytes, int, float, bool, type(None))
 
 
 def text_of(error: BaseException) -> str | None:
-    """Returns the `str` of an exception; None if `str` raises an error."""
+    """Returns the `str` of an exception, or None if `str` raises an error."""
     try:
         return str(error)
     except Exception:
@@ -45,7 +45,7 @@ def text_of(error: BaseException) -> str | None:
 
 
 def forms_of(error: BaseException, depth: int = 0) -> list[Form]:
-    """Returns the best form that this process can rebuild the exception from, followed by less complete forms.
+    """Returns the best form from which this process can rebuild the exception, followed by less complete forms.
 
     Args:
         error: the exception.
@@ -179,8 +179,8 @@ def _attributes(error: BaseException) -> dict[str, Any]:
 
 
 def _members(error: BaseException, of_builtins: bool) -> dict[str, Any]:
-    """Returns the values in slots: of Python's own exceptions (such as the `filename` of an OSError), or of all other
-    classes."""
+    """Returns the values in slots, either of Python's own exceptions (such as the `filename` of an OSError) or of all
+    other classes."""
     found: dict[str, Any] = {}
     for cls in type(error).__mro__:
         if cls not in (BaseException, object) and (cls.__module__ == "builtins") is of_builtins:
@@ -260,7 +260,7 @@ def _with(error: BaseException, attributes: dict[str, bytes], left_out: list[str
 
 
 def _is_like(again: BaseException | None, error: BaseException, form: Form) -> bool:
-    """Returns whether a rebuilt exception has the same contents as the original, as far as its form can."""
+    """Returns whether a rebuilt exception has the parts of the original that its form contains."""
     kind, content = form
     if again is None or text_of(again) not in _texts(error, kind):
         return False

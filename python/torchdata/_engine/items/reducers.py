@@ -21,7 +21,7 @@ from torchdata._engine.items.tensors import DepartingTensors
 #: A function that a pickler calls to reduce an object of a type.
 Reducer = Callable[[Any], Any]
 
-#: A table entry that makes a pickler pickle objects of a type as it does by default. This reducer creates no Python
+#: A table entry that makes a pickler treat objects of a type as it does by default. This reducer creates no Python
 #: frame.
 _ITS_OWN_WAY: Reducer = operator.methodcaller("__reduce_ex__", 5)
 
@@ -30,8 +30,7 @@ def _users_reducers() -> dict[type, Reducer]:
     """Returns the reducers that users registered with the pickler of multiprocessing, which torch.multiprocessing also
     uses.
 
-    The result excludes reducers that these two libraries registered, because they send descriptors and handles
-    differently.
+    Reducers that these two libraries registered are excluded, because they send descriptors and handles differently.
     """
     reduction = sys.modules.get("multiprocessing.reduction")
     if reduction is None:
@@ -53,8 +52,8 @@ def has_own_reducer(cls: type) -> bool:
 class Reducers(dict[type, Reducer]):
     """A pickler's table: the reducer of each exact type, determined when an object of the type is first pickled.
 
-    A pickler looks up every object in its table. A missing entry, or a method that the pickler calls instead
-    (`reducer_override`), costs more than pickling a small object.
+    A pickler looks up every object in its table. A missing entry costs more than pickling a small object, as does a
+    method that the pickler calls instead (`reducer_override`).
     """
 
     def __init__(self, base: Any, users: dict[type, Reducer]) -> None:
@@ -85,11 +84,10 @@ class Tables:
 
     The tables are rebuilt when a type is registered with `copyreg`, and when a module is imported. The pickler of
     multiprocessing returns a copy of its registrations, which is too slow for each item. If a reducer is registered for
-    a type that is already in the tables, it therefore takes effect at the next import.
+    a type that is already in the tables, the reducer therefore takes effect at the next import.
     """
 
-    #: A table with more types is not reused, because it would keep the types alive, and users may create types
-    #: repeatedly.
+    #: A larger table is not reused, because it would keep its types alive, and users may create types repeatedly.
     _MOST_TYPES = 500
 
     def __init__(self) -> None:
@@ -98,7 +96,7 @@ class Tables:
         self._seen: tuple[dict[type, Any], int] = ({}, 0)
 
     def take(self, pickling: Any) -> Reducers:
-        """Returns a table for a pickler, which must return it with `give_back`."""
+        """Returns a table for a pickler, which must be returned with `give_back`."""
         if type(pickling) is not pickle.Pickler:  # the class may have its own reducers
             return Reducers(pickling.dispatch_table, _users_reducers())
         if self._seen != (copyreg.dispatch_table, len(sys.modules)):

@@ -28,7 +28,7 @@ Span = tuple[int, int]
 class Location(NamedTuple):
     """The location of a tensor or a storage."""
 
-    #: The number of the memory block, and the offset in it in bytes.
+    #: The number of the memory block, and an offset in this block in bytes.
     block: int
     offset: int
     #: For a tensor, (dtype name, shape, strides, requires_grad); for a storage, its size in bytes.
@@ -40,8 +40,8 @@ class DepartingTensors:
     number.
 
     The tensors are laid out after all of them were collected. Tensors that share elements are placed in one block, so
-    that they also share these elements in the receiving process. Each other tensor gets a separate block. The unused
-    parts of a storage are not sent.
+    that they also share these elements in the receiving process. Each tensor that shares no elements gets a separate
+    block. The unused parts of a storage are not sent.
     """
 
     def __init__(self) -> None:
@@ -59,13 +59,14 @@ class DepartingTensors:
         return len(self.locations) - 1
 
     def reducer(self, cls: Any) -> Callable[[Any], Any] | None:
-        """Returns the reducer for a type; None if the type is not a tensor or storage, or defines its own pickling."""
+        """Returns the reducer for a type, or None if the type is not a tensor or storage, or defines its own
+        pickling."""
         torch = sys.modules["torch"]
         if cls is torch.UntypedStorage:
             return self._reduce_storage
         if cls is torch.storage.TypedStorage:
             return self._reduce_typed_storage
-        # The elements of a class that implements its own operators may not be in memory.
+        # If a class implements its own operators, its elements may not be in memory.
         if (
             issubclass(cls, torch.Tensor)
             and cls.__reduce_ex__ is torch.Tensor.__reduce_ex__
@@ -236,8 +237,8 @@ class Arrived:
 
 
 class _Arrivals(threading.local):
-    #: The item that this thread is unpickling. If unpickling an object in the item unpickles another item, `innermost`
-    #: is that inner item.
+    #: The item that this thread is unpickling. While unpickling an object in the item unpickles another item,
+    #: `innermost` is that inner item.
     innermost: Arrived | None = None
 
 
@@ -309,7 +310,7 @@ def _parts_of_sparse(tensor: Any) -> tuple[Any, ...]:
 def _sparse_tensor(layout: str, tensors: Any, shape: Any, coalesced: bool | None, requires_grad: bool) -> Any:
     """Creates a sparse tensor from its parts.
 
-    Torch's own function adds each tensor to a list, which `torch.load` checks. Other callers never clear that list, so
+    Torch's own function adds each tensor to a list, which `torch.load` checks. Only `torch.load` clears that list, so
     every received sparse tensor would be kept forever.
     """
     torch: Any = import_whole("torch")
@@ -451,7 +452,7 @@ def _sole_holders() -> tuple[tuple[int, int], tuple[int, ...]]:
     torch.
 
     The array has three references: from the storage, from a variable, and from the call that counts references. From
-    Python 3.14 on, this call borrows its reference. The weak reference belongs to `_rooms`.
+    Python 3.14 on, the counting call borrows its reference. The weak reference belongs to `_rooms`.
     """
     import torch
 

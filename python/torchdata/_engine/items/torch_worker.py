@@ -1,7 +1,7 @@
 """Makes a worker look like a worker of torch: `get_worker_info()`, the memory for collating, and random numbers.
 
-Role: called in a worker after it has received its graph, and at the start of each epoch. If torch is not loaded yet,
-the worker is described to torch when torch is imported. Only `seed_worker` imports torch.
+Role: called in a worker after the graph was received, and at the start of each epoch. If torch is not loaded yet, the
+worker is described to torch when torch is imported. Only `seed_worker` imports torch.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ def seed_worker(base_seed: int, worker_id: int) -> None:
 def collate_where_items_leave(collate: Any) -> None:
     """Makes torch's `default_collate` stack tensors and arrays in the memory that a worker sends directly.
 
-    In a worker, torch's own function creates a new segment of shared memory for each batch, and the engine would have
-    to copy the batch from this segment. Torch's function also converts each array to a tensor, which takes longer than
-    copying a small array. The functions for tensors and arrays are replaced in torch's public table of collate
+    Torch's own function would create a new segment of shared memory for each batch in a worker, and the engine would
+    have to copy the batch from this segment. Torch's function also converts each array to a tensor, which takes longer
+    than copying a small array. The functions for tensors and arrays are replaced in torch's public table of collate
     functions, unless users have replaced them.
 
     Args:

@@ -1,4 +1,4 @@
-"""Passes data to a child with any start method: its name, shared memory, and the graph of pipes.
+"""Passes data to a child with any start method: the child's name, shared memory, and the graph of pipes.
 
 Role: with start method "fork", a child inherits everything. With "spawn" and "forkserver", multiprocessing passes the
 descriptors, and the graph is a single pickle in anonymous shared memory, created once for all children. A child that
@@ -39,11 +39,12 @@ PREFIX = "torchdata "
 #: The number of new objects after which garbage collection runs while a child starts. Torch's import creates a third of
 #: this number of objects.
 EARLY_THRESHOLD = 1_000_000
-#: The name of the thread that monitors the main process until the engine's own thread takes over. An event of the
-#: thread ends it.
+#: The name of the thread that monitors the main process until the engine's own thread takes over and ends it through an
+#: event.
 _WATCHER = "torchdata-early-watch"
-#: The code of this thread. It ends the child at most 0.1 seconds after the main process (or, if that cannot be
-#: monitored, the parent) has exited. If no thread can be started, the child notices the exit only after its imports.
+#: The code of the monitoring thread. The thread ends the child at most 0.1 seconds after the main process has exited
+#: (or the parent, if the main process cannot be monitored). If no thread can be started, the child detects the exit
+#: only after its imports.
 _WATCH = f"""
 import os, select, threading
 
@@ -78,12 +79,12 @@ except RuntimeError:
 
 #: The folder where the program was started.
 _ORIGINAL_FOLDER: str = getattr(process, "ORIGINAL_DIR", None) or ""
-#: Makes multiprocessing skip the import of a main module without a file, because its path is then already set.
+#: Makes multiprocessing skip the import of a main module without a file, by setting the path of the module.
 _LEAVE_MAIN_OUT = "import sys; sys.modules['__main__'].__file__ = path"
 
 
 def main_without_file() -> str | None:
-    """Returns the path from which children would import the program, if that file does not exist; otherwise None.
+    """Returns the path from which children would import the program if that file does not exist, otherwise None.
 
     A program that is read from standard input is not in a file, but Python names its file "<stdin>".
     """
@@ -99,7 +100,7 @@ class ChildName(str):
     """The name of a child process. Unpickling the name in the child runs code that must run before everything else.
 
     The name is unpickled before the child imports the main module, and therefore before the imports of the user's
-    program. The code uses only the standard library, because the child may not be able to import this package yet. In
+    program. This code uses only the standard library, because the child may not be able to import this package yet. In
     other contexts, the name is pickled as an ordinary string.
 
     The code makes the child exit together with the main process. Without this code, a child whose imports take a minute
@@ -112,8 +113,7 @@ class ChildName(str):
 
     def __reduce__(self) -> Any:
         start: Any = get_spawning_popen()
-        # Otherwise the name is pickled as an ordinary string: for another purpose, such as a log record, or within the
-        # process object, which is unpickled after the import of the program.
+        # For another purpose, such as a log record or the process object, the name is pickled as an ordinary string.
         if start is None or getattr(start, "_was_told", False):
             return str, (str(self),)
         start._was_told = True
@@ -156,7 +156,7 @@ _MISSING_IN_MAIN = re.compile(r"attribute '([^']+)' on <module '__(?:mp_)?main__
 _ALIGNMENT = 64
 #: The length of the list of offsets, at the end of a `SharedPickle`.
 _LENGTH = struct.Struct("<Q")
-#: A `SharedPickle` in memory can neither be written to nor resized after its creation.
+#: Seals that prevent writing to and resizing a `SharedPickle` after its creation.
 _SEALS = (
     fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL if sys.platform == "linux" else 0
 )
@@ -298,7 +298,7 @@ def _adopt(duplicate: Any) -> SharedPickle:
 
 
 class Parcel:
-    """Contents for a child that another process forks: pickled, with the descriptors that they contain.
+    """The pickled contents for a child that another process forks, with the descriptors that these contents need.
 
     multiprocessing treats a parcel like the object that starts a process, and passes descriptors, locks and queues
     through it.

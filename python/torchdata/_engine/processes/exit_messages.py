@@ -1,6 +1,6 @@
-"""Messages about a child that exited unexpectedly: what happened, and the remedy.
+"""Messages about a child that exited unexpectedly, with the remedy.
 
-Role: pure functions. The main process uses them for its `WorkerExitedError`.
+Role: pure functions. The main process uses the messages for its `WorkerExitedError`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torchdata._threads import AFTER_FORK, AT_HANGS
 
-#: Exit code of a child that cannot monitor the main process: the system's code for an operating system error.
+#: Exit code of a child that cannot monitor the main process.
 CANNOT_WATCH = os.EX_OSERR
 #: Exit code of a child that tried to start its own children while it imported the program.
 NO_GUARD = os.EX_CONFIG

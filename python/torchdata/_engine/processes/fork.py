@@ -1,14 +1,13 @@
 """Forks children in such a way that they can use locks that other threads of the main process may hold at the fork.
 
-Role: a fork copies every lock in its current state, but only the thread that calls fork. A lock that another thread
-holds at that moment stays locked in the child forever. Python and the C library handle their own locks. They do not
-handle the locks of PyTorch's and NumPy's global generators, which are held without the GIL while numbers are drawn (for
-example by a loader in another thread). They also do not handle the locks that `torch.manual_seed` takes for devices, or
-the lock of a module that a thread is importing. A thread that forks a child of the engine therefore first waits until
-these locks are free. The thread holds NumPy's and the devices' locks, which Python can acquire, until it has forked.
-The extension acquires the lock of PyTorch's generator last (`forking.rs`). The buffers of standard output and error
-also have locks. Because a thread that prints continuously never leaves these locks free, the child recreates its
-buffers.
+Role: a fork copies every lock in its current state, but only the thread that calls fork. If another thread holds a lock
+during the fork, the lock stays locked in the child forever. Python and the C library handle their own locks, but not
+the locks of PyTorch's and NumPy's global generators (held without the GIL while numbers are drawn, for example by a
+loader in another thread), the locks that `torch.manual_seed` takes for devices, or the lock of a module that a thread
+is importing. A thread that forks a child of the engine therefore first waits until these locks are free. Until the
+fork, the thread holds NumPy's and the devices' locks, which Python can acquire. The extension acquires the lock of
+PyTorch's generator last (`forking.rs`). The buffers of standard output and error also have locks. Because a thread that
+prints continuously never leaves these locks free, the child recreates its buffers.
 
 Another thread may still take a lock between the wait and the fork. As its first step, a child therefore acquires each
 lock once. The kernel kills a child that cannot acquire a lock, and the main process forks another child before it
@@ -50,7 +49,7 @@ KEPT = 1.0
 #: the locks may take longer.
 LIMITS = (0.2,) * 8 + (1.0,) * 4 + (5.0,) * 2
 #: The number of seconds to wait for a child that neither begins nor exits because it is stopped. After this time, other
-#: code detects the stopped child.
+#: checks detect the stopped child.
 PATIENCE = 10.0
 
 
@@ -58,14 +57,14 @@ PATIENCE = 10.0
 
 
 def _take_imports() -> None:
-    # only libraries are waited for, because the import of a user's module may last as long as the program
+    # only imports of libraries are waited for, because the import of a user's module may last as long as the program
     for library in ("numpy", "torch"):
         loaded(library)
 
 
 def _renew_streams() -> None:
-    """Empties a forked child's copies of the standard stream buffers, which the main process writes out, and gives them
-    new locks."""
+    """Empties a forked child's copies of the standard stream buffers, which the main process writes out itself, and
+    renews the locks of these buffers."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         buffer = getattr(stream, "buffer", None)
         if type(buffer) is io.BufferedWriter:
@@ -104,7 +103,7 @@ def _take_torch() -> None:
         generator.get_state()
 
 
-#: Functions that wait for a lock. The keys describe what a thread does while it holds the lock.
+#: Functions that wait for a lock, by a description of what a thread does while it holds the lock.
 LOCKS: Mapping[str, Callable[[], None]] = {
     "imports NumPy or PyTorch": _take_imports,
     "draws from NumPy's global generator": lambda: _take(_numpy_locks()),
@@ -196,8 +195,8 @@ os.register_at_fork(after_in_child=_no_longer_ignore)
 # -- the children -----------------------------------------------------------------------------------------------------
 
 
-#: The format of a child's messages: its number, and the number of the lock that it is about to acquire, or the number
-#: of locks once it holds all.
+#: The format of a child's messages: the number of the child, and the number of the lock that it is about to acquire, or
+#: the number of locks once it holds all.
 _STEP, _BEGUN = struct.Struct("=II"), len(LOCKS)
 
 
@@ -222,7 +221,7 @@ class _Target:
                 take()
         self._say(_BEGUN)
         os.close(self.writer)
-        # while the read end is open, writing does not fail, even if the main process has closed its own copy
+        # while the read end is open, writing does not fail, even if the main process has closed its copy
         os.close(self.reader)
         self.target(*self.args)
 
@@ -306,7 +305,7 @@ def fork_all(
     started: Callable[[int], object],
     deliver: Callable[[], object],
 ) -> None:
-    """Starts the children, and waits until each child has begun, or has exited for another reason than a held lock.
+    """Starts the children, and waits until each child has begun, or has exited for a reason other than a held lock.
 
     Args:
         children: the children.

@@ -1,12 +1,13 @@
-"""The main process's side of a forking process, and the processes that are forked there.
+"""The main process's side of a forking process, and the children that the forking process forks.
 
 Role: the main process delegates forking to another process when it cannot fork itself. The main process obtains the
 forking process in two ways:
 
 - With start method "fork", children are copies of the main process. When a child exits later, the main process may use
-  CUDA, or have threads that hold locks. Processes that are forked in this state could not use CUDA or the locks.
-  Therefore, right after a loader's children, the main process forks one more process, which has one thread, runs no
-  user code, and inherits the children's programs. The additional process exits together with the loader.
+  CUDA, or have threads that hold locks. Children that are forked while the main process uses CUDA or has threads could
+  not use CUDA or these threads' locks. Therefore, right after a loader's children, the main process forks one more
+  process, which has one thread, runs no user code, and inherits the children's programs. The additional process exits
+  together with the loader.
 - With start method "forkserver", every child is forked from one process of the program, which the main process spawns:
   a fresh interpreter that imports the program once. This interpreter serves all loaders, and exits with the main
   process. multiprocessing's own fork server is not suitable: it also forks user processes, which must be interruptible,
@@ -84,14 +85,14 @@ class ForkingProcess:
         self.inherits = inherits
         #: Whether the forking process has ended, and forks no further processes.
         self.is_over = False
-        #: Whether the forking process has ended before it was running, without being asked to end. In this case,
-        #: another forking process would also fail.
+        #: Whether the forking process has ended before it was running, without a request to end, so that another
+        #: forking process would also fail.
         self.has_failed = False
         self._up_since = time.monotonic() if inherits else None
         self._numbers = itertools.count()
         self._replies: dict[int, Any] = {}
-        # A forked child has no thread that acquires this lock. A signal handler may acquire it while the interrupted
-        # thread holds it, so the lock is reentrant.
+        # A forked child has no thread that acquires this lock. The lock is reentrant, because a signal handler may
+        # acquire it while the interrupted thread holds it.
         self._lock = threading.RLock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
@@ -236,7 +237,7 @@ class ForkingProcess:
         return ConnectionResetError(errno.ECONNRESET, text)
 
     def has_ended(self) -> bool:
-        """Returns whether the process has exited. Returns False while another request is active."""
+        """Returns whether the process has exited. While another request is active, returns False."""
         if not self.is_over and self._process.ended:
             with self._lock:
                 self._end()
@@ -307,8 +308,8 @@ class SpawnedChild(ChildProcess):
     Args:
         context: multiprocessing's context of the start method.
         name: the name of the child in messages.
-        process_name: the name of its process.
-        target: its function, which is looked up by name in the child.
+        process_name: the name of the child's process.
+        target: the function of the child, which the child looks up by name.
         args: the arguments of the function.
     """
 
@@ -334,10 +335,9 @@ class RemoteChild(ChildProcess):
     """A child that a forking process forks.
 
     Args:
-        find: a function that returns the forking process. If that process has exited, the function returns a new
-            process.
+        find: a function that returns the forking process, or a new one if the last forking process has exited.
         name: the name of the child in messages.
-        process_name: the name of its process.
+        process_name: the name of the child's process.
         target: the function that the child runs, which is looked up by name where it is unpickled.
         args: the arguments of the function.
     """
@@ -381,7 +381,7 @@ class RemoteChild(ChildProcess):
             return pid
         finally:
             # An explicit answer is needed. Closing the socket is not enough, because a process that another thread is
-            # forking may also hold this end.
+            # forking may have a copy of it.
             with contextlib.suppress(BrokenPipeError):  # the process has exited already
                 os.close(leave)
                 os.write(ours, answer)

@@ -2,13 +2,13 @@
 
 Role: runs in a separate process, which the main process has forked or spawned (`forker.py`). All signals are blocked,
 so that the children receive no signals before they leave them to the main process. Only a SIGTERM that the forking
-process sends to itself ends it. The forking process reaps a child only when the main process asks for the exit code, so
-that the child's id is not reused while the main process may signal it. The forking process ends when the main process
-closes its end of the socket, or exits.
+process sends to itself ends it. The forking process reaps a child only when the main process requests the exit code, so
+that the child's id is not reused while the main process may signal the child. The forking process ends when the main
+process closes its end of the socket, or exits.
 
 Before a child begins, it waits for permission of the main process. If the forking process is killed between the fork
-and its reply, the main process does not know the child. The child then ends at once, and takes nothing that was sent to
-its replacement.
+and its reply, the main process does not know the child, so the child ends at once and does not receive anything that is
+sent to its replacement.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _inherited: Sequence[Any] = ()
 
 
 class Inherited:
-    """Represents, in the main process, an object that the forking process has inherited. Unpickling this object in a
+    """Represents, in the main process, an object that the forking process has inherited. Unpickling an `Inherited` in a
     child returns the inherited object.
 
     Args:
@@ -67,7 +67,7 @@ def serve(
     inherited: Sequence[Any] = (),
     module: str | None = None,
 ) -> None:
-    """Runs the forking process. This is the target of the process.
+    """Runs the forking process. `serve` is the target of the process.
 
     Args:
         own: the forking process's end of the socket.
@@ -142,9 +142,8 @@ class _ForkingProcess:
         return child.pid
 
     def _status(self, pid: int) -> int | None:
-        """Returns the exit code of a child; None while it runs.
-
-        This is called twice for a child if several threads ask, or if Ctrl-C has interrupted the wait for the reply.
+        """Returns the exit code of a child, or None while the child runs. Called twice for a child if several threads
+        ask, or if Ctrl-C has interrupted the wait for the reply.
         """
         child = self._children.get(pid)
         if child is None:
@@ -170,7 +169,7 @@ def _wait(own: socket.socket, main: int, main_pid: int) -> bool:
 
 
 def _run(own: socket.socket, descriptors: list[int]) -> None:
-    """Runs a child. This is the target of the child's process."""
+    """Runs a child. `_run` is the target of the child's process."""
     own.close()
     *parcel, leave = descriptors
     if os.read(leave, 1) != LEAVE:

@@ -7,8 +7,8 @@ would not know the state of this child. The main process therefore defers signal
 between two steps.
 
 A child must never run a handler of the main process, although terminals and clusters send signals to all processes of
-the program. The child inherits a signal mask that blocks these signals until the child ignores them (`MainSignals`). A
-signal that a child raises itself has its default action, so SIGTERM ends the child.
+the program. The child inherits a signal mask that blocks these signals until the child ignores them (`MainSignals`). If
+a child sends a signal to itself, the default action is executed, so SIGTERM ends the child.
 
 Python runs handlers only in the main thread, and only the main thread may change handlers, whereas each thread has its
 own signal mask. A signal without a Python handler is not deferred: it is ignored, ends the program, or is handled by a
@@ -45,7 +45,7 @@ _CAN_BE_HELD = tuple(
         - {signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
     )
 )
-#: Signals that terminals and clusters send to all processes of a program. Children always ignore these signals.
+#: Signals that terminals and clusters send to all processes of a program, and that children always ignore.
 _SENT_TO_ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -124,7 +124,7 @@ class InterruptsDeferred:
         return bool(waiting - {signal.SIGCHLD})
 
     def deliver(self) -> None:
-        """Delivers the deferred signals now. If Ctrl-C was pressed, this raises `KeyboardInterrupt`.
+        """Delivers the deferred signals now. Raises `KeyboardInterrupt` if Ctrl-C was pressed.
 
         All handlers run, in the order of arrival of the signals, even if one of them raises.
         """
@@ -157,7 +157,7 @@ class InterruptsDeferred:
     def _restore(self) -> None:
         raised: BaseException | None = None
         for number, handler in self._handlers.items():
-            # If another handler is found, user code has installed it in the meantime.
+            # If another handler is installed, user code has installed it in the meantime.
             while signal.getsignal(number) == self._note:
                 try:
                     signal.signal(number, handler)
@@ -184,16 +184,16 @@ def interrupts_blocked() -> Iterator[None]:
     try:
         yield
     finally:
-        # Signals are unblocked one after another. `faulthandler` gives Python's handlers a small stack, and several
-        # simultaneous handlers would overflow it.
+        # Signals are unblocked one after another, because `faulthandler` gives Python's handlers a small stack, which
+        # several simultaneous handlers would overflow.
         for number in blocked - before:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def block_all_but_own_sigterm() -> None:
-    """In this thread, blocks all signals that can be deferred. Processes that it forks inherit the block until they end
-    it.
+    """Blocks all signals that can be deferred, in this thread and in the processes that it forks until they unblock the
+    signals.
 
     SIGTERM stays unblocked, because code in this process may raise it to end the process. If another process sends
     SIGTERM, this process and the processes that it forks ignore the signal.
@@ -225,11 +225,10 @@ class MainSignals:
         """Makes a child ignore signals that are sent to all processes, and signals that the main process handles. A
         child calls this function before anything else.
 
-        The signals get a handler that does nothing instead of being ignored. Otherwise, programs that the child starts
-        would inherit that the signals are ignored, and SIGTERM could not end these programs. Ctrl-C, and signals that
-        the main process ignores, are ignored in these programs as well. A signal that arrived while it was blocked is
-        discarded, and the main process's mask is restored. A signal that the child sends to itself has its default
-        action, even if it was blocked when it was sent.
+        The signals get a handler that does nothing, because programs that the child starts would inherit ignored
+        signals, and SIGTERM could not end these programs. These programs ignore Ctrl-C, and signals that the main
+        process ignores. A signal that arrived while it was blocked is discarded, and the child gets the main process's
+        mask. A signal that the child sends to itself has its default action, even if it was blocked when it was sent.
         """
         InterruptsDeferred.innermost = None
         _deaf.clear()
@@ -264,7 +263,7 @@ _deaf: list[int] = []
 
 def _take_no_notice(number: int, _frame: FrameType | None) -> None:
     """The handler in a child for a signal that the main process handles. Python calls this handler only after user code
-    has restored it. This handler then reinstalls the native handler, which can determine the sender of a signal.
+    has restored it; the handler then reinstalls the native handler, which can determine the sender of a signal.
     """
     take_no_notice(number)
 

@@ -1,8 +1,8 @@
 """Detects files that forked children read through a shared file position, and warns about them after an epoch.
 
 Role: runs in the main process, for start method "fork". If a file is open when children are forked, the main process
-and all children share one position in this file. A process that reads the file moves the position for all processes,
-which then read wrong bytes without an error.
+and all children share one position in this file. If a process reads the file, the shared position moves, and the other
+processes then read wrong bytes without an error.
 
 The warning has no false positives, because it requires three conditions: the position of a file that is open for
 reading has changed, no thread of the main process has read anything in the meantime, and at least two children have
@@ -48,8 +48,8 @@ class SharedPositions:
 
     Args:
         pids: returns the ids of the running children.
-        differ: whether some children read other data than the remaining children, as a dispatching process does. If
-            they do, the first epoch is not checked, because children read while they start.
+        differ: whether some children read other data than the remaining children, as a dispatching process does; the
+            first epoch is then not checked, because children read while they start.
     """
 
     def __init__(self, pids: Callable[[], Sequence[int]], differ: bool) -> None:
@@ -113,8 +113,8 @@ def _position(number: int, identity: tuple[int, int]) -> int:
 
 
 def _reads_of(pid: int) -> int | None:
-    """Returns how many times a process has read; None if unknown. This call increases the number
-    of the calling process by one."""
+    """Returns how many times a process has read, including one read by this call if it is the current process; None if
+    unknown."""
     try:
         descriptor = os.open(f"/proc/{pid}/io", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,10 +1,10 @@
-"""A child process from the view of its parent: its id, a descriptor for it, and its exit.
+"""A child process from the view of its parent: the process id, a descriptor for the process, and its exit.
 
 Role: the base class for the children of each start method. A process is created by multiprocessing's `Popen`, so that
-it begins and ends like all processes of that library. From then on, this module owns the process. multiprocessing's
-list of children does not contain it, because multiprocessing's exit handler would send SIGTERM, which the engine's
-children ignore, and would then wait. The kernel reports whether a process has exited, through a descriptor for the
-process if the system supports it.
+it begins and ends like all processes of that library. After the start, this module owns the process. multiprocessing's
+list of children does not contain the process, because multiprocessing's exit handler would send SIGTERM, which the
+engine's children ignore, and would then wait. The kernel reports whether a process has exited, through a descriptor for
+the process if the system supports it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Pidfd:
 
     @property
     def has_ended(self) -> bool:
-        """Returns whether the process has exited, reaped or not. Without a descriptor, returns whether it was
+        """Returns whether the process has exited, reaped or not. Without a descriptor, returns whether the process was
         reaped."""
         if self.descriptor >= 0:
             return is_ready(self.descriptor, 0)
@@ -119,7 +119,7 @@ class ChildProcess(ABC):
     """A child process that other code may reap.
 
     Exit codes are unavailable if a program ignores SIGCHLD, or if its handler of SIGCHLD reaps all children. If the
-    kernel then reports that the child does not exist, it has exited.
+    kernel reports that the child does not exist, the child has exited.
 
     Args:
         name: the name of the child in messages.
@@ -131,8 +131,8 @@ class ChildProcess(ABC):
 
     def __init__(self, name: str, process_name: str) -> None:
         self.name = name
-        #: Whether the caller calls `watch` later. If several children are started, they inherit fewer descriptors this
-        #: way.
+        #: Whether the caller calls `watch` later. If `watch` is called after several starts, the children inherit fewer
+        #: descriptors.
         self.is_watched_later = False
         self._process_name = process_name
         self.forget_process()
@@ -145,7 +145,7 @@ class ChildProcess(ABC):
         self.exitcode: int | None = None
         #: Whether the exit code is unknown because the forking process has exited before the child.
         self.is_orphan = False
-        #: A description of the exit from another source. Messages contain it instead of the exit code.
+        #: A description of the exit from another source, which messages contain instead of the exit code.
         self.told: str | None = None
         self._watch: Pidfd | None = None
         #: The object that holds multiprocessing's pipes to the child, if the system lacks process descriptors.
@@ -200,7 +200,7 @@ class ChildProcess(ABC):
             self.exitcode, self._has_ended = code, True
 
     def wait(self, seconds: float) -> bool:
-        """Waits until the process has exited. Returns whether it has exited."""
+        """Waits until the process has exited. Returns whether the process has exited."""
         return wait_for_all([self], seconds)
 
     def sentinel(self) -> int:
@@ -281,13 +281,13 @@ class ChildProcess(ABC):
 
 
 def close_pipes(popen: Popen) -> bool:
-    """Closes the parent's ends of multiprocessing's pipes to a process. Later children would inherit these ends.
+    """Closes the parent's ends of multiprocessing's pipes to a process. Children that are started later would inherit
+    the pipes.
 
-    The pipes are not needed, because a descriptor for the process reports its exit, and the process monitors its parent
-    in the same way (`watch_the_parent`).
+    The pipes are not needed, because descriptors report the exits of the child and of its parent (`watch_the_parent`).
 
     Returns:
-        Whether the ends were closed. They stay open if the system lacks process descriptors.
+        Whether the ends were closed. If the system lacks process descriptors, the pipes stay open.
     """
     own = Pidfd(os.getpid())
     has_descriptors = own.descriptor >= 0
@@ -300,7 +300,7 @@ def close_pipes(popen: Popen) -> bool:
 def watch_the_parent() -> None:
     """In a child, makes `multiprocessing.parent_process` monitor the parent through a descriptor for that process.
 
-    By default, `parent_process` uses a pipe. The parent has closed the other end of this pipe.
+    By default, `parent_process` uses a pipe. The parent has closed the other end of multiprocessing's pipe.
     """
     parent = multiprocessing.parent_process()
     if parent is None or parent.pid != os.getppid():

@@ -1,8 +1,8 @@
 """Stops the children of one loader: asks them to stop, kills the children that do not stop, and reaps all children.
 
-Role: runs in the main process. `Shutdown` stops all children, in the thread that calls it first. It may be called any
-number of times, and continues after an interruption. `OwnsChildren` calls it when the owner of the children is deleted,
-or when the program exits.
+Role: runs in the main process. `Shutdown` stops all children, in the thread that calls it first. `Shutdown` may be
+called any number of times, and continues after an interruption. `OwnsChildren` calls `Shutdown` when the owner of the
+children is deleted, or when the program exits.
 
 A child that does not stop on request is killed. SIGTERM would not end a child, because children ignore this signal:
 clusters send it to all processes of a program (`interrupts.py`).
@@ -25,7 +25,7 @@ from torchdata._native import BellBoard, Finalized, Link, Sender, order_of
 
 #: The number of seconds that a child may take to finish its work after it was asked to stop.
 ASKED = 3.0
-#: The number of seconds that a child may take to exit after SIGKILL. Only the kernel can delay this exit.
+#: The number of seconds that a child may take to exit after SIGKILL, which only the kernel can delay.
 KILLED = 5.0
 #: The command to stop, and the order that announces the command.
 _STOP, _STOP_ORDER = ("stop", 0, 0), order_of("stop", 0)
@@ -42,8 +42,8 @@ class Shutdown:
 
     def __init__(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:
         self._owner_pid = os.getpid()
-        #: The lock that is held by the thread that stops the children. After this thread has finished, another thread
-        #: finds the children stopped.
+        #: The lock that is held by the thread that stops the children. Once this thread has finished, other threads
+        #: find the children stopped.
         self._running = threading.RLock()
         self._children = children
         self._controls = controls
@@ -51,7 +51,7 @@ class Shutdown:
         self.has_begun = False
         #: Whether stopping is complete.
         self.is_over = False
-        #: The process that forks replacements for children that exit. This process ends after all children.
+        #: The process that forks replacements for children that exit, and that ends after all children.
         self.forker: Closes | None = None
         self._bells = bells
         #: Called before the children are asked to stop, so that children that wait for the main process receive the
@@ -188,7 +188,7 @@ class OwnsChildren(Finalized):
         self._ended = self._shutdown.is_over
 
     def _finalize(self, interrupted: bool) -> None:
-        """Implements `__del__`. If Ctrl-C was pressed during or before the finalizer, it is delivered afterwards."""
+        """Implements `__del__`. If Ctrl-C was pressed, it is delivered after the finalizer."""
         shutdown = self.__dict__.get("_shutdown")
         if interrupted or (shutdown is not None and not shutdown.is_over):
             with InterruptsDeferred(later=True, noted=interrupted):

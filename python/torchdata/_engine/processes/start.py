@@ -2,8 +2,8 @@
 
 Role: runs in the main process. Each start method has a class of children (`new_child`). A start is never interrupted:
 signals that the main process handles are delivered between two starts. If a handler raises an exception, the caller
-must stop the children that were started. A child has these signals blocked until it leaves the signals to the main
-process.
+must stop the children that were started. In a child, these signals are blocked until the child leaves the signals to
+the main process.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def start_all(
     Args:
         children: the children.
         start_method: multiprocessing's name of the start method.
-        started: a function that is called with the number of each started child. Exceptions of this function reach the
+        started: a function that is called with the number of each started child. Exceptions of `started` reach the
             caller.
 
     Raises:
@@ -90,8 +90,8 @@ def start_all(
         _refuse_to_start()
     with InterruptsDeferred() as deferred:
         if spawns or any(isinstance(child, SpawnedChild) for child in children):
-            # The resource tracker is started first. If it started together with the first child, it would unblock the
-            # signals that are blocked for the child.
+            # The resource tracker is started first. If the tracker started together with the first child, it would
+            # unblock the signals that are blocked for the child.
             _ensure_tracker()
         forked = [child for child in children if isinstance(child, ForkedChild)]
         if forked:
@@ -104,7 +104,7 @@ def start_all(
 
 
 def _imports_the_program() -> bool:
-    """Returns whether this process is a child that is still importing the program. In this phase, multiprocessing
+    """Returns whether this process is a child that is still importing the program. During this import, multiprocessing
     starts no processes."""
     try:
         spawn.get_preparation_data("")
@@ -114,8 +114,8 @@ def _imports_the_program() -> bool:
 
 
 def _refuse_to_start() -> NoReturn:
-    """Ends a process that imports a program without a `__main__` guard. A child of this package reports this by its
-    exit code.
+    """Ends a process that imports a program without a `__main__` guard. A child of this package reports the missing
+    guard by its exit code.
 
     Raises:
         RuntimeError: this process is a child of another library, or of the program itself.
@@ -137,7 +137,7 @@ def _ensure_tracker() -> None:
 
 
 def _start(child: ChildProcess) -> bool:
-    """Starts one child. Returns False if a signal has ended a forking process that was still starting."""
+    """Starts one child. Returns False if a signal has ended a forking process before it was running."""
     try:
         child.start()
     except StartGivenUp:

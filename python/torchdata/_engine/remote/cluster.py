@@ -68,8 +68,8 @@ class Cluster:
         self.door: threading.RLock = _door(ray, needed_by)
         if not ray.is_initialized():
             _join(ray)
-        #: Ray's id for the program's connection to the cluster. A program that leaves the cluster and joins it again
-        #: has another id and no actors.
+        #: Ray's id for the program's connection to the cluster. If a program leaves the cluster and joins it again, the
+        #: program has another id and no actors.
         self._context = ray.get_runtime_context()
         self._stay = self._context.get_job_id()
         self.chunk_bytes = chunk_bytes
@@ -82,7 +82,7 @@ class Cluster:
             options["scheduling_strategy"] = _strategy(ray, scheduling)
         self._scheduling, self._demands = scheduling, _demands(options)
         self._made: list[weakref.ref[RemoteWorker]] = []
-        #: References to received answers. The next call drops these references.
+        #: References to received answers. The next call of a method drops these references.
         self.spent: list[Any] = []
         self._telling, self._told_at = threading.Lock(), 0.0
         self._kind = ray.remote(**options, concurrency_groups=_GROUPS)(Host)
@@ -96,7 +96,7 @@ class Cluster:
 
     def make_child(self, name: str, args: tuple[ChildSetup]) -> ChildProcess:
         """Returns a child that is not started yet; see `new_child`. The dispatching process runs on this machine, not
-        on the cluster."""
+        in the cluster."""
         (setup,) = args
         if setup.dispatches:
             return DispatchingChild(name, setup)
@@ -105,7 +105,7 @@ class Cluster:
         return worker
 
     def tell_late(self, seconds: float) -> None:
-        """Warns that workers have not started after this number of seconds. One warning covers all of these workers.
+        """Warns that workers have not started after this number of seconds; one warning covers all these workers.
 
         Raises:
             ConnectionError: the program has left the cluster.
@@ -138,8 +138,8 @@ class Cluster:
 
     @property
     def is_left(self) -> bool:
-        """Returns whether the program has left the cluster. The program may have joined another cluster since, where
-        its objects are unknown.
+        """Returns whether the program has left the cluster. The program may have joined another cluster, in which its
+        objects are unknown.
         """
         with self.door:
             try:
@@ -151,8 +151,8 @@ class Cluster:
     def stay(self) -> Iterator[None]:
         """Keeps the program in the cluster during the context, even if another thread tries to leave.
 
-        All code that calls Ray, or drops one of Ray's references, must run in this context. Without this context, Ray
-        ends the process if one thread makes a call while another thread leaves the cluster.
+        All code that calls Ray, or drops one of Ray's references, must run in this context. Outside of this context,
+        Ray ends the process if one thread makes a call while another thread leaves the cluster.
 
         Raises:
             ConnectionError: the program has left the cluster.
@@ -199,7 +199,7 @@ class Cluster:
         cause = getattr(error, "cause", None)
         if cause is not None:  # the host has raised this error
             return f"its host reports: {type(cause).__name__}: {cause}"
-        # Lines that begin with a space are skipped, because they list the names and ids of the actor.
+        # Lines that begin with a space list the names and ids of the actor, so they are skipped.
         said = " ".join(line for line in str(error).splitlines() if line[:1].strip()).rstrip(". ")
         return said if isinstance(error, VersionsDiffer) else f"Ray reports: {said or repr(error)}"
 
@@ -259,7 +259,7 @@ class _Actor:
 def _keep_until_done(answer: Future[Any], reference: Any, spent: list[Any]) -> None:
     """Keeps a reference until its answer was received, and then moves it to `spent`.
 
-    Ray ends a process that drops a reference before its answer was received.
+    Ray ends a process if it drops a reference before the answer was received.
     """
     held = [reference]
     answer.add_done_callback(lambda _: spent.append(held.pop()))

@@ -1,9 +1,9 @@
-"""The dispatching process of a loader with workers on other machines. This is a spawned process on the main process's
+"""The dispatching process of a loader with workers on other machines. The process is spawned on the main process's
 machine.
 
 Role: runs in the main process. The program is pickled like the workers' program. The pickle includes all definitions of
-the user's main module, because this process does not import that module. The user's program therefore does not need a
-`__main__` guard, and the dispatching process runs the same pipes that the main process has.
+the user's main module, because the dispatching process does not import that module. The user's program therefore does
+not need a `__main__` guard, and the dispatching process runs the same pipes that the main process has.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class DispatchingChild(SpawnedChild):
 
     def __init__(self, name: str, setup: ChildSetup) -> None:
         assert isinstance(setup.program, Program)
-        # The memory is stored here, because a child that replaces this one has its own memory.
+        # The memory is stored in the child, because each replacement has its own memory.
         self._program = SharedPickle(pickled(setup.program))
         arguments = (replace(setup, program=self._program),)
         super().__init__(get_context("spawn"), name, f"{PREFIX}{name}", run_child, arguments)

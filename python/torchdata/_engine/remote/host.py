@@ -1,9 +1,9 @@
 """The host of a worker on another machine: a Ray actor that runs next to the worker's own process.
 
 Role: runs on the machine that Ray chooses. The worker is a spawned process, as on the main process's machine. The
-worker has the same links as on that machine, but the links lead to the host. User code therefore has its own main
-thread and interpreter lock, and can crash only the worker. The host carries the contents of these links to and from the
-main process without decoding them. The host runs no user code, and its worker exits together with the host.
+worker has the same links as on the main process's machine, but the links lead to the host. User code therefore has its
+own main thread and interpreter lock, and can crash only the worker. The host passes the contents of these links to and
+from the main process without decoding them. The host runs no user code, and its worker exits together with the host.
 
 Two threads of the actor serve each pair of links, called a lane: one thread receives messages of the main process
 (`tell`), and one thread returns the units of the worker (`pull`). The main process always has some calls of `pull`
@@ -38,9 +38,10 @@ from torchdata._engine.workers.members import CONTROL_RING
 from torchdata._native import BellBoard, Carrier, Link, StatsBoard
 from torchdata._observe.stats.counting import PIPES
 
-#: Seconds after which a call of `pull` returns without content, so that both sides know that the connection works.
+#: Seconds after which `pull` returns even without content, so that both sides know that the connection works.
 PULSE = 1.0
-#: Seconds without a message from the main process after which a host exits, in case Ray has not ended it.
+#: Seconds without a message from the main process after which a host exits, because Ray may have failed to end the
+#: host.
 DEAF = 600.0
 #: Seconds between two checks while the host waits for units, and while it waits for free space for a command or for the
 #: start of a child.
@@ -49,7 +50,7 @@ LOOK, GLANCE = 5.0, 0.002
 SEEN = 0.5
 #: Parts of a frame with at least this many bytes are sent outside the pickle.
 APART = 32 << 10
-#: If this many bytes wait to be passed to the worker, the main process must stop sending units.
+#: The main process must stop sending units if this many bytes wait to be passed to the worker.
 FULL = 8 << 20
 #: The bell index and page number, on this machine, of the worker. `DISPATCHER` is the same for the dispatching process.
 WORKER, DISPATCHER = 1, 2
@@ -210,8 +211,8 @@ class _WorkerLane:
         self._early: dict[int, Told] = {}
         self._telling, self._pulling = threading.Lock(), threading.Lock()
         self._frames: SimpleQueue[list[Any] | None] = SimpleQueue()
-        #: The number of bytes of the received frames, and the number of bytes that were passed on. Only one thread
-        #: writes each counter.
+        #: The number of bytes of the received frames, and the number of bytes that were passed on; one thread writes
+        #: each counter.
         self._came, self._passed = 0, 0
         #: Whether the main process lacks space for units.
         self.holds = False
@@ -237,7 +238,7 @@ class _WorkerLane:
             self.carrier.ring()
 
     def _pass_on(self) -> None:
-        """Passes received frames to the worker, and waits until they fit into the link. The method runs in a separate
+        """Passes received frames to the worker, and waits until they fit into the link. `_pass_on` runs in a separate
         thread, so that other work does not wait for the link.
         """
         while (frame := self._frames.get()) is not None:
@@ -403,8 +404,8 @@ class Host:
     def _watch(self) -> None:
         """Records the worker's exit, and ends this process if the main process sends nothing for too long.
 
-        If the parent of this process no longer exists, Ray's daemon on this machine has ended. In that case, Ray kills
-        the worker and this process. Only Ray knows the reason, so the exit code of the worker is not reported.
+        If the parent of this process no longer exists, Ray's daemon on this machine has ended, and Ray kills the worker
+        and this process. The exit code of the worker is then not reported, because only Ray knows the reason.
         """
         child = self._child
         while not child.ended:

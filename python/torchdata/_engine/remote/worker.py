@@ -1,10 +1,10 @@
 """The main process's side of a worker on another machine, with the interface of `ChildProcess`.
 
 Role: runs in the main process. The worker has the same links as any child, and the main process uses its own ends of
-these links as usual. A carrier, which copies units between links of two machines, uses the opposite ends. A thread of
-this module reads commands and words from the links for the worker's host, and writes units from the host into the
-links. The collector, the commands, the leases and the states therefore treat the worker like any other child. If there
-is a dispatching process, which runs on this machine, another thread transmits its units.
+these links as usual. On this machine, a carrier, which copies units between links of two machines, uses the opposite
+ends. A thread of this module reads commands and words from the links for the worker's host, and writes units from the
+host into the links. The collector, the commands, the leases and the states therefore treat the worker like any other
+child. If there is a dispatching process, which runs on this machine, another thread transmits its units.
 
 All data from a host passes through the thread and the links of one worker, so that units of an earlier worker cannot
 reach the replacement.
@@ -34,8 +34,8 @@ from torchdata._threads import Latch
 AHEAD = 2
 #: The maximum number of bytes of a message with commands.
 TOLD = 1 << 20
-#: The bit that marks the order to stop. It makes this order greater than the order of any epoch. The lower bits are the
-#: number of the epoch.
+#: The bit that marks the order to stop, which makes this order greater than the order of any epoch. The lower bits are
+#: the number of the epoch.
 _END = 1 << 32
 #: Seconds between two checks during a wait, and the number of seconds that `close` waits for the thread.
 LOOK, JOINED = 1.0, 5.0
@@ -343,8 +343,7 @@ class _Lane:
         self._carrier.ring()
 
     def carry(self) -> Iterator[Pulled]:
-        """Transmits messages. Yields each result of `pull` after its words were published, and before its frame is
-        stored."""
+        """Transmits messages. Yields each result of `pull` after publishing its words, and before storing its frame."""
         actor, carrier, number = self._actor, self._carrier, self._number
         pulls: list[Future[Pulled]] = []
         early: dict[int, Pulled] = {}
@@ -390,7 +389,7 @@ class _Arrived:
 
     Args:
         carrier: stores the frames in the link.
-        much: if this number of bytes waits, the host must stop sending units.
+        much: the number of waiting bytes at which the host must stop sending units.
     """
 
     def __init__(self, carrier: Carrier, much: int) -> None:
@@ -419,8 +418,8 @@ class _Arrived:
             self._bytes -= bytes_of(self._frames.popleft())
 
     def end(self) -> None:
-        """Drops all frames, including frames that arrive later. The main process stops reading, so these frames might
-        never fit into the link."""
+        """Drops all present and future frames, which might never fit into the link because the main process stops
+        reading."""
         self._has_ended = True
         self._frames.clear()
         self._bytes = 0
@@ -428,7 +427,7 @@ class _Arrived:
 
 def _ringing(lane: _Lane) -> Callable[[object], None]:
     """Returns a callback that notifies the lane while the lane exists. The callback holds no reference to the lane,
-    because Ray keeps the callbacks of a call that is never answered.
+    because Ray keeps the callbacks of a call that never ends.
     """
     found = weakref.ref(lane)
 
@@ -453,7 +452,7 @@ def _differences(theirs: dict[str, str]) -> str:
 
 
 def _release(name: str, version: str) -> Any:
-    """Returns the part of a version that must be equal: the whole version of this package, and the major and minor
-    version of other modules.
+    """Returns the part of a version that must be equal: all of it for this package, and the major and minor version for
+    other modules.
     """
     return version if name == "torchdata-rs" else version.split(".")[:2]

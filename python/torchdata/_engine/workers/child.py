@@ -5,9 +5,9 @@ closes inherited resources, and ensures that it exits with the main process. The
 loads the program, and passes each command to the program's runner until the runner has obeyed the command to stop.
 
 Python's cyclic garbage collector does not search objects that a child imports at its start or keeps until its end.
-Importing torch creates a quarter of a million permanent objects. Searching these objects for cycles takes a tenth of
-the import time, and each later full search takes the same time again. In a forked child, such a search also writes to
-every page that holds an inherited object, which copies the page.
+Importing torch creates a quarter of a million permanent objects. Searching the imported objects for cycles takes a
+tenth of the import time, and each later full search takes the same time again. In a forked child, such a search also
+writes to every page that holds an inherited object, which copies the page.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def run_child(setup: ChildSetup) -> None:
     if not setup.common.enter(setup.name, links, setup.stats.shared):
         return
     name_process("td_dispatch" if setup.dispatches else f"td_worker_{setup.worker_id}")
-    # At shutdown, the main process does not wait for this import, because this child has not opened its control link
+    # At shutdown, the main process does not wait for this import, because the child has not opened its control link
     # yet.
     module, name = setup.program_class
     runner: type[Runner] = getattr(importlib.import_module(module), name).runner
@@ -286,11 +286,11 @@ def _keep_freed_memory() -> None:
     """Makes the allocator keep freed memory instead of immediately returning it to the system. The limit is twice the
     size of the largest block that the allocator adapts to.
 
-    A child frees the objects of one batch, and allocates objects of the same sizes for the next batch. If the memory is
-    returned in between, each page causes a page fault, which takes a tenth of the time when images are decoded. glibc
-    adapts its limit to large blocks that are freed. In a child, however, large blocks are in shared memory, so glibc
-    never frees one. This function therefore allocates and frees one large block, without touching its pages. Limits
-    that the user has set (`MALLOC_TRIM_THRESHOLD_`) remain in effect.
+    A child frees the objects of one batch, and allocates objects of the same sizes for the next batch. If freed memory
+    is returned between two batches, each page causes a page fault, which takes a tenth of the time when images are
+    decoded. glibc adapts its limit to large blocks that are freed. In a child, however, large blocks are in shared
+    memory, so glibc never frees a large block. This function therefore allocates and frees one large block, without
+    touching its pages. Limits that the user has set (`MALLOC_TRIM_THRESHOLD_`) remain in effect.
     """
     bytes(_LARGEST_LEARNT)
 
@@ -298,14 +298,14 @@ def _keep_freed_memory() -> None:
 def _keep_memory_of_tensors() -> None:
     """Lets torch request huge pages for large tensors, except when the user has disabled huge pages.
 
-    Torch aligns each tensor to 64 bytes. For this alignment, older releases of glibc leave a gap next to the tensor,
-    which may never be reused. The next tensor of the same size then does not fit into the memory of the last one, so
-    that the process grows by one tensor each time, and all pages are new. With huge pages, tensors are aligned to the
-    size of a page, and gaps of that size are reused. Measured in a worker with glibc 2.36: with huge pages, filling a
-    tensor of 20 MB takes no page faults instead of 4,864, and filling a tensor of 38 MB takes 531 instead of 9,729. A
-    worker that kept a small tensor next to each large tensor of 20 MB grew by 1.2 GB after 60 items; with huge pages,
-    it grows by 20 MB. Torch reads the environment variable once, for its first tensor. With "fork", the main process
-    may have created that tensor, so the main process's setting applies.
+    Torch aligns each tensor to 64 bytes. Next to such an aligned tensor, older releases of glibc leave a gap, which may
+    never be reused. The next tensor of the same size then does not fit into the freed memory, so that the process grows
+    by one tensor each time, and all pages are new. With huge pages, tensors are aligned to the size of a page, and gaps
+    of that size are reused. Measured in a worker with glibc 2.36: with huge pages, filling a tensor of 20 MB takes no
+    page faults instead of 4,864, and filling a tensor of 38 MB takes 531 instead of 9,729. A worker that kept a small
+    tensor next to each large tensor of 20 MB grew by 1.2 GB after 60 items; with huge pages, it grows by 20 MB. Torch
+    reads the environment variable once, for its first tensor. With "fork", the setting of the main process applies if
+    the main process has already created a tensor.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
@@ -314,7 +314,7 @@ def _settle(thresholds: tuple[int, int, int]) -> None:
     """Completes a child's startup: sets the main process's garbage collection thresholds, and excludes all existing
     objects from later searches for cycles.
 
-    If user code has already set thresholds in the child, these thresholds remain in effect.
+    Thresholds that user code has set in the child remain in effect.
     """
     if gc.get_threshold()[0] == EARLY_THRESHOLD:
         gc.set_threshold(*thresholds)

@@ -33,7 +33,7 @@ class RestartableEpoch:
             number after the last shard.
         resume: computes where each shard and the dispatching process resume, given the received items.
         before: the previous epoch and the children's positions in it; None if no part of the graphs keeps state beyond
-            an epoch. If `before` is given, each worker began this epoch with a snapshot.
+            an epoch. With `before`, each worker began this epoch with a snapshot.
     """
 
     number: int
@@ -50,7 +50,7 @@ class EpochRestarts(Restarts):
 
     #: The current epoch; None before the first epoch.
     run: RestartableEpoch | None = None
-    #: Whether a function was applied to the graphs. A replacement would lack the effect of this function.
+    #: Whether a function was applied to the graphs. A replacement would lack the effect of a function that was called.
     has_called = False
     #: Children that finish an epoch without sending items, because all items of the epoch were received.
     _repeating: frozenset[int] = frozenset()
@@ -84,8 +84,8 @@ class EpochRestarts(Restarts):
             return
         members, starts = self._members, run.resume(received)
         begin = any(begins(start) for index in indices for start in members.starts_of(index, starts))
-        # State that is kept beyond an epoch is restored by repeating the end of the previous epoch. This is not needed
-        # if there is a snapshot of the current epoch, because the snapshot contains this state.
+        # State that is kept beyond an epoch is restored by repeating the end of the previous epoch. This repetition is
+        # not needed if there is a snapshot of the current epoch, because the snapshot contains this state.
         repeats = run.before is not None and begin
         if repeats:
             assert run.before is not None

@@ -2,7 +2,7 @@
 
 Role: carries out the main process's commands (start an epoch, call a function on the graph, stop). Between commands,
 the runner runs the graph of pipes, and sends the items. Commands are received between two items. `protocol::Obedience`
-in the engine decides how a command affects the running epoch. This module executes the decision.
+in the engine decides how a command affects the running epoch, and this module executes the decision.
 
 A command is a tuple of its kind, its number on the link, the number of the epoch or function, and further arguments.
 """
@@ -62,12 +62,12 @@ class EpochRunner:
         self.obedience = Obedience(self.setup.dispatches)
         #: A command that was received during an epoch, and ends the epoch.
         self.pending: tuple[Any, ...] | None = None
-        #: The number of the running epoch. `start` is the position at which this run of the epoch began in the first
-        #: shard, and `opened` means that this run has opened a stream of dispatched items.
+        #: The number of the running epoch. `start` is the position in the first shard at which this run of the epoch
+        #: began, and `opened` means that this run has opened a stream of dispatched items.
         self.epoch, self.start, self.opened = 0, Resumption(), False
         #: Whether a snapshot is being taken for which the main process waits.
         self._announces = False
-        #: The encoded exception that has prevented preparing the graph. It is sent in each epoch.
+        #: The encoded exception that has prevented preparing the graph, and that is sent in each epoch.
         self.failure: tuple[Any, ...] | None = None
 
     def prepare(self, program: EpochProgram) -> None:
@@ -136,7 +136,7 @@ class EpochRunner:
         return self.child.next_command() if command is None else command
 
     def _open_dispatched(self) -> Iterator[Any]:
-        """Returns a stream of the items that are dispatched to this worker. The pass begins with the first item that is
+        """Returns a stream of the items that are dispatched to this worker. The pass begins when its first item is
         requested."""
         assert self.dispatched is not None
         start = self.start
@@ -184,7 +184,7 @@ class EpochRunner:
             self.obedience.leave()
             self.counting.end()
             if self.dispatched is not None:
-                # Dispatched items that are still on their way to this worker then do not block other workers.
+                # Dispatched items that are still on their way to this worker must not block other workers.
                 self.dispatched.finish_epoch(epoch)
 
     def _send_epoch(self, begin: Callable[[], Any]) -> None:
@@ -210,8 +210,7 @@ class EpochRunner:
         program.epoch = self.epoch - 1
         program.begin_epoch(seeds, iter_reset_fn)
         self.counting.bind(program.datapipe, place)
-        # A run that resumes from a snapshot may read immediately. The main process already has that snapshot, and does
-        # not wait for another snapshot.
+        # A run that resumes from a snapshot may read immediately, because the main process already has that snapshot.
         unread = announced and start.content is None
         with program.beginning_unread() if unread else nullcontext():
             iterator = program.go_on_from(start.content, start.strict)

@@ -63,7 +63,7 @@ class Children(Group):
         in_order: whether the main process takes items from the workers in strict turn.
         timeout: seconds that the main process waits for an item; None for no limit.
         full_stats: whether the time of each pipe is measured.
-        snapshot_budget: bytes of the snapshots that the main process keeps; None for no limit. Larger snapshots are
+        snapshot_budget: bytes of the snapshots that the main process keeps, or None for no limit; larger snapshots are
             sent only after `want_large_snapshots`.
         survived: the kinds of exits after which a child is replaced instead of raising an error.
         listener: receives the notes of the workers; None drops them.
@@ -243,7 +243,8 @@ class Children(Group):
             for index in range(len(self._processes)):
                 began = time.monotonic()
                 while not self._is_resting(index) and not self._has_obeyed(index):
-                    # A child that waits for the dispatching process reaches its next item only if no worker is blocked.
+                    # If a child waits for the dispatching process, it reaches its next item only if no worker is
+                    # blocked.
                     self.collector.relieve(False)
                     began = self._end_if_it_hangs(index, began)
                     if time.monotonic() >= deadline:
@@ -254,7 +255,7 @@ class Children(Group):
             self.collector.relieve(True)
 
     def _end_if_it_hangs(self, index: int, began: float) -> float:
-        """Kills a child that has not obeyed since `began`, if this time is too long. Returns the new start of the
+        """Kills a child that has not obeyed since `began`, if too much time has passed. Returns the new start of the
         wait."""
         hangs = None if self._restarts is None else self._restarts.hangs
         if hangs is not None and hangs.end_if_over(index, time.monotonic() - began):
@@ -308,8 +309,8 @@ class Children(Group):
         if self._restarts is None:
             return self._check_alive
         process, rests = self._processes[index], self._restarts.rests
-        # A worker that waits for the dispatching process in the middle of an item obeys after the dispatching process
-        # continues.
+        # If a worker waits for the dispatching process in the middle of an item, the worker obeys only after the
+        # dispatching process continues.
         others = range(len(self._processes)) if self.dispatches else ()
 
         def look() -> None:
@@ -323,7 +324,8 @@ class Children(Group):
     # -- exits and memory --------------------------------------------------------------------------
 
     def _check_alive(self) -> bool:
-        """If a child has exited, replaces it or raises its error. Returns whether a child was replaced."""
+        """Replaces children that have exited, or raises an exited child's error. Returns whether a child was
+        replaced."""
         return self.check_alive(self.collector)
 
     def _on_surplus(self, waited_for: int, taken_in: int, size: int) -> None:

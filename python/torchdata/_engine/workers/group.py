@@ -144,7 +144,8 @@ class Group(OwnsChildren):
         return self._start_method == "fork"
 
     def replace_exited(self, kind: type[R], survived: Survived, in_order: bool = True) -> R | None:
-        """Makes the group replace children that exit, instead of raising an error. The caller then starts the group.
+        """Makes the group replace children that exit, instead of raising an error. After this call, the caller starts
+        the group.
 
         Args:
             kind: the class of the object that replaces the children.
@@ -209,9 +210,7 @@ class Group(OwnsChildren):
             self._positions.begin()
 
     def end_epoch(self) -> None:
-        """Warns if the children have read a file through one shared position in the epoch. If the method is called a
-        second time, it does nothing.
-        """
+        """Warns once if the children have read a file through one shared position in the epoch."""
         words = None if self._positions is None else self._positions.look()
         if words is not None:
             warn_in_thread(RuntimeWarning(words))
@@ -283,7 +282,8 @@ class Group(OwnsChildren):
         return [] if self._shutdown.has_begun else self.members.pids()
 
     def check_alive(self, collector: Collector) -> bool:
-        """If a child has exited, replaces it or raises its error. Returns whether a child was replaced."""
+        """Replaces children that have exited, or raises an exited child's error. Returns whether a child was
+        replaced."""
         if self.restarts is None:
             self.members.check_alive()
             return False

@@ -4,8 +4,8 @@ Role: runs in the main process. The collector calls this module in the waiting t
 for an answer of a child. A process that hangs is killed, and its activity is recorded. From then on, the exit of this
 process is handled like any other exit (`restart.py`).
 
-A process hangs if the main process has waited for it for the whole `timeout`, and none of its counters changed
-meanwhile: no pipe of its graph has yielded an item, and the process has sent nothing. Processor time is not a sign of
+A process hangs if the main process has waited for it for the whole `timeout` while none of its counters changed,
+because no pipe of its graph has yielded an item and the process has sent nothing. Processor time is not a sign of
 progress, because an endless loop also uses processor time. The user can therefore set `patience`, a longer limit for a
 process that uses the processor according to the kernel. A process that waits for another process is not at fault,
 except when it is stopped.
@@ -98,7 +98,7 @@ class _WorkMark:
         at: the time when the measurement began.
         looked: the time of the last check.
         worked: the seconds of work of the process until `at`.
-        works: whether the process counts as working, according to its earlier activity.
+        works: whether the process counted as working in the last completed measurement.
     """
 
     pid: int
@@ -205,7 +205,7 @@ class Hangs:
         return ended
 
     def end_if_over(self, child: int, waited: float) -> bool:
-        """Kills a child if the main process has waited too long for something other than an item. The caller repeats
+        """Kills a child if the main process has waited too long for an answer other than an item. The caller repeats
         the call during the wait. Returns whether the wait was too long.
         """
         if waited < self.seconds:

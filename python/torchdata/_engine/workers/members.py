@@ -102,7 +102,7 @@ class Members:
 
     def seeds_of(self, index: int, commands: Callable[[int], tuple[Any, Any]]) -> tuple[list[Any], Any]:
         """Returns the seeds of a child's shards, and the child's reset function. The argument is a function that
-        returns both for a shard.
+        returns the seeds and the reset function for a shard.
         """
         shards = self.shards_of(index) if index < self.num_workers else range(self.num_shards, self.num_shards + 1)
         each = [commands(shard) for shard in shards]
@@ -113,7 +113,7 @@ class Members:
 
         Args:
             starts: the positions where replacements resume, by shard, followed by the dispatching process's position. A
-                process that resumes from a snapshot does not send one.
+                process that resumes from a snapshot does not send another snapshot.
         """
         if starts is None:
             return Announced.DEALT if index == 0 and self.dispatches else Announced.OWN

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Runner(Protocol):
     """Carries out the main process's commands in one child."""
 
-    #: Whether the pump, which sends the items, returns between two items if a command is waiting. If this is False, the
-    #: runner checks for commands itself.
+    #: Whether the pump, which sends the items, returns between two items if a command is waiting. If `is_interrupted`
+    #: is False, the runner checks for commands itself.
     is_interrupted: ClassVar[bool]
     #: The encoded exception that prevents the program from running; the runner sends it instead of items.
     failure: tuple[Any, ...] | None
@@ -36,7 +36,7 @@ class Runner(Protocol):
         """`child` is the `Child` that receives the commands."""
 
     def prepare(self, program: Any) -> None:
-        """The child calls this method once, before the first command. If the method raises an exception, this exception
+        """The child calls this method once, before the first command. If `prepare` raises an exception, this exception
         becomes the `failure`."""
 
     def obey(self, command: tuple[Any, ...]) -> bool:
@@ -46,7 +46,6 @@ class Runner(Protocol):
 class Program(ABC):
     """The program of a group's workers."""
 
-    #: The class of the runner.
     runner: ClassVar[type[Runner]]
     #: The name of each worker in messages, by its number.
     worker_name: ClassVar[str] = "worker process {}"
@@ -65,7 +64,7 @@ class Program(ABC):
         """
 
     def holds_shared_memory(self) -> bool:
-        """Returns whether the program contains objects that must not be copied. If it does, it must be pickled for each
+        """Returns whether the program contains objects that must not be copied, so that it must be pickled for each
         process."""
         return False
 
@@ -124,7 +123,7 @@ class EpochProgram(Program):
 
     #: The pipe that is iterated in each epoch.
     datapipe: Any
-    #: The number of the epoch, from 0. The runner sets it before it calls `begin_epoch`.
+    #: The number of the epoch, from 0. The runner sets `epoch` before it calls `begin_epoch`.
     epoch: int = 0
     #: The variables and generators of the shard, if `replicas` returns several programs.
     globals: SavedGlobals

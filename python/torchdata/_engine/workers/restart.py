@@ -1,12 +1,12 @@
 """Replaces children that exit in the middle of an epoch.
 
 Role: runs in the main process. The engine calls this module in the reading thread, and the owner of the group calls it
-before it sends a command. `protocol::Replacing` in the engine decides which children are replaced, and when replacing
-is given up. This module starts the replacements. Items that an exited worker had already sent count as received. The
-three kinds of groups differ in how a replacement resumes after these items, so each kind has its own class, such as
-`EpochRestarts` for graphs.
+before it sends a command. `protocol::Replacing` in the engine decides which children are replaced, and when to give up;
+this module starts the replacements. Items that an exited worker had already sent count as received. The three kinds of
+groups differ in how a replacement resumes after these items, so each kind has its own class, such as `EpochRestarts`
+for graphs.
 
-If an interrupt occurs (Ctrl-C, or a warning that is turned into an error), a replacement is either complete or not
+If an interrupt occurs (Ctrl-C, or a warning that is turned into an error), each replacement is either complete or not
 started. The next attempt continues the interrupted replacement.
 """
 
@@ -84,8 +84,8 @@ class Restarts:
         self._made: list[tuple[int, Link | None, int | OwnedDescriptor]] | None = None
 
     def keep_forker(self) -> None:
-        """Starts the process that forks replacements, under the start method "fork". After this call, the main process
-        drops the programs.
+        """Starts the process that forks replacements, under the start method "fork". After the start of that process,
+        the main process drops the programs.
         """
         if start_method_of(self._context) == "fork":
             members = self._members
@@ -120,7 +120,7 @@ class Restarts:
 
     def look_at(self, index: int) -> Callable[[], None]:
         """Returns a function that checks a child while a command is sent to it. The function raises `Gone` if no
-        process will receive the command.
+        process can receive the command.
         """
 
         def look() -> None:
@@ -146,7 +146,8 @@ class Restarts:
             dead: the numbers of the children that have exited.
             received: for each shard, the number of received items.
             ended: for each shard, whether it sends nothing more in this epoch.
-            paused: whether the workers are paused. If they are paused, the exit does not count as a failed attempt.
+            paused: whether the workers are paused. If all children are paused, the exit does not count as a failed
+                attempt.
 
         Raises:
             WorkerExitedError: the child cannot be replaced.
@@ -217,7 +218,7 @@ class Restarts:
         Args:
             indices: the numbers of the children.
             received: the items that were received from each shard.
-            ended: for each shard, whether the received items are all items that it sends in this epoch.
+            ended: for each shard, whether all its items of this epoch were received.
 
         Returns:
             For each child: its number, the link over which it sends to the main process (if any), and the handle that
@@ -271,7 +272,8 @@ class Restarts:
         ]
 
     def _give_up(self, indices: Sequence[int], error: OSError) -> NoReturn:
-        """Leaves the children without processes, and raises an error. The next epoch tries to start these children."""
+        """Leaves the children without processes, and raises an error. The next epoch tries to start the given-up
+        children."""
         members = self._members
         for index in indices:
             members.processes[index].kill()

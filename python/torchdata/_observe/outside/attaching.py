@@ -5,10 +5,10 @@ descriptor of this memory. `/proc` exposes the descriptor to users who may inspe
 The memory is mapped read-only, and the observed processes are not changed. Only reading a stack sends a signal (see
 `stacks`).
 
-If root inspects processes of other users, the memory that looks like a board of counters may contain anything. The
-memory must therefore be sealed against shrinking, the numbers in it are compared with its size, and control characters
-are removed from its texts. A board that fails these checks is reported and left out. If a loader runs in a container,
-its board contains process ids of this container.
+If root inspects processes of other users, their memory may contain anything, so it must be sealed against shrinking,
+the numbers in it are compared with its size, and control characters are removed from its texts. A board that fails
+these checks is reported and left out. If a loader runs in a container, its board contains process ids of this
+container.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached 
     owner, _ = board.made()
     numbers = _numbers(candidate)
     here = owner if numbers is None else numbers.get(owner, candidate)
-    # A child that was forked from the main process may also hold the descriptor.
+    # The candidate may be a child that was forked from the main process and has inherited the descriptor.
     if here != candidate and _holds(here, identity):
         return None
     inside = "" if numbers is None else f" (in a container, where it is {owner})"
@@ -220,8 +220,8 @@ def _holds(pid: int, identity: tuple[int, int]) -> bool:
 
 
 def attach(pid: int | None = None) -> list[Attached]:
-    """Does the same as `find`, but accepts a worker. If a process does not have a loader, it may be a worker, so this
-    function returns the loaders of its parent.
+    """Does the same as `find`, but accepts a worker. If a process has no loader, the loaders of its parent are
+    returned, because the process may be a worker.
 
     Raises:
         NoLoaderError: no loader was found.

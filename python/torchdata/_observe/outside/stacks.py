@@ -5,14 +5,14 @@ memory. The counters of the process name the signal and the descriptor, and a us
 memory through `/proc`. `faulthandler` writes the answer in the signal handler, in C and without the interpreter's lock,
 so that a process that hangs in native code also answers. The handler inspects only the main thread's own stack, which
 does not change meanwhile. Stacks of other threads can change, and their memory can be freed while they are read. Worker
-processes therefore answer a second signal in Python. This answer contains the stacks of their other threads. The second
-answer requires the interpreter's lock, so that all threads are paused. It works once the main thread runs Python code
-or checks for signals, as it does while it waits for a thread that hangs.
+processes therefore answer a second signal in Python. The answer to a second signal contains the stacks of a worker's
+other threads. The second answer requires the interpreter's lock, so that all threads are paused, and works once the
+main thread runs Python code or checks for signals, as it does while it waits for a thread that hangs.
 
 A signal would terminate a process that has not installed its handler yet, or has removed it. The page is therefore
 empty until the handler is installed, and the observer checks for the handler. From the process's first loader on, the
-signal is ignored whenever there is no handler. Only the main thread can ignore signals. If another thread has created
-the first loader, the process therefore keeps the handler and its memory.
+signal is ignored whenever there is no handler. Only the main thread can ignore signals. If another thread creates the
+first loader, the process therefore keeps the handler and its memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ __all__ = [
     "where_it_stands",
 ]
 
-#: Maximum size of the answers in bytes. A process that has written more starts from an empty file in its next epoch.
+#: Maximum size of the answers in bytes. A process that has written more bytes starts from an empty file in its next
+#: epoch.
 MOST = 1 << 20
 #: Seconds between two checks for a complete answer.
 LOOK = 0.005
@@ -113,8 +114,8 @@ def _free_signal() -> int:
 
 
 def answer_for_stacks(board: StatsBoard, page: int) -> None:
-    """Makes this process answer, and records the signals and the descriptor on its page. The page stays empty if the
-    system does not allow it."""
+    """Makes this process answer, and records the signals and the descriptor on its page. If the system does not allow
+    answers, the page stays empty."""
     now = _answering
     if not hasattr(os, "memfd_create") or not hasattr(signal, "SIGRTMAX"):
         return

@@ -3,8 +3,8 @@ doing.
 
 Role: the functions run with the interpreter's lock. The main process's collector calls this module in the thread that
 waits for workers. If the main process itself hangs, the extension's thread that monitors calls of `next` calls this
-module. This thread ends before each fork and restarts with the next item, so that neither the child nor Python's own
-check for threads finds it.
+module. The extension's thread ends before each fork and restarts with the next item, so that neither the child nor
+Python's own check for threads finds it.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def warn_in_thread(warning: Warning) -> None:
 def _words(
     children: Any, peer: int | None, waited: float, ask: Callable[[dict[str, Any]], tuple[str, str]] | None = None
 ) -> str:
-    # Imported only when there is a problem, because a loader without problems does not need this module.
+    # Imported only when there is a problem.
     from torchdata._observe.outside.stacks import where_it_stands
     from torchdata._observe.show.table import duration
     from torchdata._observe.stats.diagnosis import blame
@@ -193,13 +193,13 @@ def _on_call_stall(number: int, waited: float, thread: int) -> None:
     while _is_ours(fault) and fault.f_back is not None:
         fault = fault.f_back
     module = fault.f_globals.get("__name__", "")
-    # `warn_explicit` is used because the warning must name the position of the main thread, not of this thread. Without
-    # a registry, Python shows each of these warnings.
+    # The warning must name the position of the main thread, not of this thread. Without a registry, Python shows every
+    # such warning.
     warnings.warn_explicit(words, StallWarning, fault.f_code.co_filename, fault.f_lineno, module)
 
 
 def _is_debugged(frame: Any) -> bool:
-    """Returns whether a debugger controls the thread, so that the user expects no items."""
+    """Returns whether a debugger controls the thread, so that the user does not expect items."""
     while frame is not None:
         if frame.f_globals.get("__name__") in _DEBUGGERS:
             return True

@@ -1,7 +1,7 @@
 """`python -m torchdata top`: a continuously updated view of running loaders, from another process.
 
-Role: runs in an observing process. In a terminal, the command draws with `rich` on the alternate screen. If its output
-    is not a terminal, it prints one table. Keys: `s` shows the stack of each process, `q` quits.
+Role: runs in an observing process. In a terminal, the command draws with `rich` on the alternate screen. If the output
+is not a terminal, `top` prints one table. Keys: `s` shows the stack of each process, `q` quits.
 """
 
 from __future__ import annotations

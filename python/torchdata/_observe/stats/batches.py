@@ -205,7 +205,7 @@ class BatchRecorder(Recorder):
         self._counting.board.count_items(iterator, MAIN_PAGE, row)
 
     def end(self) -> None:
-        """Ends an epoch. If the workers are not persistent, this is called before they exit."""
+        """Ends an epoch. If the workers are not persistent, `end` is called before they exit."""
         if self._counting is None or self._pid != os.getpid():
             return
         self._counting.end()

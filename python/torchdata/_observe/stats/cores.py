@@ -20,7 +20,7 @@ def processors_of(processes: Iterable[ProcessStats], before: float = 0.0) -> tup
     """Returns how many processors a process would keep busy while it works, if no other programs ran: a lower and an
     upper bound.
 
-    If other programs run, a process must wait for a processor, and takes longer. This wait does not count as the
+    If other programs run, a process must wait for a processor and takes longer, but this wait does not count as the
     process's own waiting.
 
     Args:

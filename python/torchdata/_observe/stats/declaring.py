@@ -1,7 +1,7 @@
 """Declares each field of statistics once: its meaning, its exported measurement, and how it is summed.
 
 Role: independent of particular statistics. The model declares its fields with this module. Docstrings, sums and
-    measurements are derived from the declarations.
+measurements are derived from the declarations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Family:
             declaration contains "", the name of the field is used.
         kind: "counter" for values that only increase, or "gauge".
         help: the meaning of the measurement.
-        labels: the labels, in addition to the rank, that distinguish its measurements.
+        labels: the labels, in addition to the rank, that distinguish the measurements of the family.
     """
 
     name: str

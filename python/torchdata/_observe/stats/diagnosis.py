@@ -32,7 +32,7 @@ MANY = 1000
 LITTLE = 0.10
 #: A single wait of this many seconds counts as a stall.
 STALL = 5.0
-#: Minimum share of the cores for workers that compete for them. With a smaller share, they wait for other programs.
+#: Minimum share of the cores for workers that compete for them; workers with a smaller share wait for other programs.
 OWN_CORES = 0.1
 #: Pipes that only pass items to the next pipe.
 _LITTLE = frozenset(
@@ -301,8 +301,8 @@ def sending(stats: LoaderStats) -> Verdict | None:
         return None
     items = max(1, sum(worker.items for worker in workers))
     # A worker counts as busy while it waits for a core. On a busy machine, this time would exceed the time of tiny
-    # items, and the system does not count the time that the host gives to other virtual machines. If the times of pipes
-    # are known, they are therefore used instead. The rule `packing` recognizes items that take long outside of the
+    # items, and the system does not count the time that the host gives to other virtual machines. The times of pipes
+    # are used instead of this time if they are known. The rule `packing` recognizes items that take long outside of the
     # pipes.
     worked = sum(max(0.0, worker.busy_seconds - (worker.waits_for_cpu_seconds or 0.0)) for worker in workers)
     in_pipes = [pipe.own_seconds for worker in workers for pipe in worker.pipes]
@@ -443,8 +443,8 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
     others = [worker for worker in workers if worker is not slow]
     usual = median(other.busy_seconds / other.items for other in others)
     blamed = stats.waited_for.get(slow.name, 0.0) / stats.waiting_seconds
-    # On a busy machine, the main process also waits for workers that the system has suspended. Such workers are ahead
-    # of the main process, unlike the slow worker.
+    # On a busy machine, the main process also waits for workers that the system has suspended. Unlike the slow worker,
+    # such workers are ahead of the main process.
     behind = median(other.room for other in others) - slow.room > 0.3
     if each < 1.7 * usual or (blamed < 0.6 and not behind):
         return None
@@ -540,7 +540,7 @@ def _remedy(stats: LoaderStats, worker: ProcessStats, worst: PipeStats) -> str:
 
 
 def _with_workers(stats: LoaderStats, workers: int, words: str) -> str:
-    """Describes the effect of a number of workers, which `words` describes."""
+    """Describes the effect of the number of workers in `words`."""
     surely, _ = _workers_that_fit(stats)
     text = f" With {words} {_limit(stats.step_seconds)}"
     if workers <= surely:

@@ -28,7 +28,7 @@ class Flag(enum.IntFlag):
 
     #: The pipe yields each item that it reads, possibly later, and holds the items in between.
     HOLDS = 1
-    #: The pipe receives its items from another process, so its own time is waiting time.
+    #: The pipe receives its items from another process, so the time spent in the pipe is waiting time.
     INPUT = 2
     #: The pipe is read by index, and is therefore not counted.
     UNCOUNTED = 4
@@ -90,7 +90,7 @@ def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str,
 def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
     """Returns the code of the user's dataset that a pipe reads, if the pipe does nothing else.
 
-    If map-style pipes are not timed, the pipe that reads them represents them in the statistics.
+    If map-style pipes are not timed, the reading pipe represents them in the statistics.
     """
     if not isinstance(pipe, IterDataPipe):
         return codes_of_dataset(pipe, INDEXED)

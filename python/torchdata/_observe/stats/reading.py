@@ -382,8 +382,8 @@ def _skipped_kinds(pipe: Page, before: Page | None) -> dict[str, int]:
 
 
 def pipe_at_work(page: Page) -> str | None:
-    """Returns the pipe that a process is running. The pipe follows from times if they are measured, otherwise from an
-    item that was not yielded yet.
+    """Returns the pipe that a process is running. The pipe is determined from measured times, or otherwise from an item
+    that was not yielded yet.
 
     Returns None if the pipe is unknown.
     """

@@ -164,8 +164,8 @@ class Recorder:
         self._processes = None
         counting = self._counting
         if counting is not None and self._pid == os.getpid():
-            # The counters are stored unprocessed, because nothing can be imported at interpreter exit. They are stored
-            # before the board is released, because another thread may request statistics in between.
+            # The counters are stored unprocessed, because nothing can be imported at interpreter exit. The counters are
+            # stored before the board is released, because another thread may request statistics meanwhile.
             board = counting.board
             self._warn_of_damage(board)
             self._last = time.monotonic_ns(), board.full, board.read()
@@ -192,8 +192,7 @@ class Recorder:
         return _reading_of(at, full, read)
 
     def _warn_of_damage(self, board: StatsBoard) -> None:
-        """Warns once if damaged pages are left out. The method never raises an exception, even if warnings are
-        errors."""
+        """Warns once if damaged pages are left out. Never raises an exception, even if warnings are errors."""
         damage = None if self._is_damage_told else board.damage()
         if damage is not None:
             self._is_damage_told = True

@@ -7,7 +7,7 @@ A loader shards, seeds and iterates the pipes of its graph, which changes them. 
 the user's graph stays unchanged. The data in the graph is not copied, because a copy costs memory and time, and because
 not every object can be copied: some lose their contents, their shared memory or their open files.
 
-- A pipe of the graph is copied, and so is an object that refers to one: a list of pipes, a method of a pipe, an
+- A pipe of the graph is copied, and so is any object that refers to a pipe: a list of pipes, a method of a pipe, an
   instance with a pipe in an attribute.
 - A list, a dict or another container of the standard library is copied with the same members, because pipes keep the
   items of an iteration in containers. Nested containers are also copied, up to `LARGEST_STRUCTURE` members in all.
@@ -78,7 +78,7 @@ def _copied_pipe(pipe: Any, memo: dict[int, Any]) -> Any:
 
 
 def attribute_copier(obj: Any) -> Callable[[Any], Any]:
-    """Returns a function that copies the value of one attribute in the same way as `duplicate`."""
+    """Returns a function that copies the value of one attribute as `duplicate` does."""
     if not is_pipe(obj):
         return copy.deepcopy
     graph = Graph(obj)
@@ -205,7 +205,7 @@ def replica(obj: T) -> T:
     """Returns a copy of a graph for another shard in the same process, which is independent of this graph.
 
     The graph is copied by pickle, as for another process. Both graphs share large data, and objects that cannot be
-    copied: open files, locks, functions, running generators. If the graph cannot be pickled, `duplicate` copies it.
+    copied: open files, locks, functions, running generators. A graph that cannot be pickled is copied by `duplicate`.
     """
     shared: list[Any] = []
 

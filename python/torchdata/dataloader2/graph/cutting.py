@@ -26,10 +26,10 @@ class DispatchedSource(IterDataPipe[Any]):
     checksum of the items that it has read.
 
     Attributes:
-        open_stream: creates an iterator over the items for this worker. The worker runtime sets this attribute, and
+        open_stream: creates an iterator over the items for this worker. The worker runtime sets `open_stream`, and
             pickling omits it.
         share: returns the number of the pass, and the count and checksum of the items that were read in this pass. The
-            worker runtime also sets this attribute, and pickling omits it.
+            worker runtime also sets `share`, and pickling omits it.
     """
 
     open_stream: Callable[[], Iterator[Any]] | None = state(saved=False, lasts=True)
@@ -55,8 +55,8 @@ class _DummyIterDataPipe(IterDataPipe[Any]):
     """In 0.9, the placeholder in a worker's graph that the worker's main function connected to the dispatching process.
 
     Functions that users wrote to replace `process_init_fn` search for this pipe. The worker runtime connects a
-    `DispatchedSource` instead, so these functions do not find the placeholder and do nothing. In the graphs of these
-    users, the placeholder represents the dispatched items.
+    `DispatchedSource` instead of the placeholder, so these functions find nothing and do nothing. In the graphs of
+    these users, the placeholder represents the dispatched items.
     """
 
 
@@ -79,7 +79,7 @@ def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe |
     cuts: dict[int, Any] = {}
 
     def cut_of(pipe: Any) -> Any:
-        """Returns the single pipe through which all dispatched items pass on the way to `pipe`."""
+        """Returns the only pipe through which all dispatched items pass on the way to `pipe`."""
         if id(pipe) in dispatched:
             return pipe
         if id(pipe) not in cuts:
@@ -93,7 +93,8 @@ def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe |
 
 
 def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tuple[Graph, Graph | None]:
-    """Replaces the dispatched part by a `DispatchedSource`: returns the remaining graph and the dispatched graph."""
+    """Replaces the dispatched part with a `DispatchedSource`, and returns the remaining graph and the dispatched
+    graph."""
     dispatching = find_lca_round_robin_sharding_dp(graph)
     if dispatching is None:
         return graph, None
@@ -153,7 +154,7 @@ def _is_replicable(datapipe: DataPipe) -> bool:
 def find_replicable_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
     """Returns the ends of the branches that may be copied to worker processes.
 
-    A pipe with `is_replicable()` False must exist only once, and so must all pipes that read from it, directly or
+    A pipe with `is_replicable()` False must exist only once, as must all pipes that read from it, directly or
     indirectly. The remaining pipes form branches. If one branch reads from another branch, only the branch closer to
     the end is returned. If pipes refer to each other in a cycle, a pipe does not count as a reader of a pipe that is
     closer to the end.

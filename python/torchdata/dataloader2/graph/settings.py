@@ -93,8 +93,8 @@ def set_datapipes_seed(datapipes: Iterable[DataPipe], seed_generator: SeedGenera
 def set_graph_random_seed(datapipe: DataPipe | Graph, seed_generator: SeedGenerator) -> DataPipe:
     """Seeds the random pipes of a graph so that sharding stays correct.
 
-    Pipes before a `sharding_filter` get seeds that all workers and ranks share, because each of them must see the same
-    order before it selects its share. Pipes after the filter get different seeds in each worker.
+    Pipes before a `sharding_filter` get seeds that all workers and ranks share, because all must see the same order
+    before selecting their shares. Pipes after the filter get different seeds in each worker.
 
     Args:
         datapipe: the last pipe of the graph, or the graph.
@@ -199,8 +199,8 @@ def apply_shuffle_settings(datapipe: DataPipe, shuffle: bool | None = None) -> D
 
     Args:
         datapipe: the last pipe of the graph.
-        shuffle: True switches them on, and appends a shuffler (with a warning) if there is none; False switches them
-            off; None (the default) changes nothing.
+        shuffle: True switches all shufflers on, and appends a shuffler (with a warning) if there is none; False
+            switches them off; None (the default) changes nothing.
 
     Returns:
         The last pipe of the graph, which is the new shuffler if one was appended.

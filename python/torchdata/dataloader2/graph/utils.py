@@ -50,8 +50,8 @@ def traverse_dps(datapipe: DataPipe) -> DataPipeGraph:
 
     Returns:
         `{id(datapipe): (datapipe, sources)}`, where `sources` is a dictionary of the same form with an entry for each
-        source. A pipe that several pipes read from appears below each of them. If pipes read from each other in a
-        circle, each path ends before it would contain a pipe twice.
+        source. A pipe that several pipes read from appears below each of these pipes. If pipes read from each other in
+        a circle, each path ends before it would contain a pipe twice.
 
     Raises:
         TypeError: `datapipe` is not a pipe.
@@ -195,10 +195,10 @@ def list_dps(graph: DataPipeGraph, exclude_dps: DataPipe | Iterable[DataPipe] | 
 
 
 def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataPipe) -> DataPipeGraph:
-    """Replaces `old_datapipe` by `new_datapipe` in every pipe of the graph that reads from `old_datapipe`.
+    """Replaces `old_datapipe` with `new_datapipe` in every pipe of the graph that reads from `old_datapipe`.
 
-    If the new pipe or one of its sources reads from the old pipe, it continues to do so. You can therefore insert a
-    pipe into the middle of a graph. The given pipes are modified.
+    The new pipe and its sources may still read from the old pipe. You can therefore insert a pipe into the middle of a
+    graph. The given pipes are modified.
 
     Args:
         graph: a result of `traverse_dps`.
@@ -229,7 +229,7 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
 
 
 def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
-    """Replaces a pipe of a graph by another pipe, and returns the new end of the graph."""
+    """Replaces a pipe of a graph, and returns the new end of the graph."""
     # In a cycle, the readers of the old pipe are also reachable from the old pipe, and must read the new pipe
     # nevertheless.
     kept = _reached(new_datapipe, old_datapipe, sources_of)
@@ -253,7 +253,7 @@ def _reached(end: DataPipe, without: DataPipe, sources: Callable[[DataPipe], lis
 
 
 def remove_dp(graph: DataPipeGraph, datapipe: DataPipe) -> DataPipeGraph:
-    """Removes a pipe from the graph: its readers read from its source instead.
+    """Removes a pipe from the graph, so that its readers read from its source.
 
     Args:
         graph: a result of `traverse_dps`.

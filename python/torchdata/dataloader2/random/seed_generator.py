@@ -31,7 +31,7 @@ class SeedGenerator:
     before a `sharding_filter` in workers. ChaCha12 generates both streams.
 
     Args:
-        seed: an integer from 0 to 2**64 - 1; None (the default) draws one from torch's global generator if torch is
+        seed: an integer from 0 to 2**64 - 1; None (the default) draws a seed from torch's global generator if torch is
             imported, otherwise from Python's `random`.
         _rngs: internal: the native generator to wrap.
 
@@ -58,7 +58,7 @@ class SeedGenerator:
         return draw_seed() if seed is None else check_seed(seed)
 
     def seed(self, seed: int | None = None) -> None:
-        """Starts over from `seed`; None draws a new seed, so that two epochs without a seed differ."""
+        """Restarts from `seed`; None draws a new seed, so that two epochs without a seed differ."""
         self._native.seed(self._checked(seed))
 
     def generate_shared_seed(self) -> int:
@@ -72,8 +72,8 @@ class SeedGenerator:
     def spawn(self, worker_id: int, inplace: bool = False) -> SeedGenerator:
         """Returns the generator of worker (or rank) `worker_id`.
 
-        The shared seeds of the result are the same as in this generator, and its further seeds are independent. With
-        `inplace`, this generator becomes the worker's generator. Otherwise, this generator is not changed.
+        The result has the same shared seeds as this generator, and independent other seeds. With `inplace`, this
+        generator itself becomes the worker's generator. Without `inplace`, this generator is not changed.
         """
         if isinstance(worker_id, bool) or not isinstance(worker_id, int):
             raise TypeError(f"worker_id must be an integer, not {worker_id!r}")
@@ -87,8 +87,8 @@ class SeedGenerator:
         return SeedGenerator(_rngs=self._native.spawn(worker_id))
 
     def exported(self) -> bytes:
-        """Returns the state of the generator. `imported` creates a generator with the same future seeds from this
-        state."""
+        """Returns the state of the generator. `imported` creates a generator with the same future seeds from the
+        exported state."""
         return self._native.export()
 
     @classmethod

@@ -1,8 +1,8 @@
 """Sharding among the ranks of a distributed job, over `torch.distributed` or an object from the user.
 
-Role: divides the pipe graph by rank, gives all ranks the same shared seeds, and ends the graph in `fullsync`, so that
-their epochs end together. Runs in the main process of every rank, and owns two groups of ranks: one for seeds, and one
-for the thread of `fullsync`, whose messages must not mix with messages of the main thread.
+Role: divides the items of the graph by rank, gives all ranks the same shared seeds, and ends the graph in `fullsync`,
+so that the epochs of all ranks end together. Runs in the main process of every rank, and owns two groups of ranks: one
+for seeds, and one for the thread of `fullsync`, whose messages must not mix with messages of the main thread.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DistributedReadingService(ReadingServiceInterface):
             your own.
         ValueError: `timeout` is not positive or over three years, the mesh has several dimensions, or this rank does
             not belong to the process group.
-        TypeError: `process_group` lacks one of these attributes.
+        TypeError: `process_group` lacks one of the required attributes.
 
     Example:
         >>> from torchdata.dataloader2 import (
@@ -183,8 +183,8 @@ class DistributedReadingService(ReadingServiceInterface):
         """
         if self._datapipe is None or self._pg is None:
             raise RuntimeError("DistributedReadingService.initialize must be called before initialize_iteration")
-        # This ends the read-ahead of the last epoch before any other message is sent, so that no message of it is in
-        # transit.
+        # The reset ends the read-ahead of the last epoch before any other message is sent, so that no message of
+        # `fullsync` is in transit.
         self._fullsync.reset()
         self._keeps_seeds, self._keeps_next = self._keeps_next, False
         seed = (copy.copy(seed_generator) if self._keeps_seeds else seed_generator).generate_shared_seed()

@@ -77,8 +77,8 @@ class InProcessReadingService(ReadingServiceInterface):
         return datapipe
 
     def _with_prefetching(self, datapipe: DataPipe) -> DataPipe:
-        """Returns the graph with a thread that reads ahead. The thread comes before `fullsync`, because a thread that
-        is paused after `fullsync` would wait for other ranks.
+        """Returns the graph with a thread that reads ahead. This thread comes before `fullsync`, because a thread after
+        `fullsync` would wait for other ranks while it is paused.
         """
         if not isinstance(datapipe, FullSync):
             return cast("IterDataPipe[Any]", datapipe).prefetch(self._prefetch_cnt)

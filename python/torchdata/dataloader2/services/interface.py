@@ -68,8 +68,8 @@ class ReadingServiceInterface(ABC):
     of the pipe that `initialize` returns, by its `state_dict` and `load_state_dict`.
 
     Attributes:
-        _pause: stops reading ahead, as `_pause(pause_fn=None)`; if `pause_fn` returns a function, that function is
-            applied to the graph. None if the service cannot be paused.
+        _pause: stops reading ahead, as `_pause(pause_fn=None)`; a function that `pause_fn` returns is applied to the
+            graph. None if the service cannot be paused.
         _resume: continues to read ahead, as `_resume(resume_fn=None)`; None if the service cannot be paused.
         _limit: receives a limit, as `_limit(num_batches, limit_fn=None)`; None if the service does not receive limits.
             The loader itself counts the items.
@@ -110,7 +110,7 @@ class ReadingServiceInterface(ABC):
         """Prepares an epoch. The loader calls this method before it creates the iterator of the epoch.
 
         Args:
-            seed_generator: the loader's source of seeds. To make runs repeatable, draw all seeds from this source.
+            seed_generator: the loader's source of seeds. To make runs repeatable, draw all seeds from `seed_generator`.
             iter_reset_fn: the return value of the previous service in a `SequentialReadingService`.
 
         Returns:
@@ -153,7 +153,8 @@ class ReadingServiceInterface(ABC):
         """Divides each epoch into `splits` shards, over all ranks, if the service runs shards."""
 
     def count_items(self, datapipe: DataPipe) -> int | None:
-        """Returns the number of items of an epoch, if the service can determine it. `len(loader)` calls it at any time.
+        """Returns the number of items of an epoch, if the service can determine it. `len(loader)` may call this method
+        at any time.
 
         Args:
             datapipe: the graph that the loader reads; before `initialize`, the user's graph.
@@ -198,8 +199,8 @@ class ReadingServiceInterface(ABC):
         return ()
 
     def engine_processes(self) -> Any:
-        """Returns the processes of this package's engine that run the graph. The loader shows the counters of these
-        processes.
+        """Returns the processes of this package's engine that run the graph. The loader shows the counters of the
+        returned processes.
 
         Returns None if the service starts no processes of the engine; the loader then counts in the main process.
         """
@@ -249,7 +250,7 @@ class CheckpointableReadingServiceInterface(ReadingServiceInterface):
 
 
 class _NoService(ReadingServiceInterface):
-    """The service of a loader without a service. It reads the graph with the pipes' own seeds."""
+    """The service of a loader without a service. `_NoService` reads the graph with the pipes' own seeds."""
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
         return datapipe
@@ -286,7 +287,7 @@ def contract_of(service: Any) -> ReadingServiceInterface:
     interface.
 
     Args:
-        service: the service; with None, the loader reads the graph as it is. For a service of another class, the object
+        service: the service; with None, the loader reads the graph as it is. For a service of another class, the result
             gives the default answers.
     """
     if isinstance(service, ReadingServiceInterface):

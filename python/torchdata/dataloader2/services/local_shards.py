@@ -1,4 +1,4 @@
-"""Shards in the main process: completes an epoch that workers began, in a loader without workers.
+"""Shards in the main process, which complete an epoch that workers began, in a loader without workers.
 
 Role: replaces the worker processes for a `WorkerOutput`. Runs in the threads that read the loader, one at a time, and
 owns a copy of the pipes for each shard. While a shard runs, the process has the shard's worker info and global
@@ -38,8 +38,8 @@ class _Delivered(NamedTuple):
 
 
 class LocalShards:
-    """Runs the shards of one epoch in this process, and yields one item of each shard in turn. This object replaces
-    `Children` and their collector.
+    """Runs the shards of one epoch in this process, and yields one item of each shard in turn. This object takes the
+    role of `Children` and their collector.
 
     Args:
         program: the program of the shards.
@@ -59,10 +59,10 @@ class LocalShards:
         #: The positions after the latest items. A single call of `append` completes an item, so that Ctrl-C cannot
         #: interrupt this step.
         self._positions: deque[_Delivered] = deque(maxlen=_REMEMBERED)
-        #: The numbers of delivered items at which snapshots were made, with the snapshots of all shards: first the
+        #: The numbers of delivered items at which snapshots of all shards were taken, and these snapshots: first the
         #: position where this run began, then at most the last two.
         self._snapshots: list[tuple[int, Sequence[Kept | None]]] = []
-        #: Whether an item is being computed, or was interrupted. In both cases, no snapshots can be made.
+        #: Whether an item is being computed, or was interrupted, so that no snapshots can be made.
         self._is_busy = self._is_stopped = False
         #: Whether this run has continued after an interrupted item. Recomputing would yield the interrupted item, so
         #: only later snapshots can be used.
@@ -138,8 +138,8 @@ class LocalShards:
     # -- as a collector --------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        """Returns this object, which yields one item of each shard in turn. A generator would be unsuitable, because it
-        would end if Ctrl-C interrupted it.
+        """Returns this object, which yields one item of each shard in turn. A generator would be unsuitable, because
+        Ctrl-C would end it.
         """
         return self
 

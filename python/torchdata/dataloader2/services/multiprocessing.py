@@ -55,8 +55,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     """Runs the pipe graph in worker processes.
 
     Every worker runs a replica of the graph, and each `sharding_filter` keeps only the worker's share. Pipes before a
-    `sharding_round_robin_dispatch` run once, in a dispatching process, which sends their items to the workers in turn.
-    Pipes that return False from `is_replicable()`, and all pipes after them, stay in the main process. If several
+    `sharding_round_robin_dispatch` run in a single *dispatching process*, which sends their items to the workers in
+    turn. Pipes that return False from `is_replicable()`, and all pipes after them, stay in the main process. If several
     workers would yield the same items, a `DataPipeLintWarning` is issued (see `torchdata.dataloader2.linter`).
 
     A worker that is killed raises `torchdata.dataloader2.error.WorkerExitedError` within a second, after the items that
@@ -64,23 +64,23 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     original traceback.
 
     With `on_worker_exit="restart"`, no item is lost or repeated, and the order stays the same. Items that the main
-    process has received are recomputed, compared by checksum and dropped, so the pipeline must yield the same items
-    when it runs a second time. Each restart causes a `RuntimeWarning`. Three exits at the same item raise
-    `WorkerExitedError` with the item's number. If there is a dispatching process, all processes are replaced together.
-    Under "fork", a helper process is forked at the start. Replacements are forked from the helper process, so that
-    threads and CUDA in the main process cause no problems.
+    process has received are recomputed, compared by checksum and dropped, so the pipeline must be able to reproduce its
+    items. Each restart causes a `RuntimeWarning`. Three exits at the same item raise `WorkerExitedError` with the
+    item's number. If there is a dispatching process, all processes are replaced together. Under "fork", a helper
+    process is forked at the start. Replacements are forked from the helper process, so that threads and CUDA in the
+    main process cause no problems.
 
     `on_timeout="restart"` also replaces processes that hang, and the warning shows the Python stacks of these
     processes. A process hangs if the main process has waited for it for `timeout` seconds, and no pipe in it has
-    yielded an item. A filter that drops all items is therefore slow and does not hang. A process whose function needs
+    yielded an item. A filter that drops all items is therefore slow, but does not hang. A process whose function needs
     `timeout` seconds for one item counts as hanging, except when `patience` gives it more time. The timeout doubles for
     each process that was killed at the same item, and is at least a minute while a process starts.
 
     Args:
         num_workers: number of worker processes; 0 (the default) runs everything in the main process. "auto" chooses the
             number when the loader starts: one less than the cores that this process may use, but at least 2 and at most
-            16. The choice is logged; `DataLoader2.diagnose` recommends another number if it would be faster. With
-            ranks, "auto" raises a ValueError, because all ranks need the same number.
+            16. The choice is logged; `DataLoader2.diagnose` recommends another number that would be faster. With ranks,
+            "auto" raises a ValueError, because all ranks need the same number.
         multiprocessing_context: start method, "fork", "spawn" or "forkserver"; None for the platform's default.
         worker_prefetch_cnt: number of items that each worker prepares before they are requested; 10 by default.
         main_prefetch_cnt: number of items that are prepared for the main process, divided among the workers; 10 by
@@ -90,8 +90,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         worker_reset_fn: a function that is called in each worker and in the dispatching process at the start of an
             epoch, with the graph, the `WorkerInfo` and a `SeedGenerator`; it returns the graph.
         in_order: whether items are taken from the workers in turn, so that their order is deterministic; True by
-            default. False takes the first item that is ready. The dispatching process sends its items in turn in both
-            cases.
+            default. False takes the first item that is ready from any worker. The dispatching process sends its items
+            in turn in both cases.
         memory_budget: bytes of shared memory that the workers' items may use together, in flight and in use by the
             program; None for a quarter of the machine's memory. Only memory in use is allocated. Items beyond the
             budget are copied, which is slower.
@@ -298,7 +298,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     @property
     def num_workers(self) -> int:
-        """The number of worker processes. It is also known before the processes start."""
+        """The number of worker processes. The number is also known before the processes start."""
         return self._chosen().number if self._num_workers == "auto" else self._num_workers
 
     @num_workers.setter
@@ -376,7 +376,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             # The functions are sent as bytes, because pickling an object calls each reducer that torch has registered.
             in_workers, dispatching = (epochs.and_then(iter_reset_fn) for epochs in self._epochs)
             self._divide_anew(self._worker_output)
-            # The last seed is for the dispatching process. It may have any number, because the dispatching process
+            # The last seed is for the dispatching process. The dispatching process may have any number, because it
             # draws only shared seeds.
             seeds = [*(seeds_of(generator, shard) for shard in self._shards), generator.spawn(len(self._shards))]
             number = len(self._shards)
@@ -388,7 +388,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     def _divide_anew(self, output: WorkerOutput) -> None:
         """Starts other workers if a new epoch has other shards than the last epoch.
 
-        State that lasts beyond an epoch belongs to its shard, so a graph with such state keeps its shards.
+        State that lasts beyond an epoch belongs to its shard, so graphs with such state keep their shards.
         """
         own = self._own_shards()
         if not own or list(self._shards) == list(own) or output.resumes or output.lasts:
@@ -455,7 +455,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
 
 def _limit(limit_fn: Callable[[DataPipe, int | None], DataPipe], num_batches: int | None, datapipe: DataPipe) -> None:
-    """Limits the graph of a child. This function is at module level so that it can be pickled."""
+    """Limits the graph of a child. `_limit` is at module level so that it can be pickled."""
     limit_fn(datapipe, num_batches)
 
 
@@ -473,7 +473,7 @@ def seeds_of(generator: SeedGenerator, shard: Shard) -> SeedGenerator:
 
     Args:
         generator: the seeds of the loader on its rank; for a moved shard, the seeds of the whole job.
-        shard: the shard. A shard that the main process began has the seeds of the loader itself.
+        shard: the shard. A shard that the main process began has the loader's own seeds.
     """
     if shard.splits:  # the seeds of splits are equal on all ranks
         return SeedGenerator(copy.copy(generator).generate_shared_seed()).spawn(shard.worker)

@@ -1,8 +1,7 @@
 """`RayReadingService`: the workers of a `MultiProcessingReadingService` on a Ray cluster.
 
 Role: checks the user's settings of the cluster, and starts the workers on the cluster. The graph in the workers, the
-    order of the items and the contents of states are the same as with workers on this machine. Runs in the main
-    process.
+order of the items and the contents of states are the same as with workers on this machine. Runs in the main process.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torchdata.dataloader2.state.position import Shard
 from torchdata.datapipes._pipe.checks import check_int
 
 _NAME = "RayReadingService"
-#: The number of items that a worker may be ahead. It is larger than on one machine, because a message from the main
+#: The number of items that a worker may be ahead, which is larger than on one machine because a message from the main
 #: process takes milliseconds to arrive.
 _AHEAD = 1_000
 #: The options of an actor that the user must not set, with the reasons.
@@ -42,9 +41,9 @@ class RayReadingService(MultiProcessingReadingService):
     """Runs the pipe graph in workers on the machines of a Ray cluster. Experimental: names and defaults may change.
 
     The items, their order and the state of the loader are the same as with `MultiProcessingReadingService` and the same
-    number of workers. A state that was saved with one service can be loaded with the other service. Each worker is a
-    process next to a Ray actor, and exits when the loader is shut down. The service joins a running cluster
-    (`ray.init(address="auto")`), unless the program has called `ray.init()` itself.
+    number of workers. The states of both services are interchangeable. Each worker is a process next to a Ray actor,
+    and exits when the loader is shut down. The service joins a running cluster (`ray.init(address="auto")`), unless the
+    program has called `ray.init()` itself.
 
     The pipeline is pickled; functions of the main program are pickled by value. All machines must have the modules that
     the pipeline imports (`runtime_env`), the files that it reads, and the same versions of Python, NumPy and this

@@ -3,9 +3,9 @@
 Role: runs in the main process. Receives the samples that each worker takes before its `sharding_filter`
 (`_pipe/witnessing.py`), and raises an exception if workers read the same items in different orders. A different value
 at one position proves nothing, because a source may augment its items at random. If a value occurs at another position,
-the orders differ, provided that the workers also disagree at positions that both have sampled.
+the orders differ, unless the workers agree at all positions that both have sampled.
 
-If a source is assumed to split itself among the workers, equal items are an error instead.
+If a source is assumed to split itself among the workers, equal items in two workers are an error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from torchdata.datapipes._pipe.witnessing import Note
 
 #: Two orders are certainly different if this many items are at different positions, and this many positions have
-#: different items. If items are drawn at random from a few values, this happens by chance once in a million epochs.
+#: different items. Items that are drawn at random from a few values meet both conditions by chance once in a million
+#: epochs.
 _PROOF = 20
 
 
@@ -27,9 +28,9 @@ class _Order:
         #: For each worker, the position of each checksum, and the checksum at each position.
         self._positions: dict[int, dict[int, int]] = {}
         self._at: dict[int, dict[int, int]] = {}
-        #: For each pair of neighboring workers, under the number of the first worker: the number of positions with
-        #: different items. `_moved` is the number of items at different positions. Each position and each item is
-        #: counted once.
+        #: For each pair of neighboring workers, by the number of the first worker, the number of positions with
+        #: different items; `_moved` counts the items whose positions differ between the two workers. Each position and
+        #: each item is counted once.
         self._differs: Counter[int] = Counter()
         self._moved: Counter[int] = Counter()
         #: For each worker, all its checksums, while they may still cover a short source completely.

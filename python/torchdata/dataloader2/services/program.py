@@ -1,8 +1,8 @@
 """The work of a process on its copy of the pipe graph: once when it starts, and at the start of every epoch.
 
 Role: `process_init_fn` and `process_reset_fn` are called by the reading services, in the workers and in the dispatching
-process of a multi-process service, and in the main process of an in-process service. These objects own the graph, and
-return the pipe to read. The engine runs `GraphProgram` in the children.
+process of a multi-process service, and in the main process of an in-process service. The objects of this module own the
+graph, and return the pipe to read. The engine runs `GraphProgram` in the children.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 #: The name of the standard library's limit for the number of entries in a printed stack.
 _LIMIT = "tracebacklimit"
-#: The public module that contains the functions of this module. Users may replace the functions there.
+#: The public module that contains the functions of this module. Users may replace these functions in that module.
 _FACE = "torchdata.dataloader2.reading_service"
 
 
@@ -368,8 +368,8 @@ class GraphProgram(EpochProgram):
         return None if self._witness is None else self._witness.notes()
 
     def beginning_unread(self) -> AbstractContextManager[None]:
-        """Context that keeps threads from reading. A thread that waits for a dispatched item would delay the snapshot
-        of this worker. The other workers wait for this snapshot, and the item arrives only after they continue."""
+        """Context that keeps threads from reading. If a thread waited for a dispatched item, the snapshot of this
+        worker would be late, and the other workers, which wait for this snapshot, would delay the item."""
         return beginning_unread()
 
     def snapshot(self, most: int | None = None) -> tuple[int, tuple[int, int], bytes] | None:
@@ -379,7 +379,7 @@ class GraphProgram(EpochProgram):
         from an earlier snapshot, or from the epoch's beginning.
 
         Raises:
-            TooLargeError: the state has more than `most` bytes. The oversized state was not kept in memory.
+            TooLargeError: the state has more than `most` bytes. The too large state was not kept in memory.
         """
         if self._unsaved is not None or self._passes > 1:
             return None
@@ -445,8 +445,8 @@ class GraphProgram(EpochProgram):
         return iterate(self.datapipe)
 
     def _read_share_out(self) -> None:
-        """Waits for the end of the dispatched items, because no pipe requests this end. The dispatching process may
-        keep state beyond this epoch, so it must also reach the end.
+        """Waits for the end of the dispatched items, which no pipe requests. The dispatching process may keep state
+        beyond this epoch, so it must also reach the end.
 
         Raises:
             RuntimeError: another dispatched item arrived.
@@ -473,7 +473,7 @@ class GraphProgram(EpochProgram):
 
 
 def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None:
-    """Seeds `random`, torch and NumPy. If a library is not loaded yet, a child seeds it when it is imported.
+    """Seeds `random`, torch and NumPy. If a library is not loaded yet, a child seeds the library when it is imported.
 
     The function always draws three seeds, so that the seeds of the pipes do not depend on the libraries that a process
     has loaded.
@@ -492,7 +492,7 @@ def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None
         numpy_random.seed(numpy_seed >> 32)  # the legacy generator accepts 32 bits
     else:
         awaited["numpy.random"] = numpy_seed >> 32
-    # If the main process imports a library outside of a shard, its generator belongs to the user.
+    # If the main process imports a library outside of a shard, the library's generator belongs to the user.
     if parent_process() is not None or own_random.is_replica:
         seed_when_imported(awaited)
 

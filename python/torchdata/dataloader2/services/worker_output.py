@@ -40,8 +40,8 @@ class WorkerOutput(IterDataPipe[Any]):
 
     Args:
         children: the processes.
-        lasts: whether a pipe in the children keeps state beyond an epoch. If this is True, each later epoch begins with
-            snapshots.
+        lasts: whether a pipe in the children keeps state beyond an epoch. If `lasts` is True, each later epoch begins
+            with snapshots.
         in_order: whether the main process takes one item of each worker in turn.
         lasts_in_workers: the names of the pipes in the workers that keep state beyond an epoch.
         lasts_dealt: the names of the pipes in the dispatching process that keep state beyond an epoch.
@@ -171,7 +171,7 @@ class WorkerOutput(IterDataPipe[Any]):
 
     @property
     def delivered(self) -> int:
-        """The number of items that have arrived since this run of the epoch began."""
+        """Returns the number of items that have arrived since this run of the epoch began."""
         return self._children.collector.delivered()
 
     def position(self, delivered: int) -> WorkersPosition | None:
@@ -233,7 +233,7 @@ class WorkerOutput(IterDataPipe[Any]):
         )
 
     def read_out(self) -> None:
-        """Waits until the workers end their epoch, which was resumed after its last item. The method is needed because
+        """Waits until the workers end their epoch, which was resumed after its last item. This wait is needed because
         no other reader requests the end.
 
         Raises:

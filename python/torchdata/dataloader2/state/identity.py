@@ -1,6 +1,6 @@
 """The identity of a loader's pipeline, for comparison with states: its bytes, their number, and a fingerprint.
 
-Role: computed when a state is requested, or before a service takes over the graph, and then kept. Owned by the loader.
+Role: computed once, when a state is requested or before a service takes over the graph. Owned by the loader.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _LARGE = 1 << 20
 
 
 class Identity:
-    """The identity of a loader's pipeline before a service takes it over. It is computed on the first request.
+    """The identity of a loader's pipeline before a service takes it over. The identity is computed on the first
+    request.
 
     Args:
         snapshot: the pipeline.
@@ -54,8 +55,8 @@ class Identity:
         """Returns the pipe as bytes.
 
         Args:
-            wanted: whether the bytes are wanted. With False, the result is None. With None, the result is None if the
-                pipe has too many bytes, or cannot be pickled.
+            wanted: whether the bytes are wanted. False returns None, and None returns None if the pipe has too many
+                bytes or cannot be pickled.
 
         Raises:
             TypeError: the bytes are wanted, and the pipe cannot be pickled.

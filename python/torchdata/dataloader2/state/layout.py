@@ -44,7 +44,6 @@ from torchdata.datapipes._pipe.state.layout import (
 from torchdata.datapipes._pipe.state.plain import refuse_pickled
 
 SERIALIZED_DATAPIPE_KEY_NAME = "serialized_datapipe"
-#: The key of the reading service's own state.
 READING_SERVICE_STATE_KEY_NAME = "reading_service_state"
 RANDOMNESS_STATE_KEY_NAME = "randomness_state"
 _VERSION = "version"
@@ -211,8 +210,8 @@ def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
 
     Args:
         state: the state.
-        allow_pickle: whether the state may contain pickled values. The pipe is exempt, because the loader need not
-            unpickle it.
+        allow_pickle: whether the state may contain pickled values. The pipe may be pickled in any case, because the
+            loader need not unpickle it.
 
     Raises:
         TypeError, ValueError: the argument is not a state, is of another version or damaged, or contains forbidden
@@ -302,8 +301,8 @@ def _ranks(ranks: Any) -> SavedRanks | None:
 def _randomness(packed: Any, is_of_0_9: bool) -> Randomness | None:
     """Returns the randomness in a state; None if the state has none.
 
-    The generators of torchdata 0.9 are pickles, and draw other numbers. These pickles are not loaded: the user's seed
-    applies again.
+    The generators of torchdata 0.9 are pickles, and draw other numbers. These pickles are not loaded, so the user's
+    seed applies again.
     """
     if packed is None:
         return None

@@ -98,7 +98,7 @@ class Position(NamedTuple):
         shards: the shards of the epoch, if other workers had begun it.
         own_seeds: whether the pipes had drawn the seeds of the epoch themselves; None with workers.
         untold: why the workers' part lacks the state that lasts beyond their current pass; None if it has that state.
-            States do not contain this field.
+            States do not contain the field `untold`.
     """
 
     given: int
@@ -177,7 +177,7 @@ class LoaderState(NamedTuple):
         outline: the description of the pipeline; states of torchdata 0.9 have none.
         position: the position in the epoch; None if the state contains only the seeds of the epoch.
         ranks: the rank of the loader, and the number of ranks; None without ranks.
-        is_of_0_9: whether torchdata 0.9 saved the state. Such a state has no version and no position.
+        is_of_0_9: whether torchdata 0.9 saved the state, which then has no version and no position.
         saved: the state in the form in which it was loaded.
     """
 

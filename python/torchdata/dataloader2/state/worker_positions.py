@@ -95,7 +95,7 @@ def _of_dispatching(
 
 def unverified(place: WorkersPosition) -> WorkersPosition:
     """Returns the same position without the checksums of items that will be recomputed. Later states of the epoch do
-    not compare these items either.
+    not compare these items, either.
     """
     dealt = [None] * len(place.shards) if place.dispatching is None else place.dispatching[1]
     shards = []

@@ -14,10 +14,11 @@ __all__ = ["arrays_of"]
 def arrays_of(table: Any, pipe: str, writable: bool = True) -> dict[str, Any]:
     """Returns a dict from column name to array.
 
-    If `writable` is True, every array is a new copy. If it is False, arrays share Arrow's memory where possible.
+    If `writable` is True, every array is a new copy. If `writable` is False, arrays share Arrow's memory where
+    possible.
 
-    pyarrow's own conversion turns integers with nulls into floats. For some types, it turns nulls into ordinary values.
-    This function uses the following rules instead:
+    pyarrow's own conversion turns integers with nulls into floats, and nulls of some types into ordinary values. The
+    following rules apply:
 
     - numbers and booleans: an array of the same dtype; a null is NaN among floats, and an error among other numbers;
     - dates, timestamps (in UTC, if they have a time zone) and durations: datetime64 and timedelta64; a null is NaT;
@@ -61,13 +62,13 @@ def _numbers(column: Any) -> Any:
 
 
 def _owned(column: Any) -> Any:
-    """Returns a writable copy. An array over Arrow's memory would be read-only and keep its table alive."""
+    """Returns a writable copy. An array over Arrow's memory would be read-only and keep the whole table alive."""
     values = column.to_numpy()
     return values if values.flags.writeable else values.copy()
 
 
 def _lists(column: Any, name: str, pipe: str, writable: bool) -> Any:
-    """Returns an array of one array per row. The arrays are views of a single array with the values of all rows."""
+    """Returns an array with one array per row. The arrays are views of a single array with the values of all rows."""
     import pyarrow.compute
 
     lengths = pyarrow.compute.list_value_length(column).to_pylist()  # None for a null, which has no values

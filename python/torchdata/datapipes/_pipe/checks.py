@@ -1,7 +1,7 @@
 """Checks of common constructor arguments of pipes.
 
-Role: reports a wrong argument at construction with a clear message, instead of a confusing error in a worker. Pure
-functions; they run in the process that builds the pipe.
+Role: reports a wrong argument at construction with a clear message, instead of a confusing error in a worker. The pure
+functions run in the process that builds the pipe.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _wrapper(kind: type) -> Callable[..., Any]:
 def check_source(pipe: str, value: Any, argument: str = "datapipe") -> Any:
     """Returns the pipe to read: `value` itself, or an IterableWrapper over a dataset or another iterable.
 
-    Because a plain list is wrapped, the state of its reader includes the position in the list.
+    A plain list is wrapped, so that the state of its reader includes the position in the list.
 
     Raises:
         TypeError: `value` cannot be iterated over, or is a pipe that is read by index.
@@ -288,7 +288,7 @@ def check_output_col(pipe: str, function: Any, input_col: Any, output_col: Any) 
 def check_input_col(pipe: str, function: Any, input_col: Any) -> None:
     """Raises ValueError if `function` does not accept one argument per column of `input_col`.
 
-    Functions without an inspectable signature, such as some C functions, are accepted.
+    Functions without an inspectable signature, such as some C functions, are always accepted.
     """
     try:
         parameters = list(signature_of(function).parameters.values())
@@ -377,7 +377,7 @@ _asking = _Asking()
 def certain_lengths() -> Iterator[None]:
     """Turns warnings about lengths into a TypeError within this context.
 
-    Other threads are not affected, whereas filters of the `warnings` module would affect all threads.
+    Other threads are not affected, unlike by filters of the `warnings` module.
     """
     before, _asking.certain = _asking.certain, True
     try:

@@ -60,8 +60,8 @@ def _instance_of(value: Any, module: str, name: str) -> bool:
 def is_indexed(value: Any) -> bool:
     """Returns whether the value is a sized dataset with integer indices, such as a sequence or PyTorch's `Dataset`.
 
-    Mappings do not count as datasets because their keys are arbitrary. PyTorch's `IterableDataset` does not count
-    because the `__getitem__` that it inherits only raises.
+    Mappings do not count as datasets because their keys are arbitrary, and PyTorch's `IterableDataset` does not count
+    because its inherited `__getitem__` only raises.
     """
     kind = type(value)
     return (
@@ -183,10 +183,11 @@ class UnorderedSet(TypeError):
 
 
 def _name_of_member(member: Any) -> str:
-    """Returns a name for a member of a set. Only equal members have equal names, also in different processes.
+    """Returns a name for a member of a set. Equal members have equal names in every process, and different members have
+    different names.
 
     Raises:
-        UnorderedSet: the member does not have such a name.
+        UnorderedSet: no such name is known for the member.
     """
     kind = type(member)
     if kind in _PLAIN:

@@ -34,7 +34,7 @@ class Division:
 
     @property
     def is_whole(self) -> bool:
-        """Returns whether this shard is the whole sequence."""
+        """Returns whether this shard contains the whole sequence."""
         return self.shards == 1
 
     def share_of(
@@ -111,7 +111,7 @@ def _watched(
     watch: SampleWatch,
     has_ended: Callable[[], bool],
 ) -> Iterator[Iterator[Any]]:
-    """Yields consecutive iterators over the shard's items, sampling the source between them."""
+    """Yields consecutive iterators over the shard's items, and samples the source between two iterators."""
     sample = next_sample(taken)
     while not watch.is_full:
         yield _own_of(source, own, block, place, sample - taken)

@@ -21,7 +21,7 @@ E = TypeVar("E", bound=BaseException)
 
 #: The attribute of an exception that stores the failing index of a dataset until the next item is requested.
 _INDEX = "_torchdata_index"
-#: The attribute of an exception that stores the pipe that raised it.
+#: The attribute of an exception that stores the pipe which raised the exception.
 _ORIGIN = "_torchdata_origin"
 
 
@@ -35,13 +35,13 @@ def explain(
     Args:
         error: the exception.
         frames: the traceback of the exception so far.
-        datapipe: the pipe; the exception passes through its iterator.
-        yielded: the number of items that the pipe had yielded; None if its iteration had not begun.
+        datapipe: the pipe with the iterator that the exception passes through.
+        yielded: the number of items that the pipe had yielded; None if the pipe's iteration had not begun.
         iterator: the pipe's own iterator, if the next item may be requested from it.
 
     Returns:
         True if the failed item is skipped and the next item is to be requested; False to raise `error`; or an exception
-        to raise instead of `error`.
+        to raise in place of `error`.
     """
     error.with_traceback(frames)
     if isinstance(error, Exception):
@@ -118,7 +118,7 @@ def no_fault_of_an_item(error: E) -> E:
 
 
 def not_the_end(name: str, error: BaseException) -> BaseException:
-    """Returns a function's error. A StopIteration is replaced, because it would end the iteration (see PEP 479).
+    """Returns a function's error. StopIteration is replaced, because it would end the iteration (see PEP 479).
 
     Args:
         name: the name of the pipe that called the function.

@@ -1,9 +1,9 @@
 """Reads rows of a Lance dataset by index: `LanceRows`.
 
 Role: a source of `ArrowParts`; its parts are ranges of rows. The source stores the location and the version of the
-dataset. Each process that reads the dataset opens it, because a handle does not survive a fork. Listing the parts
-requests only the number of rows. With a filter, Lance also reads the filter's columns. The source imports lance when it
-is created or read.
+dataset. Each process opens the dataset itself, because a handle does not survive a fork. Listing the parts requests
+only the number of rows. With a filter, Lance also reads the filter's columns. The source imports lance when it is
+created or read.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ __all__ = ["LanceRows", "lance_dataset"]
 #: Default number of rows per part.
 PART_ROWS = 1024
 
-#: Handles that a parent process opened. This process never frees the handles, because freeing needs threads that exist
-#: only in the parent process.
+#: Handles that a parent process opened. This process never frees the inherited handles, because freeing needs threads
+#: that exist only in the parent process.
 _inherited: list[Any] = []
 
 

@@ -1,7 +1,7 @@
 """Tracks results that are yielded member by member, so that a state can contain the remaining members.
 
 Role: a function that draws random numbers or modifies its argument may return other members in a second call. The state
-therefore contains the remaining members if they are in memory. If the result is a generator, the function is called
+therefore contains the members that remain, if they are in memory. If the result is a generator, the function is called
 again on resume. Runs in the process that iterates the pipe.
 """
 

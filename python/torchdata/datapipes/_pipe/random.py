@@ -27,7 +27,8 @@ def draw_seed(last: int | None = None, follows: bool = False) -> int:
 
     Args:
         last: the seed of the pipe's previous iteration.
-        follows: whether to derive the seed from `last`, because a loader seeds the pipe. A replica always does this.
+        follows: whether to derive the seed from `last`, because a loader seeds the pipe. Replicas derive all seeds in
+            this way.
     """
     if last is not None and (is_replica or follows):
         return random.Random(f"after {last}").getrandbits(63)
@@ -41,7 +42,8 @@ class PrivateRandomness:
     """Gives code a private sequence from the global generators of Python, NumPy and torch.
 
     Inside the `with` block, the generators start from the seed, or resume where the previous block ended. After the
-    block, they have the state that they had before it. Generators of libraries that are not loaded are not affected.
+    block, the generators have the same state as before the block. Generators of libraries that are not loaded are not
+    affected.
 
     Args:
         seed: the seed of the generators, at most 63 bits.

@@ -14,7 +14,7 @@ from torchdata._reporting import name_of
 
 __all__ = ["ranges"]
 
-#: Whether this is the main process. False in a forked child, where the parent's profiler does not record.
+#: Whether this is the main process; False in a forked child, where the parent's profiler does not record.
 _is_main = True
 
 

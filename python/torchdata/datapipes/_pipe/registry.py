@@ -54,7 +54,8 @@ class FunctionalForms:
         """Makes `function(pipe, ...)` available as `pipe.function_name(...)`.
 
         Raises:
-            ValueError: the name already belongs to another class. A newer version of the same class replaces it.
+            ValueError: the name already belongs to another class. A newer version of the same class replaces the older
+                version.
         """
         before = cls.functions.get(function_name)
         if before is not None and not _may_replace(before, function):
@@ -119,7 +120,7 @@ _ELSEWHERE = {
 
 
 def _no_attribute(pipe: Any, name: str) -> AttributeError:
-    """Returns the error for an unknown name. Python adds the most similar name when it prints the error."""
+    """Returns the error for an unknown name. Python adds the most similar name when it prints this error."""
     instead = f"; {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
     return AttributeError(f"{type(pipe).__name__!r} object has no attribute {name!r}{instead}", name=name, obj=pipe)
 

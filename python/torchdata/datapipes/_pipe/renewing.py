@@ -31,7 +31,8 @@ class Renewal(Iterator[Iterator[Any]]):
     Args:
         datapipe: the pipe.
         function: the pipe's own `__iter__`.
-        sources: the pipes that the next iterator reads. If they made no progress, it would raise at the same item.
+        sources: the pipes that the next iterator reads. If these sources made no progress, the next iterator would
+            raise at the same item.
     """
 
     __slots__ = (
@@ -50,15 +51,16 @@ class Renewal(Iterator[Iterator[Any]]):
         self._datapipe, self._function, self._sources = datapipe, function, sources
         self._first: Iterator[Any] | None = None
         self._is_broken = False
-        #: The iterators of the sources. `_again` contains those that the next iterator of this pipe has not taken over
-        #: yet.
+        #: The iterators of the sources. `_again` contains the iterators that the next iterator of this pipe has not
+        #: taken over yet.
         self._guards: dict[int, Iterator[Any]] = {}
         self._again: dict[int, Iterator[Any]] = {}
         #: The number of items that the pipe and its sources had yielded when the last iterator raised.
         self._seen: list[int] | None = None
 
     def over(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """Returns the items of `iterator` and of its replacements. An iterator that survives exceptions is returned."""
+        """Returns the items of `iterator` and of its replacements. An iterator that survives exceptions is returned
+        unchanged."""
         kind = type(self._datapipe)
         if type(iterator) is not GeneratorType and not (type(iterator) is chain and hasattr(kind, "_drop_broken")):
             return iterator

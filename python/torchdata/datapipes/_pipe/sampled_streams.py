@@ -1,4 +1,5 @@
-"""Reads a stream without a state. The position in the stream is a number of items. A resume rereads the items up to it.
+"""Reads a stream without a state. The position in the stream is a number of items. A resume rereads the items up to the
+saved position.
 
 Role: each reading takes samples of the items, so that a resume detects a stream that does not repeat itself. The gaps
 between sampled positions grow, and no Python code runs between two samples. Runs where the source of a pipeline is

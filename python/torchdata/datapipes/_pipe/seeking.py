@@ -77,7 +77,8 @@ def is_stream(iterable: Any) -> bool:
 
 
 def iterate_from(iterable: Any, position: int) -> Iterator[Any]:
-    """Returns an iterator over `iterable` without its first `position` items, in constant time if it can seek."""
+    """Returns an iterator over `iterable` without its first `position` items, in constant time if the iterator can
+    seek."""
     if is_read_by_index(iterable):
         return map(iterable.__getitem__, range(position, len(iterable)))
     iterator: Any = iter(iterable)
@@ -89,7 +90,7 @@ def iterate_from(iterable: Any, position: int) -> Iterator[Any]:
 
 
 def seek(iterator: Any, count: int) -> bool:
-    """Skips items of an iterator in constant time; returns False if it cannot seek, or has fewer items."""
+    """Skips items of an iterator in constant time; returns False if the iterator cannot seek, or has fewer items."""
     if type(iterator) not in _SEEKABLE or operator.length_hint(iterator, -1) < count:
         return False
     _, _, *index = iterator.__reduce__()
@@ -103,7 +104,7 @@ def can_pass_over(iterable: Any) -> bool:
 
 
 def iterate_by_index(iterable: Any, position: int) -> Iterator[Any]:
-    """Does the same as `iterate_from` for a reader that skips items. If possible, skipped items are not created."""
+    """Does the same as `iterate_from`, for a reader that skips items. If possible, skipped items are not created."""
     return SequenceIterator(iterable, position) if can_pass_over(iterable) else iterate_from(iterable, position)
 
 

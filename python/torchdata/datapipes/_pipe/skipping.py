@@ -1,9 +1,9 @@
 """Skips items that raise exceptions, for the pipe `on_error`.
 
 Role: a pass of `on_error` *claims* the pipes that it reads from, up to the next `on_error`: the exceptions of claimed
-pipes are skipped. If an exception reaches the guard of a claimed pipe, the guard calls `explain`, which calls this
-module. If the pipe's pass can continue, the exception is counted in the pipe's record, and the guard requests the next
-item. The counts are part of the pipe's entry in a state. A resumed pass therefore continues the counts, whereas a
+pipes are skipped. If an exception reaches the guard of a claimed pipe, the guard calls `explain`, which in turn calls
+this module. If the pipe's pass can continue, the exception is counted in the pipe's record, and the guard requests the
+next item. The counts are part of the pipe's entry in a state. A resumed pass therefore continues the counts, whereas a
 repeated pass starts from zero. Runs in the process that iterates the pipes.
 
 A pass can continue if its iterator survives an exception. The built-in `map`, the iterator of `filter`, and pipes that
@@ -71,7 +71,7 @@ FEWEST = 100
 
 
 class TooManySkipped(RuntimeError):
-    """More items raised exceptions than `on_error` permits. The last exception is its cause.
+    """More items raised exceptions than `on_error` permits. The last skipped exception is the cause of this exception.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -141,7 +141,7 @@ def skipped_of(owner: Any) -> dict[tuple[str, str], int]:
 
 
 def plus_one(kinds: dict[str, int], kind: str) -> dict[str, int]:
-    """Returns the counts with one more for `kind`, as a new dict, because a state may refer to the old dict."""
+    """Returns a new dict of the counts with one more for `kind`, because a state may refer to the old dict."""
     return {**kinds, kind: kinds.get(kind, 0) + 1}
 
 
@@ -203,7 +203,7 @@ def is_over(counts: Iterable[tuple[int, int]], limit: int | float | None, *, at_
     Args:
         counts: for each pipe or dataset, how many items it has skipped, and how many it has read.
         limit: the limit, see `check_limit`.
-        at_the_end: whether the pass has ended. If True, a fraction is checked even if few items were read.
+        at_the_end: whether the pass has ended. If `at_the_end` is True, the fraction is checked even after few items.
     """
     if limit is None or isinstance(limit, int):
         return limit is not None and sum(skipped for skipped, _ in counts) > limit

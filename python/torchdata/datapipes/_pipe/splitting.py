@@ -1,9 +1,9 @@
 """Stops sources from splitting their items among workers if a `sharding_filter` already splits the items.
 
 Role: a source may call `torch.utils.data.get_worker_info()` and yield only its worker's part of the items. A filter
-that reads this source would then keep only a part of this part. While a filter requests an item from its sources,
-PyTorch therefore reports a single worker in that thread. Runs in workers of this package and of PyTorch. In these
-workers, PyTorch's function returns an object of this package, which shows the true values to all other code.
+that reads this source would then keep only a part of the worker's part. While a filter requests an item from its
+sources, PyTorch therefore reports a single worker in that thread. Runs in workers of this package and of PyTorch. In
+these workers, PyTorch's function returns an object of this package, which shows the true values to all other code.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def read_whole(datapipes: Iterable[Any]) -> bool:
         datapipes: all pipes that a `sharding_filter` reads from.
 
     Returns:
-        Whether some of the pipes belong to PyTorch. If True, their reader must call `begin_whole`.
+        Whether some of the pipes belong to PyTorch. If some do, their reader must call `begin_whole`.
     """
     theirs = False
     for datapipe in datapipes:
@@ -86,7 +86,8 @@ def is_read_whole(datapipe: Any) -> bool:
 
 
 def begin_whole(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    """Returns the iterator that a function creates. PyTorch reports a single worker to both of them."""
+    """Returns the iterator that a function creates. PyTorch reports a single worker to the function and to the
+    iterator."""
     module: Any = sys.modules.get(_WORKER)
     info = None if module is None else module._worker_info
     if info is not None and not hasattr(type(info), "_truth"):  # this process is a worker of PyTorch

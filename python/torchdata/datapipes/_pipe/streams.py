@@ -14,7 +14,7 @@ from typing import Any
 
 from torchdata.datapipes.datapipe import DataChunk
 
-#: Types of items that hold no streams. Callers may check these types first to avoid a call.
+#: Types of items that hold no streams. Callers may check for these types first to avoid a call.
 PLAIN_TYPES: frozenset[type] = frozenset({int, float, str, bytes, bool, type(None)})
 
 
@@ -31,8 +31,8 @@ def close_dropped(item: Any) -> None:
 def with_detached_streams(item: Any) -> Any:
     """Returns `item`, or a copy with wrapped streams that reopen their files when they are read.
 
-    Used for items that a pipe keeps after its iteration. The file of a replaced stream is closed once no other code
-    refers to the stream. Streams that cannot be reopened are not replaced.
+    This function is used for items that a pipe keeps after its iteration. The file of a replaced stream is closed once
+    no other code refers to the stream. Streams that cannot be reopened are not replaced.
     """
     return _exchanged(item, _detached)
 

@@ -51,7 +51,8 @@ class Unfolding:
     """The state and iteration of a pipe that yields the parts of its source's items.
 
     The state contains the remaining parts if they are in memory. If the parts are generated on demand, the state
-    contains the item and how many of its parts were yielded. A resume from such a state unfolds the item again.
+    contains the item and how many of its parts were yielded. The item is then unfolded a second time when the pass is
+    resumed.
     """
 
     #: The iterator over the parts; None if no item is being unfolded.

@@ -31,7 +31,8 @@ Load = Callable[[Any], Any]
 
 
 class Unloadable(Protocol):
-    """The methods of a pipe that supports indices. A subclass that defines `__iter__` does not inherit the support."""
+    """The methods of a pipe that supports indices. A subclass that defines `__iter__` does not inherit the support for
+    indices."""
 
     def _can_wait(self) -> bool:
         """Returns whether the next iteration can pass on indices."""
@@ -78,8 +79,8 @@ def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
 
 
 def begin_sharing(datapipe: Any) -> Iterator[Any]:
-    """Starts an iteration for a reader that takes a share. If the pipe supports it, the iterator can skip the items of
-    other shares.
+    """Starts an iteration for a reader that takes a share. If the pipe supports skipping, the iterator can skip the
+    items of other shares.
 
     A pipe supports skipping if its own class defines `_can_pass_over` and `_iter_by_index`, which replaces `__iter__`
     and yields the same items. Subclasses do not inherit this support.

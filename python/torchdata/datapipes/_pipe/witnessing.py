@@ -115,7 +115,8 @@ class Witness:
         self._watches: dict[int, SampleWatch] = {}
 
     def watch(self, datapipe: Any, start: int) -> SampleWatch | None:
-        """Returns the watch of a filter that begins to read at a position; None if the filter has one in this epoch."""
+        """Returns the watch of a filter that begins to read at a position; None if the filter already has a watch in
+        this epoch."""
         for number, (known, source) in enumerate(self._filters):
             if known is datapipe and number not in self._watches:
                 self._watches[number] = SampleWatch(number, source, start, datapipe.source_splits_itself)

@@ -59,7 +59,7 @@ class Zipper(MapDataPipe[T_co]):
     """Returns tuples of the items that several pipes have at the same index.
 
     Args:
-        *datapipes: the pipes or datasets. The shortest one determines the length.
+        *datapipes: the pipes or datasets. The shortest pipe determines the length.
 
     Raises:
         ValueError: no pipe is given.

@@ -70,8 +70,8 @@ class FileRecipe:
 def recipe_of(file_obj: Any) -> Recipe | None:
     """Returns the recipe of a bare file object, or None if it cannot be determined.
 
-    A binary file that was opened by path has a recipe if the path still leads to the same file. A text file has no
-    recipe, because its newline translation cannot be determined.
+    A binary file that was opened by path has a recipe if the path still leads to this file. A text file has no recipe,
+    because its newline translation cannot be determined.
     """
     raw = file_obj.raw if type(file_obj) is io.BufferedReader else file_obj
     if type(raw) is io.FileIO:

@@ -1,8 +1,8 @@
 """Collating: converts a batch of items to one item with arrays, or with tensors if PyTorch is imported.
 
 Role: implements the default function of `collate`, and its argument `conversion`. Runs in the process that iterates the
-pipe. Stacked arrays are allocated by `torchdata.empty`. A worker thus builds them in memory that it can send without a
-copy.
+pipe. Stacked arrays are allocated by `torchdata.empty`. A worker thus builds batches in memory that it can send without
+a copy.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ def default_collate(batch: Any, to: Literal["numpy", "torch"] | None = None) -> 
     Arrays are stacked along a new first dimension. Numbers become a one-dimensional array (of float64 for Python
     floats, and int64 for integers). Strings and bytes stay unchanged; if the items are tuples or lists, each column of
     strings is a tuple. Dicts, named tuples, tuples and lists are collated member by member, and tuples become lists. If
-    PyTorch is imported, the results are tensors, as from `torch.utils.data.default_collate`. If it is not imported,
-    they are NumPy arrays. A library such as `datasets` may import PyTorch, so use `to` to choose the type.
+    PyTorch is imported, the results are tensors, as from `torch.utils.data.default_collate`. If PyTorch is not
+    imported, the results are NumPy arrays. A library such as `datasets` may import PyTorch, so use `to` to choose the
+    type.
 
     Args:
         batch: a non-empty sequence of items of the same structure.

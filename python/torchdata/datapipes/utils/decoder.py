@@ -82,13 +82,13 @@ def basichandlers(extension: str, data: Any, *, allow_pickle: bool | None = None
     | `pt` | the result of `torch.load` with `weights_only=True` |
 
     **Unpickling runs code that the file contains.** For untrusted files, refuse `pyd`, `pickle` and `pt` by
-    `allow_pickle=False`. To refuse them in the whole program, set `TORCHDATA_ALLOW_PICKLE=0` in the environment
-    (`WDS_SECURE=1`, the variable of webdataset, has the same effect).
+    `allow_pickle=False`. To refuse these extensions in the whole program, set `TORCHDATA_ALLOW_PICKLE=0` in the
+    environment (`WDS_SECURE=1`, the variable of webdataset, has the same effect).
 
     Args:
         extension: the extension, without its dot.
         data: the content of the file, as bytes.
-        allow_pickle: whether to read `pyd`, `pickle` and `pt` files. None (the default) or True reads them if the
+        allow_pickle: whether to read `pyd`, `pickle` and `pt` files. None (the default) or True reads such files if the
             environment does not forbid it.
 
     Returns:

@@ -90,7 +90,7 @@ class MultiNode(BaseNode[T]):
             self._is_over = ended == everyone
 
     def _item_of(self, name: str) -> Any:
-        """Returns the next item of a source. A source that has ended starts over if the criterion requires it.
+        """Returns the next item of a source. If the criterion requires it, a source that has ended starts over.
 
         Raises:
             StopIteration: the epoch is over.

@@ -16,7 +16,7 @@ from torchdata.nodes.samplers.utils import _get_rank_seed, get_rank_and_world_si
 
 __all__ = ["MultiNodeWeightedSampler"]
 
-#: The number of choices that are drawn together. Another number would result in another order than torchdata 0.11.
+#: The number of choices that are drawn together, which determines the order and is the same as in torchdata 0.11.
 _DRAWN = 1000
 
 #: An upper limit for the epoch number, because computing the seed of an epoch requires a draw for each earlier epoch.
@@ -29,9 +29,9 @@ class MultiNodeWeightedSampler(MultiNode[T]):
     The choices depend on the seed, the rank, the number of ranks and the epoch. The node has a length if every item is
     yielded once and all sources have a length.
 
-    Subclasses may extend the checks in `_validate`, which `__init__` calls last. A subclass that chooses differently
-    returns its own iterator over names from `_get_new_weighted_sampler`, which `reset` calls. The node's state contains
-    the `state_dict()` of this iterator.
+    Subclasses may extend the checks in `_validate`, which `__init__` calls last. A subclass that chooses sources
+    differently returns its own iterator over names from `_get_new_weighted_sampler`, which `reset` calls. The node's
+    state contains the `state_dict()` of this iterator.
 
     Args:
         source_nodes: the nodes to read, by name.
@@ -74,7 +74,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
     _num_yielded = 0
     #: Whether an item of this epoch was requested.
     _started = False
-    #: The name of a source that has raised an error. The next call reads from this source.
+    #: The name of a source that has raised an error, from which the next call reads.
     _chosen: str | None = None
 
     def __init__(
@@ -161,7 +161,8 @@ class MultiNodeWeightedSampler(MultiNode[T]):
         raise StopIteration
 
     def _check_for_stop_iteration(self) -> None:
-        """Raises StopIteration if the ended sources end the epoch. For a subclass with its own `next`."""
+        """Raises StopIteration if the ended sources end the epoch. This method is for subclasses with their own
+        `next`."""
         self._look_whether_over()
         if self._is_over:
             raise StopIteration
@@ -226,7 +227,7 @@ class _WeightedSampler:
 
     def _draw(self) -> None:
         """Draws further choices."""
-        #: The generator's state before these choices.
+        #: The generator's state before the current choices were drawn.
         self._before = self._generator.get_state()
         drawn = torch.multinomial(
             self.weights, self.random_tensor_batch_size, replacement=True, generator=self._generator

@@ -13,8 +13,8 @@ __all__ = ["get_rank_and_world_size"]
 def get_rank_and_world_size() -> tuple[int, int]:
     """Returns the rank of this process and the number of ranks.
 
-    If `torch.distributed` is initialized, it determines both numbers. If not, the environment variables RANK and
-    WORLD_SIZE determine them. Without these variables, the rank is 0 of 1.
+    `torch.distributed` determines both numbers if it is initialized, otherwise the environment variables RANK and
+    WORLD_SIZE. Without these variables, the rank is 0 of 1.
 
     Raises:
         ValueError: the rank is negative, or not less than the number of ranks.

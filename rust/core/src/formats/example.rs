@@ -27,12 +27,12 @@ pub struct Feature<'a> {
 }
 
 impl<'a> Feature<'a> {
-    /// The type of the values. None if the feature contains no list of values, not even an empty list.
+    /// The type of the values. Returns None if the feature contains no list of values, not even an empty list.
     pub fn kind(&self) -> Option<FeatureKind> {
         self.kind
     }
 
-    /// Returns the byte strings of a feature.
+    /// Returns the values of a feature of byte strings.
     pub fn bytes(&self) -> &[&'a [u8]] {
         &self.parts
     }
@@ -50,7 +50,7 @@ impl<'a> Feature<'a> {
         Ok(())
     }
 
-    /// Replaces the contents of `out` by the values of a feature of integers.
+    /// Replaces the contents of `out` with the values of a feature of integers.
     pub fn integers(&self, out: &mut Vec<i64>) -> Result<(), WireError> {
         out.clear();
         for part in &self.parts {
@@ -68,7 +68,7 @@ impl<'a> Feature<'a> {
                 _ => continue,
             };
             if self.kind != Some(kind) {
-                *self = Self { kind: Some(kind), parts: Vec::new() }; // the last type of values is valid
+                *self = Self { kind: Some(kind), parts: Vec::new() }; // the last type of values is used
             }
             for value in Fields::new(list) {
                 match (kind, value?) {
@@ -83,7 +83,7 @@ impl<'a> Feature<'a> {
     }
 }
 
-/// A record of features. If a name occurs several times, its last feature is valid.
+/// A record of features. If a name occurs several times, the last feature with this name is used.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Example<'a> {
     /// The features of an Example, or the features of a SequenceExample that do not depend on the step.
@@ -123,7 +123,7 @@ impl<'a> Example<'a> {
     }
 }
 
-/// Reads an entry of a map. If its name is wanted, passes the value to `merge` and returns the name.
+/// Reads an entry of a map. If the name of the entry is wanted, passes the value to `merge` and returns the name.
 fn named<'a>(
     entry: &'a [u8],
     wanted: impl Fn(&str) -> bool,

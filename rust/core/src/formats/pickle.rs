@@ -1,9 +1,9 @@
 //! Checks that a pickle contains only the instructions that Python writes for plain data.
 //!
-//! An unpickler executes instructions. Untrusted instructions could change objects, or allocate gigabytes because of a
-//! large number, such as a memo index, or a length beyond the end. Plain data does not need instructions that change
-//! objects, protocol 5 writes no memo indices, and lengths are compared with the number of available bytes. The
-//! unpickler decides which functions may be called.
+//! An unpickler executes instructions. Untrusted instructions could change objects, or make the unpickler allocate
+//! gigabytes for a large memo index or length. Plain data needs no instructions that change objects, protocol 5 writes
+//! no memo indices, and this module compares lengths with the number of available bytes. The unpickler decides which
+//! functions may be called.
 
 use thiserror::Error;
 
@@ -30,7 +30,7 @@ pub enum PlainError {
     Behind(usize),
 }
 
-/// Checks that bytes are a pickle of plain data, as far as this can be determined from single instructions.
+/// Checks that each instruction is allowed in a pickle of plain data.
 ///
 /// # Errors
 ///

@@ -16,8 +16,8 @@ const PREFIX: usize = 345;
 /// Returns the name and the size in bytes of a regular file.
 ///
 /// Returns None if the block is not an intact header of a regular file, or if the name and size fields are not
-/// sufficient. They are not sufficient if the name is split over two fields or is not UTF-8, or if the size is not in
-/// octal digits.
+/// sufficient. The name field is not sufficient if a second field contains a part of the name or the name is not UTF-8,
+/// and the size field is not sufficient if its digits are not octal.
 pub fn file_header(block: &[u8]) -> Option<(&str, u64)> {
     if block.len() != BLOCK || !matches!(block[TYPE], b'0' | 0) || block[PREFIX] != 0 {
         return None;
@@ -41,7 +41,7 @@ fn octal(field: &[u8]) -> Option<u64> {
         return None;
     }
     digits.iter().try_fold(0, |value: u64, &digit| {
-        matches!(digit, b'0'..=b'7').then(|| value * 8 + u64::from(digit - b'0')) // at most 12 digits: no overflow
+        matches!(digit, b'0'..=b'7').then(|| value * 8 + u64::from(digit - b'0')) // twelve octal digits cannot overflow
     })
 }
 
@@ -80,7 +80,7 @@ pub fn pax_records(body: &[u8]) -> Result<usize, PaxError> {
 /// Returns the length of the record at the start of `bytes`, or None if the record is not valid.
 fn record_length(bytes: &[u8]) -> Option<usize> {
     let digits = bytes.iter().position(|&byte| byte == b' ')?;
-    let length: usize = std::str::from_utf8(&bytes[..digits]).ok()?.parse().ok()?; // `parse` would also accept a sign
+    let length: usize = std::str::from_utf8(&bytes[..digits]).ok()?.parse().ok()?; // `parse` alone would also accept a sign
     let intact = bytes[0].is_ascii_digit() && length >= SHORTEST_RECORD && length > digits + 1;
     let record = bytes.get(digits + 1..length).filter(|_| intact)?;
     let keyword = record.iter().position(|&byte| byte == b'=')?;

@@ -12,8 +12,8 @@ const TAIL: usize = 4;
 /// The maximum length of a record, because protocol buffers cannot be larger.
 pub const LONGEST: u64 = i32::MAX as u64;
 
-/// Returns the CRC-32C of `data` in the format of the file. It is rotated and shifted, so that data may itself contain
-/// checksums.
+/// Returns the CRC-32C of `data` in the format of the file. The format rotates and shifts the CRC-32C, because the data
+/// may itself contain checksums.
 pub fn masked_crc(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -51,7 +51,7 @@ pub enum RecordError {
 /// Reads the records of one file.
 #[derive(Debug)]
 pub struct Records {
-    /// The bytes that were received. Those from `begin` on were not returned yet.
+    /// The received bytes; the bytes from `begin` on were not returned yet.
     buffer: Vec<u8>,
     begin: usize,
     offset: u64,
@@ -101,7 +101,7 @@ impl Records {
         Ok(Some(data))
     }
 
-    /// Skips the record that `peek` returns, if there is one.
+    /// Skips the record that `peek` returned.
     pub fn advance(&mut self) {
         let whole = self.length().ok().flatten().map(|length| HEAD + length + TAIL);
         if let Some(whole) = whole.filter(|&whole| whole <= self.unread().len()) {

@@ -1,7 +1,7 @@
-//! Reads the wire format of protocol buffers, as far as examples use it.
+//! Reads the parts of protocol buffers' wire format that examples use.
 //!
-//! The format is described at <https://protobuf.dev/programming-guides/encoding>. The input is not trusted: every input
-//! gives a value or an error.
+//! The format is described at <https://protobuf.dev/programming-guides/encoding>. Untrusted input gives a value or an
+//! error.
 
 /// Why bytes are not a protocol buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -43,7 +43,7 @@ pub struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// The fields of `message`.
+    /// Iterates over the fields of `message`.
     pub fn new(message: &'a [u8]) -> Self {
         Self { rest: message }
     }
@@ -112,7 +112,7 @@ fn varint_length(bytes: &[u8]) -> Result<usize, WireError> {
     }
 }
 
-/// The value of a varint. Bits beyond the 64th are dropped.
+/// Returns the value of a varint. Bits beyond the 64th are dropped.
 fn integer(varint: &[u8]) -> u64 {
     varint.iter().rev().fold(0, |value, &byte| (value << 7) | u64::from(byte & 0x7f))
 }

@@ -2,8 +2,8 @@
 //!
 //! The bookkeeping is private to the producer. The consumer only receives offsets, and returns blocks through the
 //! return ring. Free memory is stored as extents ordered by address; adjacent extents are merged. An allocation takes
-//! the lowest extent that is long enough. This keeps the number of used pages small, and limits memory use to the data
-//! in flight. Free pages that were unused for some seconds are returned to the system (`tidy`).
+//! the lowest extent that is long enough. Using the lowest extent keeps the number of used pages small, and limits
+//! memory use to the data in flight. Free pages that were unused for some seconds are returned to the system (`tidy`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -40,8 +40,7 @@ struct Allocator {
     peak: u64,
     flow: Option<FlowRef>,
     idle_chunks: IdleChunks,
-    /// Whether the system accepts returned pages. Cleared after the first failure, because some file systems do not
-    /// support holes.
+    /// Whether the file system can free pages of the arena. The flag is cleared after the first failure.
     punches: bool,
     returns: ConsumerCursor,
 }
@@ -156,7 +155,8 @@ pub struct ArenaUse {
 pub struct Arena {
     layout: Arc<Layout>,
     allocator: Mutex<Allocator>,
-    /// Whether blocks are allocated, or free pages may still be returned. If false, `tidy` has nothing to do.
+    /// Whether blocks are allocated, or free pages may still be returned. If the flag is false, `tidy` has nothing to
+    /// do.
     untidy: AtomicBool,
     /// The process that owns the bookkeeping. A forked child must not change the bookkeeping.
     generation: u64,
@@ -173,7 +173,7 @@ impl Arena {
         self.allocator.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Also writes the memory use to `flow` from now on.
+    /// Copies the memory use to `flow` after each change.
     pub(crate) fn count_into(&self, flow: FlowRef) {
         let mut allocator = self.lock();
         allocator.peak = allocator.peak.max(flow.arena_peak.load(Ordering::Relaxed));
@@ -224,8 +224,8 @@ impl Arena {
 
     /// Reclaims blocks, and returns free pages that were unused for some seconds to the system.
     ///
-    /// A producer calls this regularly while it waits or works. The call is cheap if there is nothing to do. Returns
-    /// whether later calls may have something to do.
+    /// A producer calls this regularly while it waits or works. If no memory is unused, the call is cheap. Returns
+    /// whether memory may become unused later.
     pub fn tidy(&self) -> Result<bool, Corrupted> {
         self.tidy_at(Instant::now())
     }
@@ -235,7 +235,7 @@ impl Arena {
             return Ok(false);
         }
         self.reclaim()?;
-        // The lock is held, so that no other thread allocates these pages during the loop.
+        // The lock prevents other threads from allocating these pages during the loop.
         let mut allocator = self.lock();
         if allocator.punches {
             for part in allocator.take_idle(now) {
@@ -247,13 +247,13 @@ impl Arena {
         Ok(untidy)
     }
 
-    /// Returns the last result of `tidy`, or true if a block was allocated since then.
+    /// Returns whether `tidy` may have something to do: its last result, or true after an allocation.
     #[inline]
     pub fn is_untidy(&self) -> bool {
         self.untidy.load(Ordering::Relaxed)
     }
 
-    /// Records that a block was sent. A block can be sent several times.
+    /// Records that a block was sent.
     pub(crate) fn send(&self, offset: u64) {
         if let Some(holders) = self.lock().taken.get_mut(&offset) {
             holders.remote += 1;

@@ -11,13 +11,13 @@
 //!
 //! A carrier does not decode units, and keeps the stream and kind that their producer has set. It joins fragments. The
 //! control words in the header of a link are transferred separately from units (see [`Words`]). A word may arrive late,
-//! because only the latest value matters and no process waits for an older value. A word may also arrive before units
-//! that were published earlier, because even on one machine a process can read the word first. Words never wait for
-//! units, because there may be room for the units only after a word was read. The caller must put each frame once, in
-//! the order in which the frames were taken. The same holds for words.
+//! because readers need only its latest value. A word may also arrive before units that were published earlier, because
+//! a local reader may also read the word before the units. Words never wait for units, because the space for a unit may
+//! only become free after a word was read. The caller must write each frame to the outbound link once, in the order in
+//! which `take` returned the frames. The caller must do the same with words.
 //!
-//! A frame consists of a head and separate large buffers. The contents of a frame are not trusted: inconsistent data is
-//! reported as [`Corrupted`].
+//! A frame consists of a head and separate large buffers. The contents of a frame are not trusted, and inconsistent
+//! data is reported as [`Corrupted`].
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -100,7 +100,7 @@ struct Carried<'a> {
     kind: u16,
     buffers: Vec<&'a [u8]>,
     payload: &'a [u8],
-    /// The bytes of the head after this unit. `besides` is the number of separate buffers that this unit uses.
+    /// The bytes of the head after this unit; `besides` is the number of separate buffers of this unit.
     rest: &'a [u8],
     besides: usize,
 }
@@ -142,19 +142,19 @@ impl<'a> Carried<'a> {
     }
 }
 
-/// Which parts of a frame were already put into the outbound link.
+/// The parts of a frame that were already written to the outbound link.
 #[derive(Debug, Default)]
 struct FrameProgress {
-    /// The number of finished bytes of the head. `beside` is the number of finished separate buffers.
+    /// The number of finished bytes of the head; `beside` is the number of finished separate buffers.
     head: usize,
     beside: usize,
-    /// The finished buffers of the current unit. `streamed` is the number of bytes of the next buffer that were already
-    /// sent as fragments.
+    /// The finished buffers of the current unit; `streamed` is the number of bytes of the next buffer that were sent as
+    /// fragments.
     parts: Vec<Part>,
     streamed: usize,
 }
 
-/// What the current unit needs before it can be put into the outbound link.
+/// The resource that the current unit needs before it can be written to the outbound link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lack {
     Nothing,
@@ -192,7 +192,7 @@ impl Carrier {
             unit: Unit::default(),
             progress: FrameProgress::default(),
             lack: Lack::Nothing,
-            given: [crate::integrity::seal(0); 4], // the initial values in a new link
+            given: [crate::integrity::seal(0); 4], // the values in a new link
             tidied: Instant::now(),
         })
     }
@@ -209,10 +209,9 @@ impl Carrier {
         ]
     }
 
-    /// Returns whether a word has changed since the last call of `take`. With `units`, also returns true if a unit is
-    /// pending.
+    /// Returns whether a word has changed since the last call of `take`. With `units`, a pending unit also gives true.
     pub fn has_news(&mut self, units: bool) -> bool {
-        // Returns true after an error, so that the caller calls `take`, which reports the error.
+        // An error counts as news, because the following call of `take` reports the error.
         self.words() != self.given || units && self.inbound.readable().unwrap_or(true)
     }
 
@@ -243,7 +242,7 @@ impl Carrier {
         self.peer.ring();
     }
 
-    /// Puts a frame into the outbound link. Returns false if only a part of the frame fitted. The caller then retries
+    /// Writes a frame to the outbound link. Returns false if only a part of the frame fitted. The caller then retries
     /// with the same frame after [`Carrier::has_room`] returns true.
     pub fn put(&mut self, head: &[u8], beside: &[&[u8]]) -> Result<bool, Corrupted> {
         loop {
@@ -328,9 +327,9 @@ impl Carrier {
         Ok(())
     }
 
-    /// Returns whether there is now room for the unit that did not fit.
+    /// Returns whether there is room for the unit that the last `put` could not write.
     pub fn has_room(&mut self) -> bool {
-        // Returns true after an error, so that the caller calls `put`, which reports the error.
+        // An error counts as room, because the following call of `put` reports the error.
         match self.lack {
             Lack::Nothing => true,
             Lack::Block => self.outbound.worth_allocating().unwrap_or(true),

@@ -22,7 +22,7 @@ use crate::stats::{FlowRef, add};
 pub enum Buffer {
     /// A block in shared memory.
     Leased(Arc<Lease>),
-    /// Memory of this process. The bytes were copied, or joined from fragments.
+    /// Memory of this process. The memory contains copied bytes, or bytes joined from fragments.
     Owned(Arc<Vec<u8>>),
 }
 
@@ -50,7 +50,7 @@ impl Buffer {
 pub struct Unit {
     /// The kind set by the producer.
     pub kind: u16,
-    /// The number of the shard that sent the unit, counted in the producer's process.
+    /// The number of the shard that sent the unit, as counted in the producer's process.
     pub shard: u16,
     /// The inline payload.
     pub payload: Vec<u8>,
@@ -75,20 +75,20 @@ pub struct Consumer {
     receiving: Receiving,
     /// The last grant that was stored for the producer.
     told: Grant,
-    /// Whether the next unit belongs to a later stream. In this case, no unit can be read until that stream begins.
+    /// Whether the next unit belongs to a later stream, so that no unit can be read until that stream begins.
     early: bool,
     /// Whether items of this link wake up this process.
     wanted: bool,
     taken: u64,
-    /// The number of items taken since the last check whether the producer must be woken up.
+    /// The number of items taken since the last wake-up of the producer was considered.
     unrung: u64,
-    /// The bytes of the ring that were freed since that check.
+    /// The bytes of the ring that were freed since the last wake-up was considered.
     unrung_bytes: u64,
-    /// The bytes of blocks that were taken since that check.
+    /// The bytes of blocks that were taken since the last wake-up was considered.
     unrung_blocks: u64,
     /// How many bytes the producer may be ahead.
     ahead: Ahead,
-    /// The number of items taken in earlier streams. `flow` contains the counters for statistics.
+    /// The number of items taken in earlier streams; `flow` contains the counters for statistics.
     before: u64,
     flow: FlowRef,
 }
@@ -137,7 +137,7 @@ impl Consumer {
         &self.flow
     }
 
-    /// Begins a stream. The producer may send `window` items that were not taken yet.
+    /// Begins a stream. The producer may send `window` items before the consumer takes one.
     pub fn begin(&mut self, stream: Stream, window: u64) {
         self.before = self.before.wrapping_add(self.taken);
         self.taken = 0;
@@ -162,9 +162,8 @@ impl Consumer {
         self.layout.header().granted.store(grant.word(), Ordering::Release);
     }
 
-    /// Sets whether items of this link wake up this process while it sleeps. Call this before checking for items,
-    /// because items that were published before this call do not wake up the process. Units other than items always
-    /// wake up the process.
+    /// Sets whether items of this link wake up this process while it sleeps. Call this method before checking for
+    /// items, because only later items wake up the process. Other units always wake up the process.
     #[inline]
     pub fn want_items(&mut self, wanted: bool) {
         if wanted == self.wanted {
@@ -196,7 +195,8 @@ impl Consumer {
     /// Returns whether the producer's process starves, that is, waits for another process (see
     /// [`crate::link::Announcer`]).
     pub fn starves(&self) -> bool {
-        // SYNC(starve): pairs with Announcer::starve. The producer overwrites a damaged word when it checks next.
+        // SYNC(starve): pairs with Announcer::starve. If the word is damaged, the producer overwrites it at its next
+        // check.
         let epoch = open(self.layout.header().starving.load(Ordering::Acquire));
         epoch == Some(u64::from(self.receiving.stream().epoch()))
     }
@@ -233,8 +233,8 @@ impl Consumer {
         }
     }
 
-    /// Counts an item that was received before its turn. The producer may then send one more item, even if the window
-    /// is 0, because another process waits for this producer.
+    /// Counts an item that was received before its turn, and allows the producer to send one more item, even if the
+    /// window is 0, because another process waits for this producer.
     pub fn item_taken_in(&mut self) {
         self.count();
         self.receiving.take();
@@ -280,8 +280,8 @@ impl Consumer {
         }
     }
 
-    /// Counts bytes of blocks. A producer that has reached its limit for bytes in flight is woken up once half of these
-    /// bytes were taken.
+    /// Counts bytes of blocks. If a producer has reached its limit for bytes in flight, it is woken up once half of
+    /// these bytes were taken.
     #[inline]
     fn count_blocks(&mut self, buffers: &[Buffer]) {
         if buffers.is_empty() {
@@ -295,7 +295,7 @@ impl Consumer {
         }
     }
 
-    /// Returns whether a unit can be taken. It may be a leftover unit of an earlier stream.
+    /// Returns whether a unit can be taken, which may be a leftover unit of an earlier stream.
     #[inline]
     pub fn readable(&mut self) -> Result<bool, Corrupted> {
         Ok(!self.early && self.cursor.available(&self.layout.header().tail)? > 0)
@@ -306,18 +306,19 @@ impl Consumer {
         self.returns.bytes()
     }
 
-    /// Returns whether leasing another `len` bytes would leave the producer too little memory. The buffer should then
-    /// be copied.
+    /// Returns whether a buffer of `len` bytes should be copied, because leasing the buffer would leave the producer
+    /// too little memory.
     ///
-    /// Leases use at most half of the arena, and half of the maximum number of blocks. The other half is for data in
-    /// flight.
+    /// Leases use at most half of the arena, and half of the maximum number of blocks. The other half of the arena is
+    /// for data in flight.
     pub fn should_copy(&self, len: usize) -> bool {
         let config = self.layout.config;
         let leases = self.returns.count();
         (self.leased() + len as u64) * 2 > config.arena_capacity || (leases + 1) * 2 > config.return_capacity
     }
 
-    /// Replaces `unit` by the next unit of the current stream. Returns false if there is no such unit.
+    /// Replaces `unit` with the next unit of the current stream. Returns false if the ring contains no unit of this
+    /// stream.
     ///
     /// Units of earlier streams are dropped without decoding them, and their blocks are returned. Units of later
     /// streams stay in the ring.
@@ -325,7 +326,7 @@ impl Consumer {
         Ok(self.next::<false>(unit)?.is_some())
     }
 
-    /// Replaces `unit` by the next unit of any stream, and returns this stream. Returns None if no unit is available.
+    /// Replaces `unit` with the next unit of any stream, and returns this stream, or None if no unit is available.
     /// Carriers use this to forward units.
     pub(super) fn take_any(&mut self, unit: &mut Unit) -> Result<Option<Stream>, TakeError> {
         self.next::<true>(unit)
@@ -336,7 +337,7 @@ impl Consumer {
         loop {
             let available = self.cursor.available(&self.layout.header().tail)?;
             if available == 0 || self.early {
-                // The caller will sleep now, so the producer must be able to use all space that was freed.
+                // The caller will sleep now, so a producer that waits for space must be woken up.
                 if self.unrung_bytes > 0 {
                     self.ring_producer();
                 }
@@ -476,8 +477,8 @@ impl Consumer {
                 Buffer::Leased(Arc::new(self.returns.lease(offset, len)))
             });
         }
-        // Fragments belong to the next unit. If the next unit does not refer to them, the producer has abandoned their
-        // unit.
+        // If the current unit does not refer to the preceding fragments, the producer has abandoned the unit of these
+        // fragments.
         if !std::mem::take(&mut self.streamed).is_empty() && streamed {
             return Err(Corrupted("a unit refers to fragments that differ from those received"));
         }

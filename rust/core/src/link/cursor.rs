@@ -2,8 +2,8 @@
 //!
 //! Positions count from the creation of the ring. They never overflow, because a `u64` is sufficient for centuries. The
 //! index in the ring is the position modulo the capacity. Each side keeps its own cursor privately and publishes it in
-//! shared memory. It reads the cursor of the other side only if its cached copy is too old to continue. Therefore only
-//! an empty or a full ring causes a cache miss.
+//! shared memory. A side reads the cursor of the other side only if the cached copy of that cursor is too old to
+//! continue. Therefore cache misses only occur if the ring is empty or full.
 //!
 //! In shared memory, a cursor is a sealed word (see `seal`). The seal allows the reader to detect a stray write, which
 //! could otherwise look like a valid position.
@@ -18,9 +18,9 @@ pub const BIRTH: u64 = seal(0);
 /// The producer's view of a ring.
 #[derive(Debug)]
 pub struct ProducerCursor {
-    /// The next position to write. The shared copy is never ahead of this position.
+    /// The next position to write, which is never less than the shared copy.
     tail: u64,
-    /// A cached copy of the consumer's head. The copy may be too small, which is safe, but it is never too large.
+    /// A cached copy of the consumer's head, which may be too small, but is never too large.
     head: u64,
     capacity: u64,
 }
@@ -51,7 +51,7 @@ impl ProducerCursor {
     pub fn refresh(&mut self, shared_head: &AtomicU64) -> Result<u64, Corrupted> {
         // SYNC(release): pairs with ConsumerCursor::release; all slots before `head` have been read.
         let head = open_after(self.head, shared_head.load(Ordering::Acquire));
-        // A cursor that has moved backward looks like a cursor that is far ahead.
+        // If a cursor has moved backward, it looks as if it were far ahead.
         let head =
             head.filter(|&head| head <= self.tail).ok_or(Corrupted("a consumer's cursor is outside the ring"))?;
         self.head = head;
@@ -72,7 +72,7 @@ impl ProducerCursor {
 pub struct ConsumerCursor {
     /// The next position to read.
     head: u64,
-    /// A cached copy of the producer's tail. The copy may be too small, which is safe, but it is never too large.
+    /// A cached copy of the producer's tail, which may be too small, but is never too large.
     tail: u64,
     capacity: u64,
 }
@@ -110,8 +110,8 @@ impl ConsumerCursor {
 
     /// Checks that this side's cursor in shared memory is intact.
     ///
-    /// Must be called before sleeping. The producer reads this cursor only when it has no more room, and
-    /// `Probe::pending`, which compares the two cursors, does not notice the damage.
+    /// Must be called before sleeping, because neither the producer nor `Probe::pending` would notice the damage during
+    /// the sleep.
     #[inline]
     pub fn check(&self, shared_head: &AtomicU64) -> Result<(), Corrupted> {
         if shared_head.load(Ordering::Relaxed) == seal(self.head) {

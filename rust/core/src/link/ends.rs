@@ -77,7 +77,7 @@ impl Link {
         &self.layout
     }
 
-    /// Returns a view that checks whether units are pending. The view needs neither end of the link.
+    /// Returns a view that checks whether units are pending.
     pub fn probe(&self) -> Probe {
         Probe { layout: Arc::clone(&self.layout) }
     }
@@ -89,7 +89,7 @@ impl Link {
     }
 
     /// Returns how many items and bytes the producer has sent. These counters are only updated if no other counters
-    /// were set.
+    /// were set for the link.
     pub fn sent(&self) -> (u64, u64) {
         let sent = &self.layout.header().sent;
         (sent.items.load(Ordering::Relaxed), sent.bytes.load(Ordering::Relaxed))
@@ -107,8 +107,8 @@ impl Probe {
     #[inline]
     pub fn pending(&self) -> bool {
         let header = self.layout.header();
-        // Each word contains a position and its checksum, so equal positions have equal words. The consumer detects and
-        // reports damaged words.
+        // Each word contains a position and its checksum, so equal positions have equal words. If a word is damaged,
+        // the consumer detects and reports the damage.
         header.tail.load(Ordering::Relaxed) != header.head.load(Ordering::Relaxed)
     }
 

@@ -1,4 +1,4 @@
-//! The layout of a link's shared memory, and how producer and consumer agree on it.
+//! The layout of a link's shared memory, and the initialization of this memory.
 //!
 //! ```text
 //! 0          Header (one page)
@@ -78,16 +78,16 @@ type Word = CachePadded<AtomicU64>;
 
 /// The first page of a link.
 ///
-/// Stray writes to this page are either detected or harmless. The sizes are read once and checked against each other.
-/// The four cursors and the entries of the return ring are sealed, and units carry checksums, so the reader detects
-/// damage to published data. `sent` and `received` are only statistics. `producer_taken` and `consumer_taken` only
-/// prevent a second process from taking an end. A damaged `blocks_wanted` or `items_wanted` causes an unnecessary
+/// Stray writes to this page are either detected or harmless. The sizes of a link are read once and checked against
+/// each other. The four cursors and the entries of the return ring are sealed, and units carry checksums, so the reader
+/// detects damage to published data. `sent` and `received` are only statistics. `producer_taken` and `consumer_taken`
+/// only prevent a second process from taking an end. A damaged `blocks_wanted` or `items_wanted` causes an unnecessary
 /// wake-up, or a sleep until the end of its time slice.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Header {
     magic: AtomicU64,
-    /// The version, stored last with Release. 0 until then.
+    /// The version, which is stored last with Release, or 0 until then.
     version: AtomicU32,
     /// 1 once a process has taken the producer's end.
     pub producer_taken: AtomicU32,
@@ -109,20 +109,20 @@ pub(crate) struct Header {
     pub granted: Word,
     /// Set while the producer waits for returned blocks. Written only by the producer.
     pub blocks_wanted: CachePadded<Wanted>,
-    /// While the producer's process waits for another process: the number of the epoch. Otherwise 0. Written by the
+    /// The number of the epoch while the producer's process waits for another process. Otherwise 0. Written by the
     /// producer's process.
     pub starving: Word,
     /// Control links: the latest epoch that the main process has ordered. Written only by the producer.
     pub order: Word,
     /// The number of messages that the consumer has acknowledged. Written only by the consumer.
     pub acknowledged: Word,
-    /// Whether published items ring the consumer's bell. Cleared while the consumer only waits for other links. Written
-    /// only by the consumer.
+    /// Whether published items ring the consumer's bell. The flag is cleared while the consumer only waits for other
+    /// links. Written only by the consumer.
     pub items_wanted: CachePadded<Wanted>,
     /// How many bytes of blocks the producer may be ahead (see `protocol::Ahead`), sealed. Written only by the
     /// consumer.
     pub ahead: Word,
-    /// Statistics of the producer, unless another place was set for them (see [`crate::stats::Board`]).
+    /// Statistics of the producer, unless other counters were set (see [`crate::stats::Board`]).
     pub sent: CachePadded<Flow>,
     /// Statistics of the consumer.
     pub received: CachePadded<Flow>,
@@ -156,8 +156,8 @@ pub(crate) fn return_entry(position: u64, offset: u64) -> u64 {
     page << 30 | placed(page, position)
 }
 
-/// Returns the offset of the block in an entry. Returns None if the entry is damaged, or was written in an earlier lap
-/// of the ring.
+/// Returns the offset of the block in an entry, or None if the entry is damaged or was written in an earlier lap of the
+/// ring.
 pub(crate) fn returned_offset(position: u64, entry: u64) -> Option<u64> {
     let offset = (entry >> 30) * BLOCK_ALIGN;
     (return_entry(position, offset) == entry).then_some(offset)

@@ -3,8 +3,8 @@
 //! This code runs in the producer, under the lock of the arena. A block that is allocated or freed *touches* its
 //! chunks. A chunk is *idle* if it was not touched for a whole period. While items of similar size are sent, all their
 //! chunks are touched again and again, so no pages are returned. The pages of a single large item are returned a few
-//! seconds later. If returned pages are needed again, the cost is limited, because they were idle for at least one
-//! period.
+//! seconds later. Even if returned pages are needed again, the cost is limited, because these pages were idle for at
+//! least one period.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ pub struct IdleChunks {
     /// For each chunk, the period in which it was last touched, or None if it has no free pages to return. Chunks after
     /// the end of the list were never touched.
     touched: Vec<Option<u64>>,
-    /// The number of entries that are Some.
+    /// The number of entries in `touched` that are Some.
     known: usize,
     period: u64,
     began: Instant,
@@ -44,7 +44,7 @@ impl IdleChunks {
         }
     }
 
-    /// Returns whether there are no chunks that may become idle.
+    /// Returns whether no chunk can become idle.
     pub fn is_empty(&self) -> bool {
         self.known == 0
     }

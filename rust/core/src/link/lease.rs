@@ -17,10 +17,10 @@ pub(super) struct Returns {
     layout: Arc<Layout>,
     queue: Mutex<Queue>,
     peer: BellRef,
-    /// The total bytes of all leases. `leases` is the number of leases.
+    /// The total bytes of all leases; `leases` is the number of leases.
     leased: AtomicU64,
     leases: AtomicU64,
-    /// The process that owns the leases. A forked child must not return their blocks.
+    /// The process that owns the leases. A forked child must not return the blocks of these leases.
     generation: u64,
 }
 
@@ -67,7 +67,7 @@ impl Returns {
         let header = self.layout.header();
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.overflow.push(offset);
-        // If the ring is corrupted, the blocks stay in this list. The next read reports the corruption.
+        // If the ring is corrupted, the blocks stay in this list, and the next read reports the corruption.
         while queue.cursor.has_room(&header.return_head, 1) == Ok(true)
             && let Some(offset) = queue.overflow.pop()
         {
@@ -76,7 +76,7 @@ impl Returns {
             queue.cursor.publish(&header.return_tail, 1);
         }
         drop(queue);
-        // A producer that computes an item or waits for a grant should not be woken up for each array that is deleted.
+        // If the producer computes an item or waits for a grant, deleting an array should not wake up the producer.
         if header.blocks_wanted.is_raised() {
             self.peer.ring();
         }
@@ -103,8 +103,8 @@ impl Lease {
         self.len
     }
 
-    /// Copies the bytes into memory that the producer cannot change. This is needed because decoding reads some bytes
-    /// more than once.
+    /// Copies the bytes into memory that the producer cannot change. A private copy is needed because decoding reads
+    /// some bytes more than once.
     pub fn private_copy(&self) -> Result<Vec<u8>, NoMemory> {
         let mut copy = Vec::new();
         self.copy_into(&mut copy)?;
@@ -116,8 +116,7 @@ impl Lease {
         copy.clear();
         copy.try_reserve_exact(self.len).map_err(|_| NoMemory(self.len))?;
         // SAFETY: the memory of the lease is valid for its length, the vector has room for it, and all byte values are
-        // valid. A faulty producer that writes at the same time only causes wrong bytes, which the copy does not
-        // interpret.
+        // valid. If a faulty producer writes at the same time, only the copied bytes are wrong.
         unsafe {
             std::ptr::copy_nonoverlapping(self.as_mut_ptr(), copy.as_mut_ptr(), self.len);
             copy.set_len(self.len);

@@ -24,7 +24,7 @@ use crate::stats::{FlowRef, add};
 /// The number of items after which a sleeping consumer is woken up.
 const WAKE_BATCH: u32 = 64;
 
-/// The minimum and maximum number of items between two calls of `tidy`. The number grows while calls are less than
+/// The minimum and maximum number of items between two calls of `tidy`; this number grows while calls are less than
 /// `TIDY_NEAR` apart.
 const TIDY_EACH: (u32, u32) = (8, 256);
 const TIDY_NEAR: Duration = Duration::from_millis(1);
@@ -32,7 +32,7 @@ const TIDY_NEAR: Duration = Duration::from_millis(1);
 /// The location of a buffer that belongs to a unit.
 #[derive(Debug)]
 pub enum Part {
-    /// In a block of this link's arena.
+    /// The buffer is in a block of this link's arena.
     Block(Arc<Block>),
     /// The buffer was sent in fragments before the unit. The value is the length as returned by [`sampled_len`].
     Streamed(u64),
@@ -82,8 +82,8 @@ pub struct Producer {
     account: Account,
     /// The shard that the pushed units belong to.
     current: u16,
-    /// For each shard, its account and the number of items that it must still recompute. The values of the current
-    /// shard are in `account` and `sending` instead.
+    /// For each shard, its account and the number of items that it must still recompute. The account and the state of
+    /// the current shard are in `account` and `sending` instead.
     shards: Vec<Strand>,
     /// Whether fragments of the next unit were pushed.
     streaming: bool,
@@ -118,7 +118,7 @@ impl Producer {
         }
     }
 
-    /// Counts in `flow` from now on, and continues its counts.
+    /// Counts in `flow` from now on, starting from the values in `flow`.
     pub fn count_into(&mut self, flow: FlowRef) {
         self.items = flow.items.load(Ordering::Relaxed);
         self.bytes = flow.bytes.load(Ordering::Relaxed);
@@ -142,7 +142,7 @@ impl Producer {
         (self.layout.config.ring_capacity / 4) as usize
     }
 
-    /// Sends units of `shards` shards from now on. New units belong to the current shard.
+    /// Changes the number of shards; new units belong to the current shard.
     pub fn divide(&mut self, shards: u16) {
         self.shards = vec![Strand::default(); usize::from(shards)];
         self.current = 0;
@@ -169,11 +169,11 @@ impl Producer {
         self.shards.fill(Strand::default());
         (self.ahead_bytes, self.ahead) = (0, VecDeque::new()); // blocks of earlier streams do not count
         self.give_up();
-        // A command may have interrupted a wait for blocks.
+        // If a command interrupted a wait for blocks, the word may still be raised.
         self.layout.header().blocks_wanted.lower();
     }
 
-    /// Resumes a shard after the items that `account` counts. The next `again` items are recomputed and dropped.
+    /// Resumes a shard after the items in `account`. The next `again` items are recomputed and dropped.
     pub fn go_on_from(&mut self, account: Account, again: u64) {
         self.account = account;
         self.sending.repeat(again);
@@ -240,7 +240,7 @@ impl Producer {
             .expect("callers check `fits` first")
     }
 
-    /// Abandons a unit whose fragments were already pushed, if there is one.
+    /// Abandons a unit of which some fragments were pushed.
     pub fn give_up(&mut self) {
         self.streaming = false;
     }
@@ -272,7 +272,7 @@ impl Producer {
     }
 
     /// Records that `bytes` bytes of blocks are in flight. Small items form groups, so that the list does not grow with
-    /// the number of items. A group counts as taken when its last item was taken.
+    /// the number of items. All blocks of a group count as taken when its last item was taken.
     #[inline]
     fn note_ahead(&mut self, bytes: u64) {
         self.ahead_bytes += bytes;
@@ -320,13 +320,13 @@ impl Producer {
         open(word).ok_or(Corrupted("the number of acknowledged messages cannot be read"))
     }
 
-    /// Allocates a block of `len` bytes. Returns None if the arena is full.
+    /// Allocates a block of `len` bytes, or returns None if the arena is full.
     pub fn allocate(&mut self, len: usize) -> Result<Option<Block>, Corrupted> {
         self.arena.reclaim()?;
         Ok(self.arena.allocate(len))
     }
 
-    /// Returns whether blocks are in flight that the consumer has not taken yet. If so, waiting may make memory free.
+    /// Returns whether blocks are in flight that the consumer has not taken yet, so that waiting may make memory free.
     pub fn blocks_in_flight(&mut self) -> Result<bool, Corrupted> {
         let head = self.cursor.refresh(&self.layout.header().head)?;
         Ok(self.last_blocks > head)
@@ -338,7 +338,7 @@ impl Producer {
             .is_some_and(|unit| u64::from(unit.total) <= self.layout.config.ring_capacity / 2)
     }
 
-    /// Returns true if a failed allocation may succeed now, or if waiting for memory would be useless.
+    /// Returns whether to repeat a failed allocation: it may succeed now, or waiting for memory would be useless.
     ///
     /// While the result is false, the consumer wakes up the producer for each block that it returns.
     pub fn worth_allocating(&mut self) -> Result<bool, Corrupted> {
@@ -363,13 +363,14 @@ impl Producer {
         if total <= until_wrap { total } else { until_wrap + total }
     }
 
-    /// Pushes an item. The item is counted against the grant. The wake-up of the consumer may be delayed.
+    /// Pushes an item. The item reduces the number of items that the grant still allows. The wake-up of the consumer
+    /// may be delayed.
     ///
     /// # Panics
     /// Every push method panics if the unit is longer than [`Producer::fits`] allows, or if a block belongs to another
     /// arena.
     pub fn push_item(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
-        // This call is for a producer that never waits.
+        // A producer that never waits also needs to return unused memory.
         if self.arena.is_untidy()
             && let Some(now) = self.clock.sample()
         {
@@ -436,7 +437,7 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Wakes up the consumer if it waits for items of this link. Called when no more items follow for now.
+    /// Wakes up the consumer if it waits for items of this link. Must be called when no more items follow for now.
     pub fn flush(&mut self) {
         if self.wake.flush(&self.peer, &self.layout.header().items_wanted) {
             add(&self.flow.wakes, 1);
@@ -502,7 +503,7 @@ impl Producer {
         Ok((Push::Done, digest.finish(check.since(before), payload.len())))
     }
 
-    /// Writes padding from the tail to the end of the ring. The padding has `total` bytes.
+    /// Writes `total` bytes of padding from the tail to the end of the ring.
     fn write_pad(&self, total: u64) {
         let pad = First::pad(self.cursor.tail(), total);
         // SAFETY: at least 8 free, contiguous bytes are between the tail and the end of the ring, because both are

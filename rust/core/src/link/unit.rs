@@ -8,7 +8,7 @@
 use crate::error::Corrupted;
 use crate::integrity::{Checksum, sample};
 
-/// The kind of a unit that contains a fragment of a buffer.
+/// The kind of a unit that is a fragment of a buffer.
 pub(crate) const KIND_FRAGMENT: u16 = u16::MAX;
 /// The kind of the first fragment of a unit. Earlier fragments belong to an abandoned unit.
 pub(crate) const KIND_FIRST_FRAGMENT: u16 = u16::MAX - 1;
@@ -42,17 +42,17 @@ pub(crate) struct UnitHeader {
     pub total: u32,
     /// Bytes of the inline payload.
     pub payload: u32,
-    /// The number of the shard that sent the unit, counted in the process that sends it.
+    /// The number of the shard that sent the unit, as counted in the sending process.
     pub shard: u16,
     pub kind: u16,
-    /// The number of entries in the block table. Each entry has 16 bytes: offset and length.
+    /// The number of 16-byte entries (offset and length) in the block table.
     pub blocks: u16,
     pub epoch: u64,
 }
 
-/// The header has three words. The first contains the total length and the checksum, the second the padding, shard,
-/// kind and number of blocks, and the third the epoch. The length of the payload is the total length minus header,
-/// block table and padding.
+/// The header has three words. The first word contains the total length and the checksum, the second the padding,
+/// shard, kind and number of blocks, and the third the epoch. The length of the payload is the total length minus
+/// header, block table and padding.
 pub(crate) const UNIT_HEADER: u64 = 24;
 pub(crate) const BLOCK_ENTRY: u64 = 16;
 /// A flag in the total length of padding. Lengths are multiples of 8, so this bit is otherwise 0.
@@ -63,7 +63,7 @@ const PAD: u32 = 1;
 pub(crate) enum First {
     /// Verified padding up to the end of the ring.
     Pad,
-    /// A unit of `total` bytes. Only its length is verified.
+    /// A unit of `total` bytes, of which only the length is verified.
     Unit { total: u32, check: u32 },
 }
 

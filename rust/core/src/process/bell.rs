@@ -2,18 +2,18 @@
 //!
 //! Wake-ups are never lost. A sleeper (1) reads the word, (2) increments the count of sleepers, (3) executes a fence,
 //! (4) checks again whether there is work, and then sleeps while the word is unchanged. A thread that rings the bell
-//! (1) publishes its change, (2) executes a fence, (3) reads the count. The two fences are totally ordered. If the
-//! sleeper's fence is first, the ringing thread sees the count and changes the word. If the ringing thread's fence is
-//! first, the sleeper's check sees the change. A ring between the check and the sleep changes the word, so the sleep
-//! returns immediately.
+//! (1) publishes its change, (2) executes a fence, (3) reads the count of sleepers. The two fences are totally ordered.
+//! If the sleeper's fence is first, the ringing thread sees the count and changes the word. If the ringing thread's
+//! fence is first, the sleeper's check sees the change. A ring between the check and the sleep changes the word, so the
+//! sleep returns immediately.
 //!
 //! Several threads of a process may sleep on its bell for different reasons. A ringing thread claims and wakes up all
-//! sleepers, so that another ring is cheap until they run. A sleeper that wakes up because of its timeout decrements
-//! the count, unless a ringing thread has claimed it. The number of claims is stored next to the count, so each claim
-//! also changes the stored value.
+//! sleepers, so that further rings are cheap until the sleepers run. A sleeper that wakes up because of its timeout
+//! decrements the count of sleepers, unless a ringing thread has claimed the sleeper. The number of claims is stored
+//! next to the count of sleepers, so each claim also changes the stored value.
 //!
 //! If a stray write damages a bell, a sleeper may sleep until its timeout, and a thread may ring without need. The next
-//! claim repairs the count.
+//! claim repairs the damaged count.
 
 use std::time::Duration;
 
@@ -31,10 +31,10 @@ pub trait Parker {
 #[derive(Debug)]
 #[repr(C)]
 pub struct Bell {
-    /// A word that changes whenever the bell is rung while a thread sleeps. The word may overflow.
+    /// A counter that is incremented whenever the bell is rung while a thread sleeps, and that may overflow.
     word: AtomicU32,
-    /// The lower half contains the number of threads that sleep or are about to sleep, and that no ringing thread has
-    /// claimed. The upper half contains the number of claims.
+    /// The lower half contains the number of unclaimed threads that sleep or are about to sleep. The upper half
+    /// contains the number of claims.
     sleepers: AtomicU64,
 }
 
@@ -80,7 +80,8 @@ impl Bell {
         }
     }
 
-    /// Returns whether a thread sleeps, or is about to sleep, that has not seen the caller's last published change.
+    /// Returns whether any thread that may not have seen the caller's last published change is asleep or about to
+    /// sleep.
     #[inline]
     pub fn has_sleeper(&self) -> bool {
         // SYNC(doorbell): pairs with the fence in `wait`.
@@ -88,7 +89,7 @@ impl Bell {
         count(self.sleepers.load(Ordering::Relaxed)) != 0
     }
 
-    /// Wakes up all sleepers. Returns whether there were sleepers.
+    /// Wakes up all sleepers, and returns whether this call has woken up any.
     pub fn ring(&self, parker: &impl Parker) -> bool {
         let wakes = self.has_sleeper() && self.claim();
         if wakes {
@@ -99,8 +100,7 @@ impl Bell {
         wakes
     }
 
-    /// Claims all sleepers, so that only the caller wakes them up. Returns false if another thread has claimed them
-    /// first.
+    /// Claims all sleepers, so that only the caller wakes them up, or returns false if another thread was first.
     fn claim(&self) -> bool {
         let mut sleepers = self.sleepers.load(Ordering::Relaxed);
         while count(sleepers) > 0 {
@@ -114,12 +114,12 @@ impl Bell {
     }
 }
 
-/// A word that a thread sets (raises) while it waits for a particular event. If an event is frequent and rarely waited
-/// for, the word saves ringing the bell for each event.
+/// A flag that a thread sets (raises) while it waits for a particular event. If an event is frequent but rarely
+/// awaited, the flag saves ringing the bell for each event.
 ///
-/// No event is lost. The waiting thread raises the word, executes a fence and checks for the event. The other thread
-/// publishes the event, executes a fence and reads the word. Either the check sees the event, or the other thread sees
-/// the raised word and rings the bell.
+/// No event is missed. The waiting thread raises the flag, executes a fence and checks for the event. The other thread
+/// publishes the event, executes a fence and reads the flag. Either the waiting thread sees the event, or the other
+/// thread sees the raised flag and rings the bell.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Wanted(AtomicU32);
@@ -131,24 +131,24 @@ impl Default for Wanted {
 }
 
 impl Wanted {
-    /// Creates a word that is not raised.
+    /// Creates a flag that is not raised.
     pub fn new() -> Self {
         Self(AtomicU32::new(0))
     }
 
-    /// Raises the word. Must be called before checking for the event.
+    /// Raises the flag. Must be called before the waiting thread checks for the event.
     pub fn raise(&self) {
         self.0.store(1, Ordering::Relaxed);
         // SYNC(wanted): pairs with the fence in `is_raised`.
         fence(Ordering::SeqCst);
     }
 
-    /// Clears the word. Must be called after the event was found.
+    /// Clears the flag. Must be called once the waiting thread has found the event.
     pub fn lower(&self) {
         self.0.store(0, Ordering::Relaxed);
     }
 
-    /// Returns whether the bell must be rung. Must be called after publishing the event.
+    /// Returns whether the bell must be rung. Must be called after the event was published.
     #[inline]
     pub fn is_raised(&self) -> bool {
         // SYNC(wanted): pairs with the fence in `raise`.

@@ -6,9 +6,9 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 static GENERATION: AtomicU64 = AtomicU64::new(0);
-/// Whether a thread has registered the fork hook. This is an atomic and not a lock, because a forked child may inherit
-/// a locked lock. If several threads register the hook at the same time, a fork is counted several times, which is
-/// harmless.
+/// Whether a thread has registered the fork hook. An atomic is used instead of a lock, because a forked child may
+/// inherit a locked lock. If several threads register the hook at the same time, each fork is counted several times,
+/// which is harmless.
 static HOOKED: AtomicBool = AtomicBool::new(false);
 
 /// Runs in a forked child. Atomic additions and system calls cannot panic, so no panic unwinds into the C library.
@@ -17,18 +17,19 @@ extern "C" fn in_child() {
     super::inherited::wipe_what_is_the_parents();
 }
 
-/// Returns the same number as `generation`, if this process or an ancestor has already called `generation`.
+/// Returns the number of forks like `generation`, which must have been called before in this process or an ancestor.
 #[inline]
 pub fn current() -> u64 {
     GENERATION.load(Relaxed)
 }
 
-/// Returns the number of forks since the first call in an ancestor process. If two calls return different numbers, they
+/// Returns the number of forks since the first call in an ancestor process. Two calls return different numbers if they
 /// were made in different processes.
 pub fn generation() -> u64 {
     if !HOOKED.load(Relaxed) {
-        // The flag is set afterwards, so that every returned number counts later forks. SAFETY: `in_child` only changes
-        // atomics and maps memory. It uses no locks and no allocation, so it may run in a forked child.
+        // Registering the hook before setting the flag ensures that every returned number counts later forks. SAFETY:
+        // `in_child` only changes atomics and maps memory. It uses no locks and no allocation, so it may run in a
+        // forked child.
         let failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         HOOKED.store(failed == 0, Relaxed);
     }

@@ -1,12 +1,12 @@
 //! Drops mappings and descriptors that a forked child has inherited but does not need.
 //!
 //! A worker that is started by `fork` inherits all mappings of the main process, such as the links of other workers and
-//! of other loaders. While the worker keeps them mapped, their memory is not freed, even if all other processes have
-//! unmapped them. Therefore all links are registered in this module. A child drops the links that it does not need
-//! before it starts threads.
+//! of other loaders. While the worker keeps these mappings, their memory is not freed, even if all other processes have
+//! unmapped the memory. Therefore this module registers all links. Before a child starts threads, it drops the links
+//! that it does not need.
 //!
-//! The list of mappings is not locked, because a fork can happen while another thread registers an entry, and the child
-//! would find the lock locked forever. The child ignores an incomplete entry and keeps that mapping.
+//! The list of mappings is not locked, because another thread may register an entry during a fork, and the child would
+//! then inherit a locked lock. A child ignores each incomplete entry and keeps the mapping of that entry.
 
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::ptr;
@@ -23,8 +23,8 @@ const OPAQUE: u32 = 1;
 const MAPPING: u32 = 2;
 /// The state of an entry whose `start` is a descriptor.
 const DESCRIPTOR: u32 = 3;
-/// The state of an entry whose `start` and `len` describe a mapping that no forked child may write to, not even
-/// children that this package has not started.
+/// The state of an entry whose `start` and `len` describe a mapping that is replaced by zeros in every forked child,
+/// even in children that this package has not started.
 const OWN_MAPPING: u32 = 4;
 
 /// A registered mapping or descriptor. Entries are reused and never freed.
@@ -34,7 +34,7 @@ struct InheritedEntry {
     state: AtomicU32,
     start: AtomicUsize,
     len: AtomicUsize,
-    /// The number of pointers that this process has into the mapping.
+    /// The number of pointers into the mapping.
     pins: AtomicUsize,
 }
 
@@ -99,15 +99,15 @@ impl Mapping {
         Self(note(MAPPING, start as usize, len))
     }
 
-    /// Keeps the mapping in children that are forked before the call of `unpin`, because a pointer refers to the
+    /// Prevents forked children from dropping the mapping until `unpin` is called, because a pointer refers to the
     /// mapping.
     #[inline]
     pub fn pin(&self) {
         self.0.pins.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Replaces the mapping by private zeros in every child that is forked from now on. This happens before any other
-    /// code runs in the child.
+    /// Replaces the mapping by private zeros in every child that is forked from now on, before any other code runs in
+    /// the child.
     pub fn wipe_on_fork(&self) {
         // SYNC(noted): pairs with `wipe_what_is_the_parents`.
         self.0.state.store(OWN_MAPPING, Ordering::Release);
@@ -147,10 +147,11 @@ impl Descriptor {
 }
 
 impl Descriptor {
-    /// Closes the descriptor. After that, `get` returns None. Must not be called while a result of `get` is in use.
+    /// Closes the descriptor. After that, `get` returns None. Must not be called while the result of an earlier `get`
+    /// is in use.
     pub fn close(&self) {
-        // The state changes first. Otherwise a child that is forked after the close could close a reused descriptor
-        // number.
+        // If the descriptor were closed before the state changes, a child that is forked in between could close a
+        // reused descriptor number.
         if self.0.state.compare_exchange(DESCRIPTOR, OPAQUE, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             let fd = self.0.start.load(Ordering::Relaxed) as i32;
             // SAFETY: this object owned the descriptor, and the state shows that no code in this process has closed it.
@@ -167,10 +168,10 @@ impl Drop for Descriptor {
     }
 }
 
-/// Drops everything that was registered before, except the mappings in `keep` and pinned mappings. Must be called in a
-/// forked child with a single thread.
+/// Drops all registered mappings and descriptors, except the mappings in `keep` and pinned mappings. Must be called in
+/// a forked child with a single thread.
 ///
-/// Dropped mappings are replaced by private zeros, so that objects that still refer to them remain harmless.
+/// Dropped mappings are replaced by private zeros, so that objects that still refer to these mappings remain harmless.
 pub fn drop_all_but(keep: &[&Mapping]) {
     let mut dropped = Vec::new();
     for entry in entries() {
@@ -197,14 +198,14 @@ pub fn drop_all_but(keep: &[&Mapping]) {
     }
 }
 
-/// Returns the start address of a mapping, and the end of its last page. The smallest possible page size is used.
+/// Returns the start address of a mapping, and the end of its last page, assuming the smallest page size.
 fn span(entry: &InheritedEntry) -> (usize, usize) {
     let (start, len) = (entry.start.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed));
     (start, start + len.next_multiple_of(SMALLEST_PAGE))
 }
 
-/// Merges adjacent ranges of addresses. The system maps the links of many workers next to each other, so that one call
-/// can replace all of them.
+/// Merges adjacent ranges of addresses. The system maps the links of many workers next to each other, so one call can
+/// replace several links.
 fn joined(mut spans: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
     spans.sort_unstable();
     spans.dedup_by(|next, last| {
@@ -235,9 +236,8 @@ unsafe fn put_zeros(start: usize, len: usize) {
     unsafe { libc::mmap(start as *mut libc::c_void, len, access, flags, -1, 0) };
 }
 
-/// Makes memory private that only the parent may write. Runs in a forked child before any other code.
-///
-/// Uses no locks and allocates no memory.
+/// Replaces mappings by private memory if only the parent may write to them. Runs in a forked child before any other
+/// code, without locks or allocation.
 pub fn wipe_what_is_the_parents() {
     // SYNC(noted): pairs with `Mapping::wipe_on_fork`.
     for entry in entries().filter(|entry| entry.state.load(Ordering::Acquire) == OWN_MAPPING) {
@@ -274,7 +274,7 @@ mod tests {
         let watch = crate::process::liveness::Watch::open(std::process::id() as i32).unwrap();
         let inodes: Vec<u64> = links.iter().map(|link| rustix::fs::fstat(link.fd()).unwrap().st_ino).collect();
         links[1].region().mapping().pin();
-        // SAFETY: the child reads /proc, changes its mappings and exits. These steps do not take a lock that another
+        // SAFETY: the child reads /proc, changes its mappings and exits. These actions do not take a lock that another
         // thread might hold.
         let pid = unsafe { libc::fork() };
         if pid == 0 {

@@ -13,8 +13,8 @@ use rustix::thread::futex;
 
 use super::system::System;
 
-/// Returns whether this kernel supports all these calls and allows this process to make them. A lack of resources does
-/// not count as missing support.
+/// Returns whether the kernel supports the calls in this file and allows this process to make them. A lack of resources
+/// does not count as missing support.
 pub(super) fn is_whole() -> bool {
     let is_there = |result: rustix::io::Result<OwnedFd>| match result {
         Ok(_) => true,
@@ -31,7 +31,7 @@ impl System for Linux {
     fn memory_file(&self, name: &str, len: usize) -> io::Result<File> {
         let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, len as u64)?;
-        // If the region could shrink, a process that has checked its size could still get SIGBUS.
+        // If the region could shrink, a process could get SIGBUS even after checking the size.
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok(File::from(fd))
     }
@@ -59,7 +59,7 @@ impl System for Linux {
     fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration) {
         let timeout = futex::Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
         // The futex is not private to the process, because another process rings the bell. After an error, the caller
-        // checks its condition again.
+        // checks again whether to sleep.
         let _ = futex::wait(word, futex::Flags::empty(), seen, Some(&timeout));
     }
 

@@ -16,8 +16,8 @@ pub struct Watch {
     pid: i32,
     /// A process descriptor, or None on the portable fallback, which checks the process id.
     fd: Option<Descriptor>,
-    /// Whether the watched process is the parent of this process. The fallback detects the exit of a parent in another
-    /// way.
+    /// Whether the watched process is the parent of this process. On the portable fallback, the exit of a parent is
+    /// detected in another way than the exit of a child.
     parent: bool,
 }
 
@@ -25,7 +25,7 @@ impl Watch {
     /// Watches the process `pid`, which must not have been reaped.
     pub fn open(pid: i32) -> Result<Self, OpenError> {
         if pid <= 0 {
-            // The system interprets these values as process groups.
+            // The system would interpret such a number as a process group.
             return Err(OpenError::watch(std::io::ErrorKind::InvalidInput.into()));
         }
         let fd = system().watch(pid).map_err(OpenError::watch)?.map(Descriptor::note);
@@ -47,7 +47,7 @@ impl Watch {
 
     /// Checks by its id whether the process has exited.
     fn number_exited(&self) -> bool {
-        // A parent that has exited but was not reaped still has its id. But its children have another parent.
+        // A parent that has exited but was not reaped still has its id, but its children have a new parent.
         if self.parent { parent_id() != self.pid } else { has_exited(self.pid) }
     }
 
@@ -106,7 +106,7 @@ fn has_exited(pid: i32) -> bool {
             return info.si_signo != 0;
         }
         // If the process is not a child of this process, only its id can be checked. A later process with the same id
-        // may be mistaken for the watched process, which only the fallback accepts.
+        // may be mistaken for the watched process, which only happens on the portable fallback.
         if libc::kill(pid, 0) != 0 {
             return std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
         }
@@ -123,8 +123,8 @@ fn is_zombie(pid: i32) -> bool {
 
 /// Makes this process exit immediately and without a message when the watched process exits.
 ///
-/// A separate thread waits, so this works whatever the other threads do. The parent-death signal of the kernel is not
-/// used, because it depends on the thread that forked, which may exit long before its process.
+/// A separate thread waits, so the process exits even if all other threads are blocked. The parent-death signal of the
+/// kernel is not used, because it depends on the thread that forked, which may exit long before its process.
 pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
     let builder = std::thread::Builder::new().name("torchdata-parent".to_owned()).stack_size(64 << 10);
     let wait = move || {

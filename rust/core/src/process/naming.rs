@@ -3,7 +3,7 @@
 /// The maximum length of a name in the kernel, in bytes.
 pub const LONGEST: usize = 15;
 
-/// Sets the name of the calling thread, and of the process if this is its main thread. Longer names are truncated. On
+/// Sets the name of the calling thread, and of the process if this is its main thread. A longer name is truncated. On
 /// systems other than Linux, the name is not changed.
 pub fn name_this_thread(name: &str) {
     #[cfg(target_os = "linux")]

@@ -24,7 +24,7 @@ impl System for Portable {
         false
     }
 
-    /// Reserves space. Without a reservation, a process that touches a page without available space gets SIGBUS.
+    /// Reserves space. If no space was reserved and the file system is full, a process that touches a page gets SIGBUS.
     fn reserve(&self, file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
         if len > 0 { reserve_file(file, offset, len) } else { Ok(()) }
     }

@@ -1,13 +1,13 @@
 //! Anonymous memory that several processes map.
 //!
 //! On Linux, a region is a memfd, which is not limited by the size of a mount, unlike `/dev/shm`. The portable fallback
-//! is an unlinked temporary file. Pages are allocated when they are touched, so a large region costs little if it is
-//! hardly used. `punch` frees pages. Each process owns its mapping. The memory is freed together with the last mapping
-//! and descriptor, no matter how the processes exit.
+//! is an unlinked temporary file. Pages are allocated when they are touched, so a large region costs little while few
+//! pages are used. `punch` frees pages. Each process owns its mapping. The memory is freed together with the last
+//! mapping and descriptor, even if processes are killed.
 //!
 //! If the file system is full when a new page is touched, the process gets SIGBUS. Therefore the fallback reserves
-//! space before it is used, and reports an ordinary error if there is no space. A memfd counts toward the memory of the
-//! machine and of the cgroup. If this memory is exhausted, the kernel kills a process.
+//! space in advance, and reports an ordinary error if there is no space. A memfd counts toward the memory of the
+//! machine and of the cgroup. If the machine or the cgroup runs out of memory, the kernel kills a process.
 
 use std::fs::File;
 use std::io;
@@ -23,11 +23,12 @@ use crate::error::{self, OpenError};
 /// A mapped region of shared memory.
 #[derive(Debug)]
 pub struct Region {
-    /// The registration for forked children. This field is declared before `map`, so that it is dropped first.
+    /// The registration for forked children. This field is declared before `map`, so that the registration is dropped
+    /// first.
     mapping: Mapping,
     map: MmapRaw,
-    /// The descriptor, or -1 after it was closed. The descriptor is needed to pass the region to other processes. A
-    /// temporary file also needs it to reserve space.
+    /// The descriptor, or -1 after it was closed. The descriptor is needed to pass the region to other processes, and
+    /// to reserve space in a temporary file.
     fd: AtomicI32,
 }
 
@@ -37,7 +38,7 @@ impl Region {
         Self::create_named("torchdata", len, reserved)
     }
 
-    /// Creates a region like `create`, with a name that is shown in the list of this process's descriptors.
+    /// Creates a region like `create`, with a name that the system shows for the descriptor.
     pub fn create_named(name: &str, len: usize, reserved: usize) -> Result<Self, OpenError> {
         let file = system().memory_file(name, len).map_err(error::system("cannot create shared memory"))?;
         let region = Self::map(file)?;
@@ -106,7 +107,7 @@ impl Region {
     }
 
     /// Closes the descriptor, after all processes have received it. Must not be called while a result of `fd` is in
-    /// use. The portable fallback keeps the descriptor, because it is needed to reserve space.
+    /// use. The portable fallback keeps the descriptor open in order to reserve space.
     pub fn close(&self) {
         if !system().keeps_files() {
             self.take_fd();
@@ -117,8 +118,8 @@ impl Region {
         drop(self.take_descriptor());
     }
 
-    /// Transfers the descriptor to the caller. Must not be called while a result of `fd` is in use, or if `reserve`
-    /// will be called later.
+    /// Transfers the descriptor to the caller. Must not be called while a result of `fd` is in use, or before a call of
+    /// `reserve`.
     pub(crate) fn take_descriptor(&self) -> Option<OwnedFd> {
         let fd = self.fd.swap(-1, Ordering::Relaxed);
         // SAFETY: the region owned the descriptor. After the swap, no other caller can take it.

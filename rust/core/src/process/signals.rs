@@ -2,15 +2,14 @@
 
 use std::io;
 
-/// Makes this process disregard a signal from other processes. The signal is not set to be ignored, so that a program
-/// which this process executes still handles the signal as usual.
+/// Makes this process ignore a signal from other processes. The signal has a handler instead of being ignored, because
+/// a program that this process executes would inherit an ignored signal.
 ///
 /// If this process sends the signal to itself, the default action is executed. For example, code that raises SIGTERM in
-/// its own process wants to exit, and would otherwise continue with data that was never computed.
+/// its own process expects the process to exit, and could otherwise continue with data that was never computed.
 ///
 /// The handler runs on the normal stack of the thread, and blocks all other signals. Python's handlers run on the
-/// alternate stack if `faulthandler` has created one. That stack only has space for a few signals, and many
-/// simultaneous signals would overflow it.
+/// alternate stack if `faulthandler` has created one, but many simultaneous signals would overflow that small stack.
 pub fn take_no_notice(number: i32) -> io::Result<()> {
     act(number, obey_own as extern "C" fn(_, _, _) as libc::sighandler_t, libc::SA_RESTART | libc::SA_SIGINFO)
 }
@@ -27,7 +26,7 @@ fn act(number: i32, handler: libc::sighandler_t, flags: i32) -> io::Result<()> {
     if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Executes the default action of a signal that this process has sent to itself. Does nothing for other signals.
+/// Executes the default action of a signal that this process has sent to itself.
 extern "C" fn obey_own(number: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid description of the signal.
     if !is_from_this_process(unsafe { &*info }) || act(number, libc::SIG_DFL, 0).is_err() {
@@ -47,7 +46,7 @@ extern "C" fn obey_own(number: libc::c_int, info: *mut libc::siginfo_t, _context
 fn is_from_this_process(info: &libc::siginfo_t) -> bool {
     #[cfg(target_os = "linux")]
     if !matches!(info.si_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL) {
-        return false; // a signal of this kind has no sender in its description
+        return false; // signals of this kind have no sender
     }
     // SAFETY: a signal from a process has a sender, and reading the field is also defined for other signals.
     unsafe { info.si_pid() == libc::getpid() }
@@ -56,8 +55,8 @@ fn is_from_this_process(info: &libc::siginfo_t) -> bool {
 /// Starts a thread that never receives signals that were sent to the process.
 ///
 /// Python reacts to a signal immediately only if the signal interrupts the main thread. In addition, Python's handlers
-/// run on the alternate stack of a thread. Rust makes this stack as small as possible, so several simultaneous signals
-/// would overflow it.
+/// would run on the alternate stack of the new thread, which Rust makes as small as possible, so several simultaneous
+/// signals would overflow this stack.
 pub(crate) fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     // SAFETY: both sets are initialized before they are read, and the mask of this thread is restored.
     unsafe {

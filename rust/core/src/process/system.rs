@@ -17,7 +17,7 @@ pub(super) trait System: Sync {
     /// Returns whether a memory file can never shrink.
     fn is_sealed(&self, file: BorrowedFd<'_>) -> bool;
 
-    /// Ensures that a part of a memory file can be used. May fill this part with zeros.
+    /// Ensures that a part of a memory file can be used. The call may fill this part with zeros.
     fn reserve(&self, file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()>;
 
     /// Returns whether the file must stay open while it is mapped, because `reserve` needs it.
@@ -45,7 +45,7 @@ pub(super) trait System: Sync {
         }
     }
 
-    /// Sleeps while `word` equals `seen`, for at most `timeout`. Other processes change the word. May return early.
+    /// Sleeps while `word` equals `seen`, for at most `timeout`. Other processes may change the word. May return early.
     fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration);
 
     /// Wakes up all threads that sleep on the word.

@@ -1,15 +1,15 @@
-//! Decides how often a waiting thread yields the processor (`sched_yield`) before it sleeps.
+//! Determines how often a waiting thread yields the processor (`sched_yield`) before it sleeps.
 //!
 //! If both processes of a link share a core, yielding lets the other process fill or empty the ring, and saves a sleep
-//! and a wake-up. With small windows on 2 cores, this is 3 to 6 times faster. Yielding is harmful in two cases, and
-//! there is a rule for each case. First, the other process may be slow. In this case yielding does not help, and each
-//! yield costs two context switches. Therefore every wait that yielding did not shorten halves the number of yields.
-//! Second, an unrelated thread may share the core, and use the core for several milliseconds. Yields to unrelated
-//! threads may take one eighth of the time. If they take more, waits do not yield for about fifty times the duration of
-//! the last such yield.
+//! and a wake-up. With small windows on 2 cores, yielding makes transfers 3 to 6 times faster. There is a rule for each
+//! of two cases in which yielding is harmful. First, the other process may be slow. Yielding to a slow process does not
+//! help, and each yield costs two context switches. Therefore every wait that yielding did not shorten halves the
+//! number of yields. Second, an unrelated thread may share the core, and use the core for several milliseconds. Yields
+//! to unrelated threads may take at most one eighth of the time. If yields to unrelated threads take more, waits do not
+//! yield for about fifty times the duration of the last such yield.
 //!
-//! All threads of a process share one `Turns`. Its fields only collect statistics, so they are accessed without
-//! synchronization. Callers pass the current time in nanoseconds.
+//! All threads of a process share one `Turns`. The fields of `Turns` only collect statistics, so they are accessed
+//! without synchronization. Callers pass the current time in nanoseconds.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -26,16 +26,16 @@ const NEAR: u64 = 50_000;
 /// up to 64 workers on 2 cores, yields to processes of the loader last 0.1 to 0.5 ms, and yields to a busy loop 2 to
 /// 8 ms.
 const STRANGE: u64 = 1_500_000;
-/// The maximum number of processes for detecting unrelated threads. With more processes, yields among the processes of
-/// the loader take as long as a yield to an unrelated thread, and an unrelated thread gets only a small part of the
-/// time.
+/// The maximum number of processes of a loader for which unrelated threads are detected. With more processes, yields
+/// among the processes of the loader take as long as a yield to an unrelated thread, and an unrelated thread gets only
+/// a small part of the time.
 const FEW: usize = 32;
 /// The time after which a yield to an unrelated thread is compensated, as a multiple of the duration of the yield.
 const PRICE: u64 = 8;
-/// The maximum time in nanoseconds that is not compensated yet.
+/// The maximum time for yields to unrelated threads, in nanoseconds, that is not compensated yet.
 const CREDIT: u64 = 100_000_000;
-/// When the maximum is exceeded, waits do not yield for this multiple of the duration of the last yield to an unrelated
-/// thread.
+/// When yields to unrelated threads exceed the maximum, waits do not yield for this multiple of the duration of the
+/// last such yield.
 const REST: u64 = 50;
 
 /// The yield statistics of a process.
@@ -45,7 +45,7 @@ pub struct Turns {
     turns: AtomicU32,
     /// The number of waits without yields since the last wait with yields.
     since_tried: AtomicU32,
-    /// The time at which all yields to unrelated threads are compensated.
+    /// The time at which all yields to unrelated threads will be compensated.
     paid: AtomicU64,
 }
 

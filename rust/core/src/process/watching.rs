@@ -3,8 +3,8 @@
 //! A watched caller has a [`Pulse`] (heartbeat), which it updates in each call by plain stores. One thread per process
 //! reads the heartbeats of all callers. The thread holds no Python lock and sleeps on a [`Parker`]. It runs while at
 //! least one caller is watched, except during forks. The thread stops before a fork, so that the child does not inherit
-//! incomplete state. The next call of a watched caller starts the thread again. A child creates its own [`Watch`], in
-//! case the fork did not stop the thread.
+//! incomplete state. The next call of a watched caller restarts the thread. A child creates its own [`Watch`], in case
+//! the fork did not stop the thread.
 
 use std::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU8, AtomicU64,
@@ -19,19 +19,19 @@ use crossbeam_utils::sync::{Parker, Unparker};
 use super::fork;
 use super::signals::without_signals;
 
-/// The numbers that a call adds to the word of a heartbeat. The upper bits count all calls, and the lower bits count
+/// Each call adds these numbers to the word of a heartbeat. The upper bits count all calls, and the lower bits count
 /// the calls that have not returned.
 const CALL: u64 = 1 << 16;
 const INSIDE: u64 = 1;
 const ALL_INSIDE: u64 = CALL - 1;
 
-/// How often the thread checks a call per patience interval. `SHORTEST` and `LONGEST` limit the pause between two
+/// How often the thread checks a call per patience interval. `SHORTEST` and `LONGEST` limit the pause between two such
 /// checks.
 const LOOKS: u32 = 8;
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(10);
-/// The maximum time that a fork waits for the thread, which may be reporting a stall. `FORGOTTEN` limits the wait until
-/// the kernel has removed the thread.
+/// The maximum time that a fork waits for the watching thread, which may be reporting a stall. `FORGOTTEN` limits the
+/// wait until the kernel has removed the thread.
 const GIVE_UP: Duration = Duration::from_secs(1);
 const FORGOTTEN: Duration = Duration::from_millis(50);
 
@@ -46,11 +46,11 @@ pub fn this_thread() -> u64 {
 pub const HELD: u8 = 1;
 /// A flag of a heartbeat: the process was forked, and the watching thread does not run.
 pub const UNWATCHED: u8 = 2;
-/// A flag of a heartbeat: the last call was interrupted by an exception that did not come from the called function.
+/// A flag of a heartbeat: an exception that the called function did not raise has interrupted the last call.
 pub const CUT: u8 = 4;
 
-/// The heartbeat of a caller: it counts the caller's calls. Only one call updates it at a time. The watching thread may
-/// read old values.
+/// The heartbeat of a caller: it counts the caller's calls. A heartbeat belongs to one caller, so only one call updates
+/// it at a time. The watching thread may read old values.
 #[derive(Default)]
 pub struct Pulse {
     word: AtomicU64,
@@ -72,7 +72,7 @@ impl Pulse {
         self.word.store(self.word.load(Relaxed).wrapping_sub(INSIDE), Relaxed);
     }
 
-    /// Returns whether a call has not returned yet.
+    /// Returns whether a call is in progress.
     pub fn is_inside(&self) -> bool {
         self.word.load(Relaxed) & ALL_INSIDE != 0
     }
@@ -106,7 +106,7 @@ pub struct Stall {
 }
 
 impl Stall {
-    /// Returns whether the call has still not returned.
+    /// Returns whether the reported call is still in progress.
     pub fn lasts(&self) -> bool {
         self.pulse.upgrade().is_some_and(|pulse| pulse.word.load(Relaxed) == self.word)
     }
@@ -116,8 +116,8 @@ struct Watched {
     pulse: Weak<Pulse>,
     key: u64,
     patience: Duration,
-    /// The word at the last check. `since` is the time since which the word is unchanged, and `next` is the duration
-    /// after which the call is reported next.
+    /// The word at the last check; the word is unchanged since the time `since`, and the call is reported when it has
+    /// lasted for `next`.
     word: u64,
     since: Instant,
     next: Duration,
@@ -145,7 +145,7 @@ impl Watched {
 struct WatchState {
     watched: Vec<Watched>,
     thread: Option<Watcher>,
-    /// Whether the thread should exit. `running` is true while it runs.
+    /// Whether the thread should exit; `running` is true while the thread runs.
     stop: bool,
     running: bool,
     stoppers: Vec<Unparker>,
@@ -154,7 +154,7 @@ struct WatchState {
 }
 
 impl WatchState {
-    /// Wakes up the thread, which then reads the state again.
+    /// Wakes up the thread, which then checks for changes.
     fn wake(&self) {
         self.thread.iter().for_each(|watcher| watcher.wake.unpark());
     }
@@ -162,7 +162,6 @@ impl WatchState {
 
 struct Watcher {
     thread: JoinHandle<()>,
-    /// Wakes up the thread so that it reads the state again.
     wake: Unparker,
 }
 
@@ -213,7 +212,7 @@ impl Watch {
         }
         state.stop = false;
         if state.running {
-            state.wake(); // the new caller's patience may be shorter than that of other callers
+            state.wake(); // the new caller may need more frequent checks than other callers
         } else {
             let named = std::thread::Builder::new().name("torchdata-watch".to_owned());
             let parker = Parker::new();
@@ -232,15 +231,15 @@ impl Watch {
         state.wake();
     }
 
-    /// Stops the thread, because of a fork or at the end of the process. Does not wait longer than `GIVE_UP` for a
-    /// thread that is blocked in a report. The caller must not hold a lock that the thread may need.
+    /// Stops the thread, because of a fork or at the end of the process. Waits at most `GIVE_UP` for a thread that is
+    /// blocked in a report. The caller must not hold a lock that the thread may need.
     pub fn stop(&self) {
         let mut state = self.state();
         state.stop = true;
         state.wake();
         let is_thread = |one: &Watcher| one.thread.thread().id() == std::thread::current().id();
         if state.thread.as_ref().is_some_and(is_thread) {
-            return; // the fork happens in the thread itself
+            return; // the watching thread itself forks
         }
         let (ended, deadline) = (Parker::new(), Instant::now() + GIVE_UP);
         while state.running {
@@ -256,7 +255,7 @@ impl Watch {
         drop(state);
         if let Some(watcher) = watcher {
             let _ = watcher.thread.join(); // a panic is only possible while the thread reports a stall
-            // The kernel still lists the thread for a short time.
+            // For a short time after the join, the kernel still lists the thread.
             let (path, since) = (format!("/proc/self/task/{number}"), Instant::now());
             while since.elapsed() < FORGOTTEN && std::fs::exists(&path).unwrap_or(false) {
                 std::thread::yield_now();
@@ -276,7 +275,7 @@ impl Watch {
         }
     }
 
-    /// In the parent: records that a fork is complete.
+    /// Records in the parent that a fork is complete.
     pub fn fork_is_over(&self) {
         let mut state = self.state();
         state.forks = state.forks.saturating_sub(1);
@@ -292,7 +291,7 @@ impl Watch {
         state.number = thread_number();
         loop {
             state.watched.retain(|one| one.pulse.strong_count() > 0);
-            // `tell` may have forked. If so, this process is the child, which has another watch.
+            // If `tell` has forked, this process may be the child, which has another watch.
             if state.stop || state.watched.is_empty() || fork::generation() != self.generation {
                 break;
             }
@@ -315,7 +314,7 @@ impl Watch {
     }
 }
 
-/// Stops watching permanently. The thread is never started again.
+/// Stops watching permanently.
 pub fn over() {
     OVER.store(true, Relaxed);
 }

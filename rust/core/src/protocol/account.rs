@@ -4,14 +4,13 @@
 /// An odd constant with well distributed bits.
 const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The number of items that a link has transported in an epoch, and a rolling checksum of these items. Both include
-/// earlier runs of the epoch.
+/// The number of items that a link has transported in an epoch, and a rolling checksum of these items. The number and
+/// the checksum include earlier runs of the epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Account {
     /// The number of items.
     pub items: u64,
-    /// The checksum depends on the items and their order. If the bytes of an item are not reproducible, it becomes 0
-    /// and stays 0.
+    /// The checksum depends on the items and their order, and is 0 after an item with bytes that are not reproducible.
     pub checksum: u64,
 }
 

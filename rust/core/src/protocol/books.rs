@@ -1,9 +1,9 @@
 //! The reader's records of an epoch: the items received from each peer, and the snapshots from which a later run can
 //! resume.
 //!
-//! A writer sends snapshots of its graph between items. The reader keeps the snapshots that it may need, without
-//! decoding them. The user may have received fewer items than the reader has delivered, because pipes in the main
-//! process read ahead. Therefore a log of the latest deliveries allows the reader to determine earlier positions. A
+//! A writer sends snapshots of its graph between items. The reader keeps the encoded snapshots that a later run may
+//! need. The user may have received fewer items than the reader has delivered, because pipes in the main process read
+//! ahead. Therefore the reader keeps a log of the latest deliveries, from which it can determine earlier positions. A
 //! snapshot is kept until the user has received all items before the next snapshot.
 
 use std::collections::VecDeque;
@@ -54,8 +54,8 @@ impl<S> Dealt<S> {
         self.accounts.iter().map(|account| account.items).sum()
     }
 
-    /// Returns whether the dispatching process can resume from this snapshot for a worker that has read `share`. This
-    /// is the case if the worker has read all items that were dispatched to it before the snapshot.
+    /// Returns whether the dispatching process can resume from this snapshot for a worker at position `share`: the
+    /// worker has read all items that were dispatched to it before the snapshot.
     fn is_behind(&self, worker: usize, share: Share) -> bool {
         self.accounts.get(worker).is_some_and(|account| (self.pass, account.items) <= (share.pass, share.account.items))
     }
@@ -67,7 +67,8 @@ struct Peer<S> {
     ended: bool,
     /// Whether the first snapshot is at or before every position that may be requested.
     begun: bool,
-    /// Snapshots from oldest to newest. Only the first snapshot is at or before the position that the user has reached.
+    /// Snapshots from oldest to newest. Only the first snapshot is certainly at or before the position that the user
+    /// has reached.
     snapshots: VecDeque<Snapshot<S>>,
 }
 
@@ -87,9 +88,9 @@ const LONG_LOOK_BACK: usize = 1 << 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct KeptDeliveries {
-    /// The number of deliveries in the log in addition to those that the user has not received yet.
+    /// The number of deliveries in the log in addition to the items that the user has not received yet.
     beyond: usize,
-    /// The length of the log if it is not known how many deliveries the user has received.
+    /// The length of the log if it is not known how many items the user has received.
     unknown: usize,
 }
 
@@ -105,7 +106,7 @@ pub struct Books<S> {
     memory: KeptDeliveries,
     /// The length at which the log is shortened.
     longest: usize,
-    /// The peer of the first delivery. `latest` is the peer of the latest delivery.
+    /// The peers of the first and the latest delivery.
     first: usize,
     latest: Option<usize>,
 }
@@ -117,8 +118,8 @@ impl<S> Books<S> {
     }
 
     /// Creates empty records. The log keeps `beyond` deliveries in addition to the items that the user has not
-    /// received, or `unknown` deliveries if that number is not known. The model checker uses short logs, so that the
-    /// logs of its small loaders are shortened, too.
+    /// received, or `unknown` deliveries if that number is not known. The model checker shortens the logs, because its
+    /// loaders are small.
     pub fn remembering(peers: usize, beyond: usize, unknown: usize) -> Self {
         let peers = (0..peers)
             .map(|_| Peer { taken: Account::default(), ended: false, begun: false, snapshots: VecDeque::new() })
@@ -137,7 +138,7 @@ impl<S> Books<S> {
 
     /// Begins an epoch at the accounts in `starts`. A peer without an entry starts at the beginning.
     ///
-    /// Returns the old snapshots. The caller must drop them, because dropping may run arbitrary code.
+    /// Returns the old snapshots. The caller must drop the old snapshots, because dropping may run arbitrary code.
     pub fn begin(&mut self, starts: &[Account]) -> Vec<S> {
         self.log.clear();
         (self.first, self.latest) = (0, None);
@@ -178,7 +179,7 @@ impl<S> Books<S> {
         self.peers[peer].taken
     }
 
-    /// Counts a delivered item. `lag` gets the number of deliveries, and returns how many of them the user has not
+    /// Counts a delivered item. `lag` gets the number of deliveries, and returns how many items the user has not
     /// received yet, or None if this number is not known.
     #[inline]
     pub fn deliver(&mut self, peer: usize, digest: u64, lag: impl FnOnce(u64) -> Option<u64>) {
@@ -235,8 +236,8 @@ impl<S> Books<S> {
         !self.dealt.is_empty()
     }
 
-    /// Returns the latest snapshot of the dispatching process from which all workers can resume at `shares`. These are
-    /// the positions in the workers' own snapshots.
+    /// Returns the latest snapshot of the dispatching process from which all workers can resume at `shares`, the
+    /// positions in the workers' own snapshots.
     pub fn dealt_before(&self, shares: &[Share]) -> Option<&Dealt<S>> {
         let is_before = |dealt: &&Dealt<S>| (0..shares.len()).all(|worker| dealt.is_behind(worker, shares[worker]));
         self.dealt.iter().rev().find(is_before)
@@ -268,15 +269,14 @@ impl<S> Books<S> {
         snapshots.drain(..superfluous).map(|snapshot| snapshot.content).collect()
     }
 
-    /// Stores a snapshot of the dispatching process, and removes snapshots that are not needed because the snapshots of
-    /// all workers are newer.
+    /// Stores a snapshot of the dispatching process, and removes older snapshots that no worker needs.
     ///
     /// Returns the removed snapshots.
     pub fn keep_dealt(&mut self, dealt: Dealt<S>) -> Vec<S> {
         if self.dealt.iter().any(|known| known.pass == dealt.pass && known.accounts == dealt.accounts) {
             return vec![dealt.content];
         }
-        // Snapshots arrive over several links in any order, so they are sorted here.
+        // Snapshots arrive over several links in any order, so the new snapshot is inserted by its sort key.
         let place = self.dealt.iter().rposition(|known| order(known) <= order(&dealt)).map_or(0, |place| place + 1);
         self.dealt.insert(place, dealt);
         let oldest = self.oldest_shares();

@@ -8,8 +8,8 @@ use crate::round_robin::RoundRobin;
 pub enum Next {
     /// Deliver the next item of this peer.
     Deliver(usize),
-    /// Receive the next item of this peer, and keep it until the peer's turn. The peer whose turn it is cannot continue
-    /// until this item is received.
+    /// Receive the next item of this peer before the peer's turn, because the peer whose turn it is waits for another
+    /// process.
     TakeIn(usize),
     /// Wait until something changes.
     Wait,
@@ -22,10 +22,10 @@ pub enum Next {
 /// The order of the peers, and whether a process has exited.
 ///
 /// **Receiving before the turn.** In strict order, a window limits how many items each worker can be ahead. With a
-/// dispatching process, this could cause a deadlock. The worker whose turn it is waits for an item from the dispatching
-/// process. The dispatching process waits until a second worker accepts an item. The second worker has used up its
-/// window, so it waits for the main process. Therefore a worker reports when it waits for a dispatched item. While it
-/// waits, the main process receives items of other workers before their turn.
+/// dispatching process, the window could cause a deadlock: the worker whose turn it is waits for the dispatching
+/// process, which waits until a second worker accepts an item, while the second worker has used up its window and waits
+/// for the main process. Therefore a worker reports when it waits for a dispatched item. While a worker waits for a
+/// dispatched item, the main process receives items of other workers before their turn.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Collecting {
     turn: RoundRobin,
@@ -34,8 +34,8 @@ pub struct Collecting {
 }
 
 impl Collecting {
-    /// Creates the state for this number of peers. With `in_order`, items are taken from the peers in strict rotation,
-    /// otherwise in the order in which they arrive.
+    /// Creates the state for this number of peers. With `in_order`, peers take turns strictly; otherwise items are
+    /// delivered in the order in which they arrive.
     pub fn new(peers: usize, in_order: bool) -> Self {
         Self { turn: RoundRobin::new(peers, in_order), has_died: false }
     }
@@ -109,8 +109,8 @@ impl Collecting {
         self.turn.end(peer);
     }
 
-    /// Records that a process has exited. Items that the process sent before are still delivered as far as the order
-    /// allows. After that, [`Next::Fail`] is returned.
+    /// Records that a process has exited. Items that the process had sent are still delivered as far as the order
+    /// allows. After these items, the next step is [`Next::Fail`].
     pub fn note_death(&mut self) {
         self.has_died = true;
     }

@@ -9,8 +9,8 @@ use crate::round_robin::RoundRobin;
 pub enum Deal {
     /// Compute an item and send it to this reader.
     To(usize),
-    /// Compute the next item and drop it, because its reader does not need it or already has it, but other readers
-    /// still need items.
+    /// Compute the next item and drop it, because only other readers still need items, or because its reader already
+    /// has the item.
     Skip(usize),
     /// Wait for this reader, because it must receive the next item.
     WaitFor(usize),
@@ -36,7 +36,7 @@ impl Dealing {
         self.begin_at(0);
     }
 
-    /// Resumes a pass. This reader receives the next item.
+    /// Resumes a pass. The given reader receives the next item.
     pub fn begin_at(&mut self, reader: usize) {
         self.turn.start_at(reader);
     }
@@ -59,8 +59,8 @@ impl Dealing {
         }
     }
 
-    /// Returns the next step for the shards of a worker, which share one link. The grant is read only once, because a
-    /// grant that changes between two reads would give two shards different answers.
+    /// Returns the next step for the shards of a worker, which share one link. The grant is read only once, so that all
+    /// shards get the same answer.
     #[inline]
     pub fn next_of_shards(&self, permit: Permit) -> Deal {
         self.next(|_| permit)

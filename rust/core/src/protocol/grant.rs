@@ -1,4 +1,4 @@
-//! The word with which the reader of a link informs the writer. It is a single word, so that it is never read
+//! The word with which the reader of a link informs the writer. A grant is a single word, so that it is never read
 //! half-written.
 //!
 //! ```text
@@ -6,9 +6,9 @@
 //! [ check ][  epoch   ][ pass ][wish][    items    ]
 //! ```
 //!
-//! Only the low bits of epoch and pass are stored, and items are counted modulo 2^30. The writer and the reader are
-//! never far enough apart to make these values ambiguous. If they were, an item would only be sent too early and remain
-//! in the ring (see `Receiving`).
+//! Only the low bits of epoch and pass are stored, and items are counted modulo 2^30. The streams of writer and reader
+//! are never far enough apart to make these values ambiguous. Even if the values were ambiguous, an item would only be
+//! sent too early and remain in the ring (see `Receiving`).
 
 use super::stream::Stream;
 use crate::integrity::{open, seal};
@@ -35,12 +35,13 @@ pub struct Grant {
     wish: Wish,
 }
 
-/// Which stream a reader is in, compared with the stream of its writer.
+/// The stream of a reader, compared with the stream of its writer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reader {
     /// The reader is still in an earlier stream.
     Behind,
-    /// The reader is in this stream and wants this number of items in total.
+    /// The reader is in the writer's stream; the field is the total number of items that the reader wants from this
+    /// stream, modulo 2^30.
     Here(u32),
     /// The reader has ended this pass, but may request the next pass.
     Left,
@@ -105,8 +106,8 @@ impl Grant {
         })
     }
 
-    /// Returns how many more items a reader accepts that wants `wanted` items in total if `sent` were sent. Both
-    /// numbers are modulo 2^30.
+    /// Returns how many more items a reader accepts if it wants `wanted` items in total and `sent` items were sent.
+    /// Both numbers are modulo 2^30.
     #[inline]
     pub fn credit(wanted: u32, sent: u32) -> u32 {
         difference(u64::from(wanted), u64::from(sent), COUNT_BITS).max(0) as u32

@@ -4,10 +4,10 @@
 /// A command from the main process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Command {
-    /// Run the epoch with this number. If another epoch is running, abandon it.
+    /// Run the epoch with this number, and abandon any other running epoch.
     Epoch(u32),
-    /// Repeat the end of this epoch, in order to restore the state that is kept after the epoch. The main process
-    /// already has all items of the epoch.
+    /// Repeat the end of this epoch, in order to restore the state after the epoch. The main process already has all
+    /// items of the epoch.
     Repeat(u32),
     /// Apply a function to the graph, between two items. The running epoch continues.
     Call,
@@ -47,8 +47,8 @@ pub enum Acknowledged {
     Begun,
     /// After the last item, because the main process waits until the state is restored.
     Done,
-    /// Both before the first item and after the last item. This is for a dispatching process. It finishes an epoch only
-    /// after its readers, which the main process commands next.
+    /// Both before the first item and after the last item, for a dispatching process: the dispatching process finishes
+    /// the epoch only after its readers, and the main process commands these readers next.
     Both,
 }
 
@@ -93,7 +93,7 @@ impl Obedience {
     }
 
     /// Returns whether the child must stop waiting during an item of `epoch`, because the main process has ordered a
-    /// later epoch or a stop. A function call does not interrupt the wait. The call is made after the item.
+    /// later epoch or a stop. A function call does not end the wait, because functions are called between two items.
     #[inline]
     pub fn is_superseded(epoch: u32, order: u64) -> bool {
         order > u64::from(epoch)

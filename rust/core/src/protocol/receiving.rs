@@ -14,7 +14,7 @@ pub enum Judgement {
     Leave,
 }
 
-/// The maximum window. It is limited so that counters can be compared modulo 2^30.
+/// The maximum window. The window is limited so that counters can be compared modulo 2^30.
 const WIDEST: u32 = (1 << 29) - 1;
 
 /// A reader's state of the current stream.

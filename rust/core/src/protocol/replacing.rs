@@ -10,7 +10,7 @@ pub const TRIES: usize = 3;
 /// Counts the exits of one child since the last progress.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 struct Deaths {
-    /// The epoch, and the number of items received when the child exited.
+    /// The epoch, and the number of items received, when the child last exited.
     at: (u32, u64),
     process: Option<u64>,
     count: usize,
@@ -21,7 +21,7 @@ struct Deaths {
 pub struct Verdict {
     /// How many processes have exited at this item.
     pub deaths: usize,
-    /// Whether this exit was not counted before.
+    /// Whether this exit was counted for the first time.
     pub is_new: bool,
 }
 
@@ -39,7 +39,7 @@ pub struct Replacing {
     dispatches: bool,
     resting: Vec<bool>,
     deaths: Vec<Deaths>,
-    /// Whether some workers repeat the epoch. They may still read dispatched items, although the main process has
+    /// Whether some workers repeat the epoch and may still read dispatched items, although the main process has
     /// received all items.
     repeating: bool,
 }
@@ -63,16 +63,16 @@ impl Replacing {
         self.repeating = false;
     }
 
-    /// Returns whether a child has exited and is no longer needed in this epoch.
+    /// Returns whether a child has exited and is no longer needed in the current epoch.
     pub fn rests(&self, child: usize) -> bool {
         self.resting[child]
     }
 
-    /// Returns the children to replace. Other children that have exited are no longer needed in this epoch.
+    /// Returns the children to replace. Other exited children are not needed until the next epoch.
     ///
     /// `ended` contains for each worker whether the main process has all its items of the epoch. With a dispatching
-    /// process, replacements are needed while a worker repeats the epoch, even if all workers have ended. This is
-    /// because the repeating worker may wait for dispatched items and would not execute commands.
+    /// process, children are replaced while any worker repeats the epoch, because this worker may wait for dispatched
+    /// items instead of executing commands.
     pub fn wanted(&mut self, dead: &[usize], ended: &[bool]) -> Vec<usize> {
         let wanted: Vec<usize> = match self.dispatches {
             true if dead.is_empty() || !self.repeating && ended.iter().all(|&ended| ended) => Vec::new(),

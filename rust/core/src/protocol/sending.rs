@@ -20,8 +20,8 @@ pub enum Permit {
 
 /// Limits how many bytes of large buffers a writer may have in flight.
 ///
-/// A window limits the number of items, but large items may amount to gigabytes. An item of any size can be sent while
-/// no other item is in flight. The limit doubles if a reader had to wait after it took all bytes up to the limit. The
+/// A window limits the number of items, but large items may amount to gigabytes. An item of any size can be sent if no
+/// other item is in flight. The limit doubles if the reader had to wait after taking all bytes up to the limit. The
 /// limit halves if the reader had to wait although fewer bytes were in flight, because a higher limit would not help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ahead {
@@ -68,8 +68,8 @@ pub struct Sending {
     stream: Stream,
     /// The number of items sent in this stream, modulo 2^30.
     sent: u32,
-    /// How many more items the reader wanted when its word was last read. Since then, the reader may have granted more
-    /// items, or fewer if it has paused the writer.
+    /// How many more items the reader wanted when its word was last read. Meanwhile, the reader may have granted more
+    /// items, or fewer items if it has paused the writer.
     credit: u32,
     /// The number of items that must be recomputed before the first item is sent.
     owed: u64,
@@ -102,13 +102,13 @@ impl Sending {
         self.stream
     }
 
-    /// Returns whether an item may be sent according to the last word that was read.
+    /// Returns whether an item may be sent according to the reader's grant when it was last read.
     #[inline]
     pub fn has_credit(&self) -> bool {
         self.credit > 0
     }
 
-    /// Returns whether an item may be sent according to the reader's current word, or None if the word is damaged.
+    /// Returns whether the reader's current grant allows another item, or None if the grant's word is damaged.
     #[inline]
     pub fn permit(&mut self, word: u64) -> Option<Permit> {
         if self.owed > 0 {
@@ -127,14 +127,14 @@ impl Sending {
         })
     }
 
-    /// Does the same as `permit`, for a writer that has reached its limit in bytes (see [`Ahead`]). The next item must
-    /// wait until the reader takes an item.
+    /// Does the same as `permit` for a writer that has reached its limit in bytes (see [`Ahead`]), so that the next
+    /// item waits until the reader takes an item.
     pub fn permit_far_ahead(&mut self, word: u64) -> Option<Permit> {
         let permit = self.permit(word)?;
         Some(if permit == Permit::Now { Permit::Wait } else { permit })
     }
 
-    /// Returns which stream the reader is in, or None if its word is damaged.
+    /// Returns which stream the reader is in, or None if `word` is damaged.
     pub fn reader(&self, word: u64) -> Option<Reader> {
         Grant::read(word, self.stream)
     }

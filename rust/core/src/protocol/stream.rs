@@ -6,7 +6,7 @@ use std::fmt;
 /// One iteration over a pipe through one link.
 ///
 /// Streams are ordered by time. Every unit contains its stream. Passes are counted from 1. There is more than one pass
-/// only if a worker reads dispatched items through a pipe that iterates over its source several times, such as `cycle`.
+/// only if a worker's pipe iterates several times over dispatched items, as `cycle` does.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Stream(u64);
 

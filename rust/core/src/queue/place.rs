@@ -2,8 +2,8 @@
 //! snapshot.
 //!
 //! Items are numbered in the order in which they are taken from the source. After some items, a snapshot of the source
-//! is taken, which is called a mark. The consumer records each result that it receives, even out of order. Therefore
-//! the position does not depend on items that are still being computed. To resume, the source is restored from the
+//! is taken, and this snapshot is called a mark. The consumer records each result that it receives, even out of order.
+//! Therefore items that are still being computed do not affect the position. To resume, the source is restored from the
 //! mark, and results that were already delivered are dropped.
 //!
 //! Marks that are no longer needed are collected in [`QueuePosition::spent`]. Dropping a mark may run arbitrary Python
@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The number of an item, counted from the first mark.
 pub type Index = u64;
 
-/// The position of a consumer in its source.
+/// The position of a consumer in a source.
 #[derive(Debug)]
 pub struct QueuePosition<M> {
     mark: M,
@@ -63,7 +63,7 @@ impl<M> QueuePosition<M> {
         std::iter::once(&self.mark).chain(self.marks.values()).chain(&self.spent)
     }
 
-    /// Records a delivered item, and the mark after it if there is one.
+    /// Records a delivered item, and the mark after this item if there is one.
     pub fn note(&mut self, index: Index, mark: Option<M>) {
         if index != self.next {
             self.ahead.insert(index);
@@ -117,7 +117,8 @@ mod tests {
         (*place.mark(), place.steps(), place.ahead().collect())
     }
 
-    /// Returns the numbers of all items delivered at a position. In this test, a mark is the number of the next item.
+    /// Returns the numbers of all items delivered at a position. In this test, each mark is the number of the next
+    /// item.
     fn given(place: &QueuePosition<u64>) -> Vec<u64> {
         let (mark, steps, ahead) = shown(place);
         (0..mark + steps).chain(ahead.iter().map(|index| mark + index)).collect()

@@ -9,7 +9,7 @@ use super::{Answer, Fault, Verdict, WATCH};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Seat {
     Empty,
-    /// The member is connected. `heard` is the time of its last message, or None before its first heartbeat.
+    /// The member is connected; `heard` is the time of the member's last message, or None before its first heartbeat.
     Taken {
         heard: Option<Instant>,
     },
@@ -17,8 +17,8 @@ enum Seat {
     Dead,
 }
 
-/// Exists after a rank has timed out: the hub waits for messages of the missing ranks, and then decides which ranks are
-/// at fault.
+/// The state after a rank has timed out: the hub waits for messages of the missing ranks, and then decides which ranks
+/// are at fault.
 #[derive(Debug, Clone, Hash)]
 struct Trial {
     by: u32,
@@ -31,7 +31,7 @@ struct Trial {
 pub struct Hub {
     /// The number of the current or next operation. Operation 0 is the opening, in which all ranks connect.
     operation: u64,
-    /// For each rank, its value for this operation, if received. The first entry is the value of rank 0.
+    /// For each rank, the value for this operation, if received. The first entry is the value of rank 0.
     values: Vec<Option<i64>>,
     /// For each rank, the state of its connection. The entry of rank 0 is not used.
     seats: Vec<Seat>,
@@ -132,7 +132,7 @@ impl Hub {
         }
     }
 
-    /// Checks timeouts. Must be called at least once per heartbeat interval during an operation.
+    /// Checks timeouts. Must be called at least once per heartbeat interval while an operation runs.
     pub fn tick(&mut self, now: Instant) {
         self.judge(now);
     }
@@ -142,12 +142,12 @@ impl Hub {
         self.tell_all(&Message::Beat);
     }
 
-    /// Returns the messages to send. Each message has the rank that receives it.
+    /// Returns the messages to send, each with the rank that receives the message.
     pub fn outgoing(&mut self) -> Vec<(u32, Message)> {
         std::mem::take(&mut self.outgoing)
     }
 
-    /// Finishes the operation if all values have arrived. Fails if a missing rank can never send its value.
+    /// Finishes the operation if all values have arrived, or fails if a missing rank can never send a value.
     fn go_on(&mut self) {
         // If a rank has timed out, the operation fails for all ranks, even if the last value arrives now.
         if self.verdict.is_some() || self.trial.is_some() {
@@ -180,7 +180,7 @@ impl Hub {
     }
 
     fn try_missing(&mut self, by: u32, operation: u64, now: Instant) {
-        // If this is another operation, the timed-out operation has already ended and its result is on its way.
+        // If this is not the timed-out operation, that operation has already ended and its result is on its way.
         if operation == self.operation && self.trial.is_none() && self.verdict.is_none() {
             self.trial = Some(Trial { by, missing: self.missing().collect(), begun: now });
             self.judge(now);

@@ -2,8 +2,8 @@
 //!
 //! A [`Meeting`] belongs to the process that created it. Until [`Meeting::serve`] starts the thread, callers read and
 //! write the sockets while they wait. A program that creates meetings and then forks workers therefore has only one
-//! thread when it forks. The thread only needs the lock of the table, which is never held during a wait. The thread
-//! therefore sends heartbeats even while the program is busy.
+//! thread when it forks. The thread only needs the lock of the table, which is never held during a wait, so the thread
+//! sends heartbeats even while the program is busy.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -39,7 +39,7 @@ enum RankRole {
     Member(Member),
 }
 
-/// Evaluates an expression for the hub or the member, whichever role this rank has.
+/// Evaluates an expression for the hub or the member, depending on the role of this rank.
 macro_rules! either {
     ($role:expr, $of:ident => $value:expr) => {
         match $role {
@@ -59,16 +59,16 @@ struct Door {
 }
 
 impl Door {
-    /// Accepts connections. If more than `most` have not identified themselves, the oldest is closed. A rank identifies
-    /// itself immediately after connecting, and its message is read before the next connections are accepted.
+    /// Accepts connections. If more than `most` connections have not identified themselves, the oldest of them is
+    /// closed. A rank identifies itself immediately after connecting, and this message is read before further
+    /// connections are accepted.
     fn open(&mut self, most: usize, now: Instant) {
         for _ in 0..STRANGERS {
             match self.listener.accept() {
                 Ok((socket, _)) => self.callers.extend(RankStream::new(socket).ok().map(|stream| (stream, now))),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                // The process has reached its limit of open descriptors. Closing an unidentified connection may free a
-                // descriptor.
+                // The process has reached its limit of open descriptors, so an unidentified connection is closed.
                 Err(_) => return drop(self.callers.pop_front()),
             }
             if self.callers.len() > most {
@@ -91,7 +91,7 @@ pub struct Tokens {
     pub welcome: Token,
 }
 
-/// A descriptor that must be polled. The bool means that it must also be polled for writing.
+/// A descriptor to poll, and whether to poll the descriptor for writing, too.
 type Source = (Arc<dyn AsFd + Send + Sync>, bool);
 
 /// The role of this rank, and its connections to other ranks.
@@ -179,9 +179,9 @@ impl Table {
 #[derive(Debug)]
 struct Shared {
     table: Mutex<Table>,
-    /// Notified when an operation may have ended.
+    /// The condition that is notified when an operation may have ended.
     changed: Condvar,
-    /// A byte written to this socket wakes up the thread, which polls the opposite end.
+    /// A byte that is written to this socket wakes up the thread, which polls the opposite end of the socket.
     wake: UnixStream,
 }
 
@@ -223,11 +223,11 @@ impl Shared {
     }
 }
 
-/// The connection of one rank to the other ranks of a job. The rules are described in the module.
+/// The connection of one rank to the other ranks of a job.
 #[derive(Debug)]
 pub struct Meeting {
     shared: Arc<Shared>,
-    /// The thread, if it was started. Before that, the end of `wake` that the thread will poll.
+    /// The running thread, or the end of `wake` that the thread will poll.
     thread: Mutex<(Option<UnixStream>, Option<JoinHandle<()>>)>,
 }
 
@@ -242,7 +242,7 @@ impl Meeting {
     }
 
     /// Creates the meeting of rank 0, to which `size - 1` other ranks will connect at the listener. Operation 0 ends
-    /// when all of them are connected.
+    /// when all these ranks are connected.
     pub fn host(listener: TcpListener, size: u32, tokens: Tokens) -> std::io::Result<Self> {
         listener.set_nonblocking(true)?;
         let mut hub = Hub::new(size);
@@ -315,8 +315,8 @@ impl Meeting {
     pub fn give_up(&self, operation: u64) {
         let mut table = self.shared.lock();
         let now = Instant::now();
-        // If this process was stopped for a while, messages may be unread although the timeout has passed. They are
-        // read first.
+        // If this process was stopped for a while, messages may be unread although the timeout has passed, so these
+        // messages are read first.
         table.turn(now);
         either!(&mut table.role, role => role.give_up(operation, now));
         self.send(table);
@@ -329,7 +329,8 @@ impl Meeting {
         self.send(table);
     }
 
-    /// Returns the descriptors that a forked child inherits. While the child has them open, the connections stay open.
+    /// Returns the descriptors that a forked child inherits. The connections stay open while a child has these
+    /// descriptors open.
     pub fn descriptors(&self) -> Vec<i32> {
         use std::os::fd::AsRawFd;
         let sources = self.shared.lock().sources();
@@ -362,7 +363,7 @@ impl Drop for Meeting {
         self.wake();
         let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).1.take();
         if let Some(thread) = thread {
-            // The thread waits only for the lock and its sockets, which include `wake`.
+            // The thread waits only for its lock and for its sockets, which include `wake`, so the thread exits soon.
             let _ = thread.join();
         }
     }

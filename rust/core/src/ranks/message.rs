@@ -2,8 +2,7 @@
 
 use super::{Fault, Verdict};
 
-/// A secret with which two ranks of a group identify each other. It is needed because any program can connect to a
-/// port.
+/// A secret with which two ranks of a group identify each other, because any program can connect to a port.
 pub type Token = [u8; 16];
 
 /// A message between hub and member.
@@ -57,12 +56,12 @@ pub struct Damaged;
 
 const HEAD: usize = 3;
 
-/// The length of a [`Message::Hello`]. From a connection that has not identified itself, no more bytes than this are
-/// read.
+/// The length of a [`Message::Hello`]. At most this number of bytes is read from a connection that has not identified
+/// itself.
 pub const HELLO_LEN: usize = HEAD + 16 + 4;
 
-/// The maximum length of a message without its head. This is sufficient for a failure report with about 16,000 ranks.
-/// Longer reports only contain the first ranks.
+/// The maximum length of a message without its head. This is sufficient for a failure report with about 16,000 ranks. A
+/// longer report only contains the first ranks.
 const LONGEST: usize = u16::MAX as usize;
 
 const FAULTS: [Fault; 6] = [Fault::Absent, Fault::Late, Fault::Dead, Fault::Silent, Fault::Parted, Fault::Left];

@@ -12,7 +12,7 @@
 //! disconnected or silent.
 //!
 //! Member and hub are pure state machines: they process events and times, and produce messages. [`meeting`] sends the
-//! messages over sockets. It uses a thread that does not depend on the program, so that a busy rank still sends
+//! messages over sockets. The thread of a `Meeting` does not depend on the program, so that a busy rank still sends
 //! heartbeats.
 
 pub mod hub;
@@ -26,7 +26,7 @@ use std::time::Duration;
 /// The interval between two heartbeats.
 pub const BEAT: Duration = Duration::from_millis(250);
 
-/// A rank that has sent no message for this time counts as silent. The time equals four heartbeats.
+/// A rank that has sent no message for this time, which is four heartbeats, counts as silent.
 pub const WATCH: Duration = Duration::from_millis(1000);
 
 /// The reason why an operation has failed.

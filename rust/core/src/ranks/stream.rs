@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::message::{HELLO_LEN, Message};
 
-/// The maximum number of bytes that are buffered for another rank that does not read. If there are more, heartbeats are
-/// dropped.
+/// The maximum number of bytes that are buffered for another rank that does not read. If more bytes are buffered,
+/// heartbeats are dropped.
 const FULL: usize = 4096;
 
 /// The maximum number of bytes that are read from one rank before other ranks are served.
@@ -53,8 +53,8 @@ impl RankStream {
         self.flush();
     }
 
-    /// Sends the part of the buffered data that the peer accepts now. A closed connection is only detected when
-    /// reading, because the last messages of the peer may still be readable.
+    /// Sends the part of the buffered data that the peer accepts now. Only reading detects a closed connection, because
+    /// the last messages of the peer may still be readable.
     pub fn flush(&mut self) {
         while !self.goes.is_empty() {
             match (&*self.socket).write(&self.goes) {

@@ -52,14 +52,14 @@ impl Role {
 pub struct Board {
     region: Region,
     config: BoardConfig,
-    /// The descriptor for passing the memory to other processes, and for finding it from other programs. None if the
-    /// board was attached or is only read.
+    /// The descriptor for passing the memory to other processes, and for finding it from other programs. The descriptor
+    /// is None if the board was attached or is only read.
     fd: Option<Descriptor>,
     generation: u64,
 }
 
 impl Board {
-    /// Creates a board. `full` determines whether processes measure the time of each pipe.
+    /// Creates a board. If `full` is true, processes measure the time of each pipe.
     pub fn create(config: BoardConfig, full: bool) -> Result<Arc<Self>, OpenError> {
         let generation = fork::generation(); // a child that is forked after this call has private memory
         let region = Region::create_named("torchdata-stats", config.total(), config.total())?;
@@ -90,7 +90,8 @@ impl Board {
 
     /// Maps a board of another loader, which may belong to another user, for reading.
     pub fn observe(path: &Path) -> Result<Arc<Self>, OpenError> {
-        // The path may refer to a named pipe. Opening it would block until another process opens it for writing.
+        // The path may refer to a named pipe, which could block the call until another process opens the pipe for
+        // writing.
         let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
         let region = Region::observe(&file.map_err(error::system("cannot open the counters"))?)?;
         let board = Self::checked(region, NOBODYS)?;
@@ -206,7 +207,7 @@ impl PageRef {
     pub(super) fn words(&self) -> &[AtomicU64] {
         let count = self.board.config.page_len() / size_of::<AtomicU64>();
         // SAFETY: the slice covers the whole page and is aligned. The fields are atomic, so they can be read as atomic
-        // words. Only the owner of the page changes them.
+        // words. Only the owner of the page changes the fields.
         unsafe { std::slice::from_raw_parts(self.at::<AtomicU64>(0), count) }
     }
 
@@ -289,8 +290,8 @@ impl PageRef {
         &self.header().span
     }
 
-    /// Begins the epoch `epoch`, or the epoch after the current one if None is given. In the main process, the measured
-    /// time begins with the first item.
+    /// Begins the epoch `epoch`, or the next epoch if None is given. In the main process, the measured time begins with
+    /// the first item.
     pub fn begin_span(&self, epoch: Option<u32>) {
         self.span().end(nanoseconds());
         let next = || self.header().epoch.load(Relaxed).wrapping_add(1);

@@ -1,12 +1,14 @@
 //! Copies the counters of a process on another machine to the main process.
 //!
 //! A process on another machine counts on a board on its own machine. A copy of its page is sent to the main process
-//! and written into the main process's board. There, the copy looks like the page of a local process. If the process is
-//! replaced, a page is sent in the opposite direction, so that the replacement continues the counts.
+//! and written into the main process's board. In the main process's board, the copy looks like the page of a local
+//! process. If the process is replaced, a page is sent in the opposite direction, so that the replacement continues the
+//! counts.
 //!
-//! All values keep their meaning, except times, which were measured with the clock of the other machine. Times are
-//! shifted by the difference between the two clocks when the page arrives, so they are too late by the transfer time. A
-//! received page is not trusted: its lengths are compared with the capacity, and readers check all other values.
+//! All values keep their meaning, except times, which were measured with the clock of the other machine. When a page
+//! arrives, its times are shifted by the difference between the two clocks, so these times are too late by the transfer
+//! time. The lengths in a received page are compared with the capacity, and readers check all other values, because the
+//! page is not trusted.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::{self, Relaxed};
@@ -31,8 +33,7 @@ struct Span {
     moment: Option<usize>,
 }
 
-/// Returns the words of a page that the process itself writes. This excludes the signal for its stack, and the fields
-/// that the main process writes.
+/// Returns the words of a page that the process itself writes, except the signal for its stack.
 fn spans(flows_at: usize, pipes: usize, flows: usize) -> Vec<Span> {
     let span = |at: usize, words: Range<usize>, guard: Option<usize>, moment: Option<usize>| {
         let first = at / WORD;
@@ -185,7 +186,8 @@ mod tests {
         Board::create(BoardConfig { pages: 2, flows, pipes }, true).unwrap()
     }
 
-    /// Creates a board as on another machine. Its process waits for space and for a command, and has used all counters.
+    /// Creates a board as on another machine, with a process that waits for space and for a command, and has used all
+    /// counters.
     fn elsewhere() -> (Arc<Board>, PageRef) {
         let board = board(2, 3);
         let page = board.page(1).unwrap();

@@ -90,13 +90,13 @@ pub(super) struct BoardHeader {
     pub wants_large: AtomicU32,
 }
 
-/// A sequence number that guards data with a single writer. The number is odd while the data is being changed.
+/// A sequence number that guards data with a single writer. The number is odd while the guarded data is being changed.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Sequence(AtomicU32);
 
 impl Sequence {
-    /// Changes the guarded data. Also repairs a number that is still odd because its writer was killed.
+    /// Changes the guarded data. If a killed writer has left the number odd, the number is repaired, too.
     #[inline]
     pub fn change<T>(&self, change: impl FnOnce() -> T) -> T {
         let odd = self.0.load(Relaxed) | 1;
@@ -109,7 +109,7 @@ impl Sequence {
         changed
     }
 
-    /// Reads the guarded data consistently, except if the writer was killed during a change.
+    /// Reads the guarded data consistently, unless the writer was killed during a change.
     pub fn read<T>(&self, mut read: impl FnMut() -> T) -> T {
         for _ in 0..1000 {
             // SYNC(sequence): pairs with the last store of `change`.
@@ -227,7 +227,7 @@ pub struct PipeRecord {
     /// The number to add to `yielded` in order to get the number of items of all iterators.
     pub base: AtomicI64,
     pub(super) sequence: Sequence,
-    /// 1 + the number of the pipe that reads this one, or 0.
+    /// The number of the pipe that reads this pipe, plus 1; 0 if no pipe reads it.
     pub(super) reader: AtomicU32,
     /// Properties of the pipe, which Python defines in `datapipes`.
     pub(super) flags: AtomicU32,
@@ -295,7 +295,7 @@ impl PipeRecord {
         counts.filter(|(_, count)| *count > 0).map(|(place, count)| (read_text(&place.name), count)).collect()
     }
 
-    /// Sets the count of the current iterator. Items of earlier iterators are still included in the total.
+    /// Sets the count of the current iterator. The total still includes the items of earlier iterators.
     pub fn restart(&self, yielded: u64, count_all: bool) {
         self.sequence.change(|| {
             let kept = if count_all { self.yielded.load(Relaxed).wrapping_sub(yielded) } else { 0 };
@@ -330,22 +330,22 @@ pub(super) struct PageHeader {
     pub began: AtomicU64,
     /// The current or last epoch.
     pub epoch: AtomicU32,
-    /// The number of pipes that are counted. `all_pipes` is the number of all pipes.
+    /// The number of counted pipes; `all_pipes` is the number of all pipes.
     pub pipes: AtomicU32,
     pub all_pipes: AtomicU32,
-    /// If all pipes are measured: 1 + the number of the running pipe. 0 if no pipe runs, or it is not known.
+    /// If all pipes are measured, 1 + the number of the running pipe, or 0 if no pipe runs or the pipe is not known.
     pub current: AtomicU32,
     /// The signal that makes the process write its stack to the descriptor `stack`, or 0.
     pub signal: AtomicU32,
     pub stack: AtomicU32,
-    /// How often the process was restarted. `snapshots` is the number of snapshots that the process has sent.
+    /// How often the process was restarted; `snapshots` is the number of snapshots that the process has sent.
     pub restarts: AtomicU32,
     pub snapshots: AtomicU32,
-    /// In the main process: the nanoseconds that the loader spent in its last pipe.
+    /// The nanoseconds that the loader in the main process spent in its last pipe.
     pub inside: AtomicU64,
     /// The number of measured calls of the last pipe.
     pub inside_samples: AtomicU64,
-    /// 1 if a process on another machine has exited. The main process writes this field, the fields up to `frames`, and
+    /// 1 if a process on another machine has exited. The main process writes the fields from `gone` to `frames`, and
     /// the last two fields.
     pub gone: AtomicU64,
     /// When the counters of a process on another machine were last received, or 0 for a local process.
@@ -362,9 +362,10 @@ pub(super) struct PageHeader {
     pub frames: AtomicU64,
     /// The wait between two commands.
     pub idle: Wait,
-    /// In the main process: the wait for the first item of each epoch.
+    /// The main process's waits for the first item of each epoch.
     pub first: Wait,
-    /// The duration of epochs. It begins with the first item in the main process, and with the command in children.
+    /// The duration of epochs. The duration begins with the first item in the main process, and with the command in
+    /// children.
     pub span: Wait,
     pub slow: [SlowRecord; SLOW_ITEMS],
     /// The size of the last snapshot that was too large to be sent, or 0.

@@ -13,7 +13,7 @@ pub enum Value {
     Nothing,
     /// A boolean.
     Flag(bool),
-    /// A count, an id, or nanoseconds.
+    /// A number, such as a count, an id or a time in nanoseconds.
     Number(u64),
     /// Estimated nanoseconds.
     Estimate(f64),
@@ -55,7 +55,7 @@ impl<T: Into<Value>> From<Vec<T>> for Value {
     }
 }
 
-/// Creates named values from the fields of a record. Each value is the counter with that name, or an expression.
+/// Creates named values from the fields of a record. Each value is an expression, or the counter with the given name.
 macro_rules! fields {
     (@value $of:ident $name:ident) => { Value::from($of.$name.load(Relaxed)) };
     (@value $of:ident $name:ident $value:expr) => { Value::from($value) };

@@ -8,8 +8,8 @@ use crate::sync::primitive::{AtomicUsize, Ordering};
 
 /// A value that one thread at a time can hold.
 ///
-/// Cheaper than a mutex, which has to check for waiting threads when it is released. If the process forks while another
-/// thread holds the value, the child can never hold it.
+/// An `Exclusive` is cheaper than a mutex, which checks for waiting threads when it is released. If the process forks
+/// while another thread holds the value, the child can never hold it.
 #[derive(Debug)]
 pub struct Exclusive<T> {
     /// The thread that holds the value (see `this_thread`), or 0.
@@ -24,11 +24,11 @@ unsafe impl<T: Send> Sync for Exclusive<T> {}
 #[derive(Debug)]
 pub struct Held<'a, T> {
     owner: &'a Exclusive<T>,
-    /// Prevents release by another thread.
+    /// Prevents another thread from releasing the value.
     _of_this_thread: PhantomData<*const ()>,
 }
 
-/// A number that is unique to this thread while it runs: the address of a thread-local variable.
+/// Returns the address of a thread-local variable, which is unique to this thread while it runs.
 fn this_thread() -> usize {
     thread_local!(static OWN: u8 = const { 0 });
     OWN.with(|own| std::ptr::from_ref(own) as usize)

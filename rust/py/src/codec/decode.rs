@@ -22,7 +22,7 @@ use crate::errors;
 
 /// Decodes an item from its inline part and its large buffers.
 ///
-/// If `may_lease` is true, arrays use the memory of leased buffers. Otherwise the memory is copied.
+/// If `may_lease` is true, arrays use the memory of leased buffers; otherwise this memory is copied.
 pub fn decode<'py>(
     py: Python<'py>,
     payload: &[u8],
@@ -34,7 +34,7 @@ pub fn decode<'py>(
     if decoder.rest.is_empty() { Ok(item) } else { Err(malformed()) }
 }
 
-/// The maximum nesting depth of an item. The encoder creates less deeply nested items.
+/// The maximum nesting depth of an item. The encoder never creates items that are nested so deeply.
 const DEEPEST: usize = 128;
 
 struct Decoder<'py, 'a> {
@@ -46,8 +46,8 @@ struct Decoder<'py, 'a> {
     kept: Vec<Bound<'py, PyAny>>,
 }
 
-/// `LONGEST_STEP` is the maximum number of items between two readings of the clock. While two readings are closer
-/// together than `NEAR`, the number of items between readings grows.
+/// `LONGEST_STEP` is the maximum number of items between two readings of the clock; this number grows while two
+/// readings are closer together than `NEAR`.
 const MOST_KEPT: usize = 4 << 20;
 
 thread_local! {
@@ -62,8 +62,8 @@ enum Bulk<'a> {
 }
 
 impl Bulk<'_> {
-    /// Returns the address and the length of the bytes. They may be in shared memory, so they must be copied before
-    /// they are interpreted.
+    /// Returns the address and the length of the bytes. The bytes may be in shared memory, so they must be copied
+    /// before they are interpreted.
     fn location(&self) -> (*const u8, usize) {
         match self {
             Bulk::Inline(bytes) => (bytes.as_ptr(), bytes.len()),
@@ -234,8 +234,7 @@ impl<'py, 'a> Decoder<'py, 'a> {
         (0..count).map(|_| self.item(depth + 1)).collect()
     }
 
-    /// Returns an object with a writable buffer over these bytes. The object is the lease if it may be kept, otherwise
-    /// a copy.
+    /// Returns an object with a writable buffer over these bytes: the lease if it may be kept, otherwise a copy.
     fn writable(&self, bulk: Bulk<'_>) -> PyResult<Bound<'py, PyAny>> {
         match bulk {
             Bulk::Buffer(Buffer::Leased(lease)) if self.may_lease => {

@@ -43,7 +43,8 @@ impl ElementType {
         self.code == Self::COMPLEX
     }
 
-    /// Returns whether torch may negate elements of this type lazily. The imaginary part of a conjugate is an example.
+    /// Returns whether torch may negate elements of this type lazily. For example, the imaginary part of a conjugate is
+    /// negated lazily.
     fn has_lazy_sign(self) -> bool {
         const FLOAT: u8 = 2;
         matches!(self.code, FLOAT | Self::BFLOAT | Self::COMPLEX)
@@ -90,7 +91,7 @@ struct ExchangeApi {
 
 const MAJOR: u32 = 1;
 /// Whether torch has failed to describe a tensor in this process, typically a sparse one. Each failure raises an
-/// exception, which takes a millisecond. After the first failure, the layout of each tensor is therefore checked first.
+/// exception, which takes a millisecond, so the layout of each tensor is checked first after a failure.
 static HAS_REFUSED: AtomicBool = AtomicBool::new(false);
 /// The name of a capsule that still owns its tensor.
 const UNUSED: &CStr = c"dltensor";
@@ -114,7 +115,7 @@ struct Torch {
 
 /// Returns the objects of torch. The first call imports torch.
 ///
-/// FORK: uses no lock, for the same reason as `helpers`. A fork waits until the import is complete.
+/// FORK: this function uses no lock, for the same reason as `helpers`. A fork waits until the import is complete.
 fn torch(py: Python<'_>) -> PyResult<&'static Torch> {
     static TORCH: OnceBox<Torch> = OnceBox::new();
     TORCH.get_or_try_init(|| {
@@ -158,8 +159,8 @@ fn call<'py>(object: &Bound<'py, PyAny>, name: &Py<PyString>) -> PyResult<Bound<
     }
 }
 
-/// A tensor that is fully described by its elements. It has at least one element, and its memory belongs to this
-/// process.
+/// A tensor that is fully described by its elements. The tensor has at least one element, and its memory belongs to
+/// this process.
 pub struct Exported<'py> {
     tensor: Described,
     item: Bound<'py, PyAny>,
@@ -168,8 +169,8 @@ pub struct Exported<'py> {
 }
 
 impl<'py> Exported<'py> {
-    /// Describes an exact tensor. Returns None if the tensor has state other than its elements, or if some elements are
-    /// outside of its storage.
+    /// Describes an exact tensor. Returns None if the tensor has additional state, or if some elements are outside of
+    /// its storage.
     pub fn of(item: &Bound<'py, PyAny>) -> PyResult<Option<Self>> {
         let py = item.py();
         let torch = torch(py)?;
@@ -250,8 +251,7 @@ impl<'py> Exported<'py> {
         Ok(element.has_lazy_sign() && is(&torch.is_neg)? || element.is_complex() && is(&torch.is_conj)?)
     }
 
-    /// Returns whether all elements are inside the storage. Elements can be outside, because users can resize a
-    /// storage.
+    /// Returns whether all elements are inside the storage. Elements can be outside if a user has resized the storage.
     fn is_within_storage(&self, torch: &Torch) -> PyResult<bool> {
         let there: usize = call(&call(&self.item, &torch.untyped_storage)?, &torch.nbytes)?.extract()?;
         let reach = self.reach();
@@ -339,7 +339,7 @@ impl Own {
     }
 }
 
-/// The owner of a new tensor's memory. Torch frees the owner, on any thread, when it deletes the last tensor over this
+/// The owner of a new tensor's memory. Torch frees this owner, on any thread, when it deletes the last tensor over the
 /// memory.
 #[repr(C)]
 struct Home<M> {
@@ -349,14 +349,14 @@ struct Home<M> {
 }
 
 impl<M> Home<M> {
-    /// # Safety
-    /// `managed` points to the first field of a `Home` that `leave` has created. It is not used after this call.
+    /// # Safety `managed` points to the first field of a `Home` that `leave` has created. The memory of `managed` is
+    /// not used after this call.
     unsafe extern "C" fn free(managed: *mut M) {
         // SAFETY: guaranteed by the caller. `managed` is at offset 0 of `Home`.
         drop(unsafe { Box::from_raw(managed.cast::<Self>()) });
     }
 
-    /// Moves the value to the heap. `free` deletes it later.
+    /// Moves the value to the heap, where `free` deletes it later.
     fn leave(self) -> *mut M {
         Box::into_raw(Box::new(self)).cast()
     }
@@ -399,7 +399,7 @@ pub fn tensor_over<'py>(
         Home { managed: Managed { tensor, context, free: Some(Home::<Managed>::free) }, extents, _memory: memory }
             .leave();
     // SAFETY: the call returns a new capsule, or NULL with an exception set. Torch renames the capsule when it takes
-    // the tensor. If the name is unchanged, this function still owns the tensor.
+    // the tensor. If the name is unchanged after an error, this function still owns the tensor.
     unsafe {
         let capsule = ffi::PyCapsule_New(managed.cast(), UNUSED.as_ptr(), None);
         let Ok(capsule) = Bound::from_owned_ptr_or_err(py, capsule) else {

@@ -17,7 +17,7 @@ pub struct Dtype {
     unit: Option<TimeUnit>,
 }
 
-/// A unit of time: NumPy's number for the unit, and a factor.
+/// A unit of time, as NumPy's number for the unit and a factor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct TimeUnit {
     base: u32,
@@ -41,8 +41,7 @@ fn is_time(number: c_int) -> bool {
     matches!(number, 21 | 22)
 }
 
-/// The maximum size of an element in bytes. The largest element is a complex number of two `long double`s with up to 16
-/// bytes each.
+/// The maximum size of an element in bytes: a complex number consists of two `long double`s with up to 16 bytes each.
 pub const LARGEST: usize = 32;
 
 fn size_of(py: Python<'_>, descr: *const PyArray_Descr) -> Option<usize> {
@@ -62,7 +61,7 @@ impl Dtype {
         }
         // SAFETY: a built-in descriptor of an existing object.
         if unsafe { numpy(py).ok()?.has_metadata(descr.cast()) } {
-            return None; // pickle preserves the metadata
+            return None; // pickle preserves metadata
         }
         let mut unit = None;
         if is_time(number) {

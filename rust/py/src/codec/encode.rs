@@ -32,7 +32,7 @@ const MOST_REMEMBERED: usize = 1024;
 /// A range of addresses in this process's memory, from the first byte to the byte after the last.
 type Span = (usize, usize);
 
-/// The state of the traversal at one object of the item.
+/// The state of the encoder at one object of the item.
 #[derive(Clone, Copy)]
 struct Within<'a> {
     arena: &'a Arc<Arena>,
@@ -42,8 +42,8 @@ struct Within<'a> {
 }
 
 impl Within<'_> {
-    /// Returns whether this object has no references from outside the item. Each object has a reference from its
-    /// container and one from the traversal, except for the item itself.
+    /// Returns whether this object has no references from outside the item. Each object except the item itself has one
+    /// reference from its container and one from the encoder.
     fn is_alone(self, object: &Bound<'_, PyAny>) -> bool {
         // SAFETY: reads the reference count of an existing object.
         self.alone && unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 1 + isize::from(self.depth > 0)
@@ -56,8 +56,8 @@ impl Within<'_> {
 }
 
 enum Stop {
-    /// The item must be pickled as a whole. Either an object appears twice in the item, or an object may appear twice
-    /// because a member is pickled, or the nesting is too deep.
+    /// The item must be pickled as a whole. The reason is that an object appears twice in the item, that an object may
+    /// appear twice because a member is pickled, or that the nesting is too deep.
     Whole,
     Error(PyErr),
 }
@@ -75,21 +75,21 @@ pub struct Encoder {
     pub payload: Vec<u8>,
     /// The large buffers of the last item.
     pub buffers: Vec<OutBuffer>,
-    /// The containers and arrays of this item that also have references from elsewhere.
+    /// The containers and arrays of this item that objects outside the item also refer to.
     visited: FxHashSet<usize>,
-    /// The long strings and bytes objects of this item that also have references from elsewhere. Each entry contains
-    /// the number of the object, and a reference that keeps its address valid.
+    /// The long strings and bytes objects of this item that objects outside the item also refer to: the number of each
+    /// object, and a reference that keeps its address valid.
     kept: FxHashMap<usize, (u64, Py<PyAny>)>,
-    /// The number of long strings and bytes objects of this item, including those without references from elsewhere.
+    /// The number of long strings and bytes objects of this item.
     announced: u64,
     /// The memory ranges of the item's tensors: the end address for each start address.
     spans: BTreeMap<usize, usize>,
-    /// The member that must be pickled, because it may share objects with other members, and its offset in the payload.
+    /// The member that must be pickled because it may share objects with other members, and the offset of this member
+    /// in the payload.
     pickled_member: Option<(usize, Py<PyAny>)>,
-    /// Whether an equal item may be encoded to other bytes the next time. This is possible if the bytes contain pickles
-    /// or references to strings, which depend on the identity of objects, or arrays, because copies of an array may
-    /// have another memory order. Otherwise the bytes depend only on the item. They do not depend on references from
-    /// elsewhere, which may differ when the item is recomputed.
+    /// Whether an equal item may be encoded to other bytes the next time. The bytes depend on the identity of objects
+    /// if they contain pickles or references to strings, and on the memory order if they contain arrays; otherwise they
+    /// depend only on the values in the item.
     pub opaque: bool,
 }
 
@@ -109,8 +109,7 @@ impl Encoder {
     pub fn clear(&mut self) {
         self.payload.clear();
         self.buffers.clear();
-        // Clearing a table takes time in proportion to its capacity. The table is therefore shrunk, so that one large
-        // item does not slow down all later items.
+        // Clearing a table takes time in proportion to its capacity, so the table is shrunk after a large item.
         if !self.visited.is_empty() {
             self.visited.clear();
             self.visited.shrink_to(MOST_REMEMBERED);
@@ -136,7 +135,7 @@ impl Encoder {
     }
 
     /// Records an object that may appear twice in the item. An object with two references cannot appear twice, because
-    /// these are the references of the container and the traversal.
+    /// one reference belongs to the encoder.
     fn visit(&mut self, object: &Bound<'_, PyAny>) -> Result<(), Stop> {
         // SAFETY: reads the reference count of an existing object.
         if unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 2 {
@@ -147,8 +146,8 @@ impl Encoder {
     }
 
     /// Writes a reference and returns true if the item already contains this object of `len` characters or bytes.
-    /// Otherwise writes `Kept` before each long string, even if it has no other references, because the encoding must
-    /// not depend on reference counts. Like `visit`, this function looks up only objects with more than two references.
+    /// Otherwise writes `Kept` before each long string, because the encoding must not depend on reference counts. Like
+    /// `visit`, this function looks up only objects with more than two references.
     fn is_again(&mut self, string: &Bound<'_, PyAny>, len: ffi::Py_ssize_t) -> Result<bool, Stop> {
         if len < LONG_STRING {
             return Ok(false);
@@ -188,7 +187,7 @@ impl Encoder {
     }
 
     /// Pickles an object that this module cannot encode. In an item with several members, at most one member may be
-    /// pickled, and only if it shares no objects with other members.
+    /// pickled, and this member must not share objects with other members.
     fn other(&mut self, item: &Bound<'_, PyAny>, depth: usize) -> Result<(), Stop> {
         if depth == 0 {
             self.pickle(item)?;
@@ -201,8 +200,8 @@ impl Encoder {
         Ok(())
     }
 
-    /// Pickles the postponed member. The encoder first makes sure that the item need not be pickled as a whole, because
-    /// pickling may be expensive, and some objects expect to be pickled only once.
+    /// Pickles the postponed member. Before pickling, the encoder makes sure that the whole item need not be pickled,
+    /// because pickling may be expensive, and some objects expect to be pickled only once.
     fn pickle_member(&mut self, py: Python<'_>) -> Result<(), Stop> {
         let Some((place, member)) = self.pickled_member.take() else { return Ok(()) };
         let behind = self.payload.split_off(place);
@@ -434,7 +433,7 @@ impl Encoder {
         Ok(spans)
     }
 
-    /// Encodes contiguous bytes that belong to `owner`. Short bytes are sent inline, others as a buffer.
+    /// Encodes contiguous bytes that belong to `owner`. Short bytes are sent inline, and long bytes as a buffer.
     fn dense(&mut self, owner: &Bound<'_, PyAny>, data: *const u8, len: usize) -> PyResult<()> {
         if self.is_inline(len) {
             self.reserve(len)?;
@@ -461,7 +460,7 @@ impl Encoder {
         room.map_err(|_| PyMemoryError::new_err(format!("there is no memory for {len} more bytes of an encoded item")))
     }
 
-    /// Encodes bytes with any layout. Short bytes are sent inline, others as a buffer.
+    /// Encodes bytes with any layout. Short bytes are sent inline, and long bytes as a buffer.
     fn bulk(&mut self, py: Python<'_>, source: Source) -> PyResult<()> {
         let len = source.len();
         if !self.is_inline(len) {

@@ -1,4 +1,4 @@
-//! The Python functions and types that the codec uses. They are looked up once.
+//! The Python functions and types that the codec uses, which are looked up once.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -24,9 +24,9 @@ pub struct Helpers {
 
 /// Returns the helpers. The first call looks up the helpers.
 ///
-/// FORK: uses no lock. If several threads look up the helpers at the same time, the first result is kept. The module
-/// that creates loaders (`torchdata._engine.workers.child`) has already imported the modules of the helpers, so no fork
-/// happens during an import.
+/// FORK: the look-up uses no lock. If several threads look up the helpers at the same time, the first result is kept.
+/// The module that creates loaders (`torchdata._engine.workers.child`) has already imported the modules of the helpers,
+/// so no fork happens during an import.
 pub fn helpers(py: Python<'_>) -> PyResult<&'static Helpers> {
     static HELPERS: OnceBox<Helpers> = OnceBox::new();
     HELPERS.get_or_try_init(|| {

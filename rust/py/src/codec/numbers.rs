@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A sequence becomes a block if it has at least two members of the same exact type: ints that fit into the same kind
-//! of word, floats, or bools. A block does not preserve the identity of the numbers. Python and pickle do not guarantee
-//! it either.
+//! of word, floats, or bools. A block does not preserve the identity of the numbers. Python and pickle do not preserve
+//! this identity reliably either.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -102,8 +102,8 @@ pub unsafe fn put_block(
     }
 }
 
-/// Appends ints, and writes whether their words are signed at the offset `place`. Returns false if some ints are
-/// negative and others exceed `i64`.
+/// Appends ints, and stores at the offset `place` whether the words of these ints are signed. Returns false if some
+/// ints are negative and others exceed `i64`.
 unsafe fn put_ints(
     payload: &mut Vec<u8>,
     place: usize,

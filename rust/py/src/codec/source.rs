@@ -17,7 +17,7 @@ pub enum OutBuffer {
     Block(Arc<Block>),
 }
 
-/// The owner that keeps the memory of a buffer alive.
+/// The object that keeps the memory of a buffer alive.
 pub enum Owner {
     Object {
         _object: Py<PyAny>,
@@ -25,7 +25,7 @@ pub enum Owner {
     Buffer {
         _buffer: PyBuffer<u8>,
     },
-    /// The caller keeps the memory alive and copies it immediately.
+    /// The caller, which keeps the memory alive and copies it immediately.
     Caller,
 }
 
@@ -81,8 +81,8 @@ impl Source {
         if len >= LONG_COPY { py.detach(copy) } else { copy() }
     }
 
-    /// Returns the address of contiguous bytes. Elements that are not contiguous are first replaced by a contiguous
-    /// copy.
+    /// Returns the address of contiguous bytes. If the elements are not contiguous, they are first replaced by a
+    /// contiguous copy.
     pub fn make_dense(&mut self, py: Python<'_>) -> PyResult<*const u8> {
         if self.strided.is_none() {
             return Ok(self.address as *const u8);

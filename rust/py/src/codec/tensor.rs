@@ -10,14 +10,14 @@ use super::malformed;
 pub enum Layout {
     /// Contiguous, in the order of their indices.
     Contiguous,
-    /// Without gaps, in their order in memory. The decoded tensor has these strides, counted in elements.
+    /// Without gaps, in memory order; the decoded tensor has these strides, counted in elements.
     AsTheyLie(Vec<i64>),
-    /// Elements with gaps between them. A copy removes the gaps, and the decoded tensor has these strides.
+    /// Elements with gaps, which a copy removes; the decoded tensor has these strides.
     Apart(Strided, Vec<i64>),
 }
 
 impl Layout {
-    /// Returns None if the tensor must be pickled.
+    /// Returns the layout of a tensor, or None if the tensor must be pickled.
     pub fn of(tensor: &Exported<'_>) -> PyResult<Option<Self>> {
         if tensor.is_contiguous() {
             return Ok(Some(Layout::Contiguous));

@@ -22,17 +22,17 @@ const FIRST: u8 = 0x1f;
 pub struct GzipReader {
     /// The state of the current member, or None between two members and after the last member.
     decoder: Option<GzDecoder<GzipSource>>,
-    /// The stream after the last member. This reference is dropped with the GIL held. Dropping it without the GIL would
-    /// take a lock of PyO3, and a child that another thread forks could inherit this lock in locked state.
+    /// The stream after the last member. This reference is dropped with the GIL held, because dropping without the GIL
+    /// would take a lock of PyO3, and a child that another thread forks could inherit the locked lock.
     ended: Option<GzipSource>,
     buffer: Vec<u8>,
-    /// An error that occurred after the bytes that were already returned.
+    /// An error after the bytes that were already returned.
     failed: Option<Error>,
 }
 
 #[pymethods]
 impl GzipReader {
-    /// `unread` contains bytes of the stream that come before the bytes returned by `read(size)`.
+    /// Creates a reader for the bytes in `unread`, followed by the bytes that `read(size)` returns.
     #[new]
     #[pyo3(signature = (read, unread=None))]
     fn new(read: Py<PyAny>, unread: Option<&[u8]>) -> Self {
@@ -99,7 +99,7 @@ impl GzipReader {
     }
 }
 
-/// Skips zeros before the next member. Returns false if the stream ends, or if there is other data, which gzip(1)
+/// Skips zeros before the next member. Returns false if the stream ends, or if other data follows, which gzip(1)
 /// ignores, too.
 fn another_member(stream: &mut impl BufRead) -> Result<bool, Error> {
     loop {
@@ -121,7 +121,7 @@ fn another_member(stream: &mut impl BufRead) -> Result<bool, Error> {
 struct GzipSource {
     read: Py<PyAny>,
     piece: Vec<u8>,
-    /// The number of bytes of the piece that were already used.
+    /// The number of used bytes of the piece.
     taken: usize,
 }
 

@@ -14,8 +14,8 @@ use torchdata_core::formats::tfrecord::{LONGEST, Records};
 
 use crate::codec::array_of;
 
-/// The number of bytes requested from the stream at a time. A piece fits into the cache while it is read, verified and
-/// copied.
+/// The number of bytes requested from the stream at a time. A piece fits into the processor's cache while it is read,
+/// verified and copied.
 const PIECE: usize = 128 << 10;
 
 /// Iterates over the examples in a stream of TFRecords, as dictionaries.
@@ -30,10 +30,10 @@ pub struct TFRecordReader {
 
 #[pymethods]
 impl TFRecordReader {
-    /// `read(size)` returns the next bytes of the stream. If `wanted` is not None, only features with these names are
-    /// read. `convert(array)` converts each array, and `finish(example)` converts each dictionary. A record of more
-    /// than `longest` bytes is rejected. `offset` and `record` are the position of the stream. `unread` contains bytes
-    /// after this position that were already read.
+    /// Creates a reader of a stream; `read(size)` returns the next bytes of the stream. If `wanted` is not None, only
+    /// features with these names are read. `convert(array)` converts each array, and `finish(example)` converts each
+    /// dictionary. A record of more than `longest` bytes is rejected. `offset` and `record` are the position of the
+    /// stream. `unread` contains bytes after this position that were already read.
     #[new]
     #[pyo3(signature = (read, place, *, longest=LONGEST, wanted=None, convert=None, finish=None, verify=true, offset=0, record=0, unread=None))]
     #[allow(clippy::too_many_arguments)]
@@ -189,7 +189,7 @@ impl Maker {
         for (name, steps) in &example.lists {
             if context.contains(name) {
                 if self.wanted.is_some() {
-                    continue; // if names are given, the feature of the context is used
+                    continue; // if names are given, the feature in the context is used
                 }
                 return Err(Fault::Record(format!(
                     "the key {name:?} is contained in both its context and its feature lists; request the feature of \

@@ -1,6 +1,8 @@
-//! Measures the calls that a pipe makes separately from the pipe itself, for datasets that are read by index.
+//! For datasets that are read by index, measures the calls of user functions separately from the pipe that makes these
+//! calls.
 //!
-//! This code is used if the time of each pipe is measured. It runs in each process and thread that iterates the pipes.
+//! This measurement is used if the time of each pipe is measured. This code runs in each process and thread that
+//! iterates the pipes.
 
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -2,13 +2,13 @@
 //!
 //! Guards that measure time call their iterator through `next_timed`. A call that is not nested in another call is a
 //! root call. About one root call per `interval` is measured, together with all calls nested in it. The own time of a
-//! pipe is the time of its calls minus the time of the pipes that it reads in the same thread. The interval depends on
-//! the duration of root calls. It varies at random, so that it does not coincide with a periodic pattern of the
-//! pipeline. A call never represents more than the time since the last measured call.
+//! pipe is the time of its calls minus the time of the pipes from which it reads in the same thread. The interval
+//! depends on the duration of root calls. The interval varies at random, so that measured calls do not coincide with a
+//! periodic pattern of the pipeline. A call never represents more than the time since the last measured call.
 //!
-//! Each item of a root call may require many nested calls. A guard therefore skips this module if its last call was
-//! nested and no root call is being measured ([`is_measuring`]). The guard still calls this module from time to time,
-//! because it may no longer be nested.
+//! Each root call may require many nested calls. A guard therefore skips this module if its last call was nested and no
+//! root call is being measured ([`is_measuring`]). The guard still calls this module from time to time, because later
+//! calls may not be nested.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -17,12 +17,12 @@ use torchdata_core::stats::{coarse_nanoseconds, nanoseconds};
 
 /// The cost of measuring one call, in nanoseconds.
 const COST: u64 = 60;
-/// The fraction of the represented calls' time that measuring may cost: 1/`PRICE` if all pipes are measured,
-/// 1/`PRICE_METERED` if only the loader is measured.
+/// The fraction 1/`PRICE` or 1/`PRICE_METERED` of the represented calls' time that measuring may cost, if all pipes are
+/// measured or only the loader is measured.
 pub const PRICE: u64 = 200;
 pub const PRICE_METERED: u64 = 1000;
-/// The maximum number of calls that one measured call represents: `LONGEST` if all pipes are measured,
-/// `LONGEST_METERED` if only the loader is measured.
+/// The maximum number of calls that one measured call represents, if all pipes are measured (`LONGEST`) or only the
+/// loader is measured (`LONGEST_METERED`).
 pub const LONGEST: u64 = 128;
 pub const LONGEST_METERED: u64 = 1024;
 /// An unmeasured call that takes more nanoseconds than this is detected with the coarse clock.
@@ -31,8 +31,8 @@ pub const NOTICED: u64 = 12_000_000;
 /// The number of nested calls after which a guard checks whether its calls are still nested.
 pub const LOOK_AGAIN: u32 = 128;
 
-/// The number of root calls that are being measured in all threads. Race conditions are harmless: if the number is too
-/// high, calls take longer, and if it is too low, one measurement is missed.
+/// The number of root calls that are being measured in all threads. Race conditions are harmless, because a wrong
+/// number only slows down some calls or omits one measurement.
 static MEASURING: AtomicU32 = AtomicU32::new(0);
 
 #[inline]
@@ -100,7 +100,7 @@ pub fn next_gap(random: &Cell<u64>, most: &Cell<u64>, mean: u64) -> u64 {
 }
 
 /// Restarts measuring: the next call is measured and represents only itself. Also resets the state of this thread,
-/// because a child may have been forked during calls of this thread.
+/// because this process may have been forked during calls of the thread.
 pub fn begin() {
     MEASURING.store(0, Relaxed);
     CLOCKING.with(|thread| {
@@ -124,7 +124,8 @@ pub struct Timed {
     pub passed: u64,
 }
 
-/// Makes a call, and measures it if a measurement is due. The bool of the result shows whether the call was nested.
+/// Makes a call, and measures it if a measurement is due. The bool of the result shows whether the call was nested in
+/// another call.
 #[inline]
 pub fn timed<T>(call: impl FnOnce() -> T) -> (T, bool, Option<Timed>) {
     CLOCKING.with(|thread| {
@@ -157,7 +158,8 @@ fn unmeasured_root<T>(thread: &Clocking, call: impl FnOnce() -> T) -> (T, Option
     (result, (took >= NOTICED).then(|| notice(thread, took)))
 }
 
-/// Makes the next call be measured after a slow call that was not measured, because the next call may be slow too.
+/// Requests a measurement of the next call after a slow call that was not measured, because the next call may be slow
+/// too.
 #[cold]
 fn notice(thread: &Clocking, took: u64) -> Timed {
     thread.usual.set((7 * thread.usual.get() + took) / 8);
@@ -166,8 +168,8 @@ fn notice(thread: &Clocking, took: u64) -> Timed {
     Timed { own: None, whole: Some((took, 1)), passed: 0 }
 }
 
-/// Returns the number of calls that a measured call represents. A slow call represents only itself, because all slow
-/// calls are recorded, even those that are not measured.
+/// Returns the number of calls that a measured call represents. A slow call represents only itself, because unmeasured
+/// slow calls are recorded, too.
 fn stands_for(took: u64, weight: u64) -> u64 {
     if took < NOTICED { weight } else { 1 }
 }

@@ -24,7 +24,7 @@ use crate::watching;
 
 const NONE: i64 = -1;
 
-/// The source of an epoch: the iterator, and the function (slot) of its type that returns the next item.
+/// The source of an epoch: the iterator, and the `next` function of the iterator's type.
 struct EpochSource {
     iterator: Py<PyAny>,
     next: ffi::iternextfunc,
@@ -34,7 +34,7 @@ enum DeliveryStep<'py> {
     Item(Bound<'py, PyAny>),
     End,
     Error(PyErr),
-    /// Another thread or a signal handler has ended the epoch. If an item was read, it was dropped.
+    /// Another thread or a signal handler has ended the epoch. If an item was read, the item was dropped.
     Left,
 }
 
@@ -46,7 +46,7 @@ pub struct Delivery {
     /// Changes whenever `source` or `valid` changes.
     version: GilNumber,
     turn: Py<Turn>,
-    /// Whether an item was requested in the current epoch.
+    /// Whether the user has requested an item in the current epoch.
     begun: AtomicBool,
     /// The number of items of the epoch that the user has received in this run.
     given: Arc<GilNumber>,
@@ -93,7 +93,7 @@ impl Delivery {
         }
     }
 
-    /// Drops the result of a read whose epoch has ended. Exceptions such as KeyboardInterrupt are raised.
+    /// Drops the result of a read whose epoch has ended. An exception such as KeyboardInterrupt is still raised.
     #[cold]
     fn left<'py>(&self, py: Python<'py>) -> DeliveryStep<'py> {
         match PyErr::take(py) {
@@ -203,14 +203,14 @@ impl Delivery {
         self.given.store(count);
     }
 
-    /// Whether an item is being computed, in another thread or further up in the call stack of this thread.
+    /// Whether an item is being computed, in another thread or by a caller in this thread.
     #[getter]
     fn busy(&self) -> bool {
         self.pulse.is_inside()
     }
 
-    /// Whether the computation of the last item was interrupted, for example by Ctrl-C. Pipes may have lost items in
-    /// this case.
+    /// Whether the computation of the last item was interrupted, for example by Ctrl-C. If the computation was
+    /// interrupted, pipes may have lost items.
     #[getter]
     fn cut(&self) -> bool {
         self.pulse.signs() & CUT != 0
@@ -259,8 +259,7 @@ impl Delivery {
     }
 }
 
-/// The base class of loader iterators. The subclasses handle everything except the common case of returning the next
-/// item.
+/// The base class of loader iterators. A subclass handles everything except the common case of returning the next item.
 #[pyclass(subclass, frozen, module = "torchdata._native")]
 pub struct DeliveryIterator {
     delivery: Py<Delivery>,
@@ -317,7 +316,7 @@ impl DeliveryIterator {
 #[cold]
 fn next_slowly<'py>(slf: &Bound<'py, DeliveryIterator>, delivery: &Delivery) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = slf.py();
-    // The loader stays busy until the item is returned, because the item is not delivered before that.
+    // The loader stays busy until the item is returned.
     delivery.pulse.enter();
     let stepped = match slf.call_method0("_wait_until_released") {
         Ok(_) => delivery.step(py),

@@ -1,10 +1,10 @@
 //! The iterator guard: ensures that only the newest iterator of a pipe is valid, and counts the items. A guard is
-//! faster than a generator that does the same.
+//! faster than an equivalent generator.
 //!
 //! Every item of every pipe passes through a guard, so the type is built from plain C slots. PyO3's class macro would
-//! add a wrapper around `__next__` that costs more than the whole guard. The hot path is [`next_item`]: it compares two
-//! numbers, calls the iterator, and counts the item. A guard owns references to its pipe, to the pipe's iterator and to
-//! the pipe's token.
+//! add a wrapper around `__next__` that takes longer than the guard itself. The hot path is [`next_item`]: it compares
+//! two numbers, calls the iterator, and counts the item. A guard owns references to its pipe, to the pipe's iterator
+//! and to the pipe's token.
 //!
 //! A panic in a slot would abort the process. Therefore `caught` wraps all code of the slots, except memory accesses
 //! and calls of C functions.
@@ -29,27 +29,27 @@ use crate::pipes::metering::Metering;
 use crate::pipes::sequence::SequenceIterator;
 use crate::pipes::token::IterationToken;
 
-/// A number that no iterator has. The garbage collector gives this number to a guard that it clears, so the guard is
-/// invalid.
+/// A number that no iterator has, which the garbage collector stores in a guard to make the guard invalid.
 const CLEARED: u64 = u64::MAX;
 
 #[repr(C)]
 struct Guard {
     ob_base: ffi::PyObject,
     // Fields that each item needs come first, so that they share one cache line.
-    /// The number of this iterator. The guard is valid while the token's current number equals it.
+    /// The number of this iterator. The guard is valid while the token's current number equals this number.
     id: u64,
     /// The pipe's token. The pointer is valid as long as the guard owns `token_object`.
     token: *const IterationToken,
-    /// The function that returns the next item, and its argument. This is the iterator's own function with the
-    /// iterator, or `next_timed` or `next_metered` with this guard. The argument is not owned.
+    /// The function that returns the next item, and its argument, which is not owned: the iterator's own function with
+    /// the iterator, or `next_timed` or `next_metered` with this guard.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
     /// The counter of items on a board, or null. Valid as long as the token exists.
     counter: *const AtomicU64,
-    /// The iterator that the pipe's own `__iter__` has returned. Owned, like the next two fields. NULL after clearing.
+    /// The iterator that the pipe's own `__iter__` has returned; the guard owns this reference and the next two fields.
+    /// NULL after clearing.
     iterator: *mut ffi::PyObject,
-    /// The pipe. The guard keeps it alive during the iteration.
+    /// The pipe. The guard keeps the pipe alive during the iteration.
     pipe: *mut ffi::PyObject,
     token_object: *mut ffi::PyObject,
     /// The function of the iterator's type that returns the next item.
@@ -58,13 +58,13 @@ struct Guard {
     /// number of this pipe. Otherwise null. Valid as long as the token exists.
     current: *const AtomicU32,
     mark: u32,
-    /// Whether the last call through `clocking` was nested in another call.
+    /// Whether the last call that `clocking` made was nested in another call.
     nested: bool,
-    /// Selects the calls that `next_metered` measures. `next_timed` uses only the countdown, to check from time to time
+    /// Selects the calls that `next_metered` measures. `next_timed` only uses the countdown, to check from time to time
     /// whether its calls are still nested.
     metering: Metering,
-    /// Whether StopIteration may come from a user function and must not end the iteration. The built-in `map` lets such
-    /// an exception pass, which would look like the end of the data (PEP 479).
+    /// Whether a StopIteration from a user function must not end the iteration. The built-in `map` would let this
+    /// exception pass, which would look like the end of the data (PEP 479).
     sealed: bool,
     /// The settings for profiler ranges if PyTorch is loaded: a boxed `Ranging`, otherwise NULL. Freed with the guard.
     ranging: *mut Ranging,
@@ -72,7 +72,7 @@ struct Guard {
 
 /// How a guard reports its calls as ranges to torch's profiler.
 struct Ranging {
-    /// The function and the argument that `next_ranged` calls. They correspond to `Guard::next` and `Guard::argument`.
+    /// The function and the argument that `next_ranged` calls, like `Guard::next` and `Guard::argument`.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
     /// The dictionary of `torch.autograd.profiler`, and the key whose value shows whether a profiler runs.
@@ -217,7 +217,7 @@ unsafe fn ask(guard: *mut Guard) -> *mut ffi::PyObject {
             return std::ptr::null_mut();
         }
         let item = ((*guard).next)((*guard).argument);
-        // The item is not counted if another thread has restarted the pipe during the call.
+        // If another thread has restarted the pipe during the call, the item is not counted.
         if !item.is_null() && (*guard).id != CLEARED && (*(*guard).token).is_current((*guard).id) {
             count(guard, 1);
         }
@@ -305,7 +305,7 @@ unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObjec
     }
 }
 
-/// Calls the last pipe of the loader or of a thread, or another pipe whose call may be measured.
+/// Makes a call that may be measured: of the last pipe of the loader or a thread, or of another pipe.
 unsafe fn clocked(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: as in `next_timed`.
     unsafe {
@@ -324,8 +324,8 @@ unsafe fn clocked(guard: *mut Guard) -> *mut ffi::PyObject {
     }
 }
 
-/// Records the measurements of a call. `first` means the first call of an epoch, and `came` means that the call has
-/// returned an item.
+/// Records the measurements of a call. `first` marks the first call of an epoch, and `came` a call that has returned an
+/// item.
 unsafe fn note(guard: *mut Guard, timed: &Option<clocking::Timed>, first: bool, came: bool) {
     // SAFETY: called with a guard that is not cleared.
     let token = unsafe { &*(*guard).token };
@@ -362,7 +362,7 @@ unsafe extern "C" fn next_ranged(object: *mut ffi::PyObject) -> *mut ffi::PyObje
     }
 }
 
-/// Begins a profiler range, and returns the function that ends the range. An error is only reported, so that it does
+/// Begins a profiler range, and returns the function that ends the range. An error is only reported, because it must
 /// not stop the loading of data.
 ///
 /// # Safety
@@ -384,7 +384,7 @@ fn end_range(py: Python<'_>, end: Py<PyAny>) {
     }
 }
 
-/// In the main process: begins measuring the wait for the first item of an epoch.
+/// Begins measuring the main process's wait for the first item of an epoch.
 unsafe fn begin_first(guard: *mut Guard, first: bool) {
     // SAFETY: as in `next_metered`.
     if first && let Some(place) = unsafe { (*(*guard).token).place() } {
@@ -441,7 +441,7 @@ unsafe fn goes_on(guard: *mut Guard) -> bool {
     caught(false, || unsafe { Python::attach_unchecked(ended) })
 }
 
-/// Returns whether the current exception is a panic of Rust code. Fetching such an exception would panic again.
+/// Returns whether the current exception is a panic of Rust code. Fetching a panic exception would raise another panic.
 fn is_panic(py: Python<'_>) -> bool {
     // SAFETY: `PyErr_ExceptionMatches` requires an exception, which is checked first. The two calls only read.
     unsafe {
@@ -488,8 +488,8 @@ fn outcome(
     explained(error, pipe, token.yielded(), iterator)
 }
 
-/// Prepares an exception for users: removes frames of this package, and adds a note that names the pipe. Returns Ok if
-/// the exception is skipped.
+/// Prepares an exception for users: removes stack frames of this package, and adds a note that names the pipe. Returns
+/// Ok if the exception is skipped.
 #[cold]
 fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = pipe.py();
@@ -502,14 +502,14 @@ fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bou
         Ok(told) if told.is_instance_of::<PyBaseException>() => Err(PyErr::from_value(told)), // too many were skipped
         Ok(told) if told.is_truthy()? => Ok(true),
         Ok(_) => Err(PyErr::from_value(value.clone().into_any())),
-        // If the explanation fails, the original exception is raised. But a KeyboardInterrupt during the explanation is
-        // raised instead.
+        // If the explanation fails, the original exception is raised, unless a KeyboardInterrupt occurs during the
+        // explanation.
         Err(other) if other.is_instance_of::<PyException>(py) => Err(error),
         Err(other) => Err(other),
     }
 }
 
-/// Describes a pipe. If its `repr` fails, returns the name of its class.
+/// Describes a pipe. If the `repr` of the pipe fails, returns the name of its class.
 fn describe(pipe: &Bound<'_, PyAny>) -> String {
     pipe.repr()
         .map(|text| text.to_string())
@@ -556,8 +556,8 @@ unsafe extern "C" fn traverse(object: *mut ffi::PyObject, visit: ffi::visitproc,
 
 /// Drops all references to break a reference cycle. Only calls C functions.
 unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
-    // SAFETY: as in `traverse`. The number is changed first, so the guard is already invalid when dropping a reference
-    // runs other code.
+    // SAFETY: as in `traverse`. The number of the guard changes first, so that the guard is already invalid when
+    // dropping a reference runs other code.
     unsafe {
         let guard = object.cast::<Guard>();
         (*guard).id = CLEARED;

@@ -1,12 +1,12 @@
 //! An iterator that returns items from Python code without losing an item to Ctrl-C.
 //!
-//! Python can handle signals between any two instructions. If a handler raised after an item was taken and before it
-//! was returned, the item would be lost. Therefore an item is returned in two steps. The first step waits for an item.
-//! It can be interrupted anywhere, and the item remains for the next call. The second step takes the item and is short.
-//! A Ctrl-C during the second step is recorded, and raised after the item was returned, without Python code in between.
+//! Python can handle signals between any two instructions. If a handler raised between taking an item and returning it,
+//! the item would be lost. Therefore an item is returned in two steps. The first step waits for an item. The first step
+//! can be interrupted anywhere, because the item then remains for the next call. The second step takes the item and is
+//! short. A Ctrl-C during the second step is recorded, and raised once the item was returned.
 //!
-//! The iterator runs in the threads that read it, in one thread at a time. Only the main thread handles signals, so
-//! nothing is recorded in other threads.
+//! The iterator runs in the threads that read it, in one thread at a time. Only the main thread handles signals, so no
+//! signal is recorded in other threads.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -77,7 +77,7 @@ impl HandingIterator {
 }
 
 /// The temporary handler of Ctrl-C, which records the signal. A second Ctrl-C is passed to the previous handler, so
-/// that a user function that hangs can be interrupted.
+/// that the user can interrupt a function that hangs.
 #[pyclass(frozen)]
 struct Noted {
     pressed: AtomicBool,
@@ -104,7 +104,7 @@ struct Deferred<'py> {
 }
 
 impl<'py> Deferred<'py> {
-    /// Starts recording. Signals that arrived earlier are raised.
+    /// Starts recording. A signal that arrived earlier is raised.
     fn new(py: Python<'py>) -> PyResult<Self> {
         let handler = signals(py)?.getattr("getsignal")?.call1((libc::SIGINT,))?;
         if !handler.is_callable() {
@@ -139,7 +139,7 @@ impl<'py> Deferred<'py> {
     }
 }
 
-/// Returns Python's built-in module `_signal`, which is imported once. Its functions run no Python code.
+/// Returns Python's built-in module `_signal`, which is imported once. The functions of `_signal` run no Python code.
 pub fn signals(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
     static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     MODULE.get_or_try_init(py, || py.import("_signal").map(Bound::unbind)).map(|module| module.bind(py))

@@ -1,5 +1,5 @@
-//! The fast loops of `Filter` and of pipes that read by index. They work like the built-in `filter` and `map`, but
-//! follow the rules of the pipes.
+//! The fast loops of `Filter` and of pipes that read by index. These loops work like the built-in `filter` and `map`,
+//! but follow the rules of the pipes.
 
 use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration};
 use pyo3::ffi;
@@ -8,9 +8,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 unsafe extern "C" {
-    /// This function is part of the stable ABI since CPython 3.12. CPython 3.11 also exports it, although the headers
-    /// of its limited API do not declare it. The declared functions would create a tuple or read variable arguments for
-    /// each item.
+    /// This function is part of the stable ABI since CPython 3.12. CPython 3.11 exports the function, although the
+    /// headers of its limited API do not declare it. Other functions would create a tuple or read variable arguments
+    /// for each item.
     fn PyObject_Vectorcall(
         callable: *mut ffi::PyObject,
         arguments: *const *mut ffi::PyObject,
@@ -19,7 +19,8 @@ unsafe extern "C" {
     ) -> *mut ffi::PyObject;
 }
 
-/// A flag that allows the called function to use the slot before the arguments. This saves a copy for bound methods.
+/// A flag that allows the called function to use the slot before the arguments. Using this slot saves a copy for bound
+/// methods.
 const ARGUMENTS_OFFSET: usize = 1 << (usize::BITS - 1);
 
 #[inline]
@@ -56,8 +57,8 @@ pub struct FilterIterator {
 }
 
 impl FilterIterator {
-    /// Converts a StopIteration that the predicate raises into another error, because it would look like the end of the
-    /// data (PEP 479).
+    /// Converts a StopIteration from the predicate into another error, because StopIteration would look like the end of
+    /// the data (PEP 479).
     #[cold]
     fn failure(&self, py: Python<'_>, error: PyErr) -> PyErr {
         if !error.is_instance_of::<PyStopIteration>(py) {
@@ -111,9 +112,8 @@ impl FilterIterator {
         Ok(None)
     }
 
-    /// Needs no `__clear__`. Like the built-in `filter`, this iterator never changes its references. A reference cycle
-    /// through it therefore contains another object that was changed later, and the garbage collector clears that
-    /// object.
+    /// Needs no `__clear__`. Like the built-in `filter`, this iterator never changes its references, so a reference
+    /// cycle through it contains another object that was changed later, and the garbage collector clears that object.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.source)?;
         visit.call(&self.predicate)?;
@@ -123,8 +123,8 @@ impl FilterIterator {
     }
 }
 
-/// Yields `item_at(index)` for each index, like `map(item_at, indices)`. Unlike a generator, it continues after an
-/// exception.
+/// Yields `item_at(index)` for each index, like `map(item_at, indices)`. Unlike a generator, the iterator continues
+/// after an exception.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct IndexedIterator {
     item_at: Py<PyAny>,

@@ -1,8 +1,8 @@
 //! Measures the time that a program spends in `next` of a loader. Only some calls are measured.
 //!
-//! [`Metering`] selects the calls that are measured. A measured call represents itself and the calls before it.
-//! [`Meter`] counts and measures the items of iterators that are not pipes. Both are used in the reading thread, with
-//! the GIL held.
+//! [`Metering`] selects the calls that are measured. A measured call represents itself and the unmeasured calls before
+//! it. [`Meter`] counts and measures the items of iterators that are not pipes. Both are used in the reading thread,
+//! with the GIL held.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,8 +15,8 @@ use crate::pipes::clocking;
 
 pub struct Metering {
     pub countdown: u32,
-    /// The number of calls that the next measured call represents. `random` is the state of the random generator, and
-    /// `most` the limit for the mean of the next gap.
+    /// The number of calls that the next measured call represents; `random` is the state of the random generator, and
+    /// `most` limits the mean of the next gap.
     gap: u32,
     random: Cell<u64>,
     most: Cell<u64>,
@@ -127,5 +127,5 @@ pub fn add_work(pipe: &PipeRef, items: u64, own: u64, weight: u64) {
     let all = own.saturating_mul(weight);
     let count = items.max(1);
     add(&record.yielded, items);
-    record.sample(all / count, all, count); // the statistics show how long a single item takes
+    record.sample(all / count, all, count); // statistics show how long a single item takes
 }

@@ -1,4 +1,4 @@
-//! Creates the columns that `pack` adds to its rows, as arrays. NumPy would need one view for each piece.
+//! Creates the columns that `pack` adds to its rows, as arrays. With NumPy, each piece would need a view.
 
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;

@@ -1,5 +1,5 @@
-//! Random orders of map pipes. The result equals `random.Random(seed).sample(range(count), count)`, but takes a
-//! fiftieth of the time.
+//! Random orders of map pipes. The result equals `random.Random(seed).sample(range(count), count)`, but takes 2 % of
+//! the time.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;

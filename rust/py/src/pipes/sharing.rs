@@ -1,10 +1,10 @@
-//! Splits a source that is read by index into shares, without reading the items of other shares.
+//! Splits an indexable source into shares; no share reads the items of another share.
 //!
-//! The source iterates with a `SequenceIterator` (`sequence.rs`) on request, which skips items by increasing its index.
-//! A [`ShareIterator`] reads the source through its guard, which counts skipped items as yielded. Positions, states and
-//! counts are therefore the same as if all items were read and the items of other shares were dropped. Only the time is
-//! different: it does not grow with the number of shares. This code runs in each process and thread that iterates the
-//! pipes. The GIL orders all accesses.
+//! A source that supports shares iterates with a `SequenceIterator` (`sequence.rs`), which skips items by increasing
+//! its index. A [`ShareIterator`] reads the source through its guard, which counts skipped items as yielded. Positions,
+//! states and counts are therefore the same as if all items were read and the items of other shares were dropped, but
+//! the time does not grow with the number of shares. This code runs in each process and thread that iterates the pipes.
+//! The GIL orders all accesses.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -21,15 +21,16 @@ pub struct ShareIterator {
     source: Py<PyAny>,
     run: usize,
     between: usize,
-    /// The number of items to skip before the next item. `left` is the number of items to yield after that.
+    /// The number of items to skip before the next item; `left` is the number of items to yield after the skipped
+    /// items.
     before: AtomicUsize,
     left: AtomicUsize,
 }
 
 #[pymethods]
 impl ShareIterator {
-    /// Skips `before` items of `source`, which is the guard of a `SequenceIterator`, and yields `left` items. Then
-    /// alternately skips `between` items and yields `run` items. `left` and `run` are positive.
+    /// Skips `before` items of `source`, which is the guard of a `SequenceIterator`, and yields `left` items. After
+    /// these `left` items, alternately skips `between` items and yields `run` items. `left` and `run` are positive.
     #[new]
     fn new(source: &Bound<'_, PyAny>, before: usize, left: usize, between: usize, run: usize) -> PyResult<Self> {
         if !source.get_type().is(guard::guard_type(source.py())?) {

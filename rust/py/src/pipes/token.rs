@@ -15,7 +15,8 @@ use crate::pipes::clocking::Timed;
 /// The record of a pipe on a board of counters.
 pub struct BoardSlot {
     pub pipe: PipeRef,
-    /// Whether the pipe is the last pipe of its process. `main` is true if it is also the last pipe of the loader.
+    /// Whether the pipe is the last pipe of its process; `main` means that the pipe is also the last pipe of the
+    /// loader.
     pub root: bool,
     pub main: bool,
     _before: Option<Box<BoardSlot>>,
@@ -41,13 +42,13 @@ pub struct IterationToken {
     /// The number of items that the valid iterator has yielded, including skipped items and items from before a resume.
     /// Saved states contain this number.
     own: AtomicU64,
-    /// The record on a board of counters, which counts the items for display: a boxed `BoardSlot`, or null. If a loader
-    /// has replaced the pipe by a copy, the tokens of both may count in this record.
+    /// The pipe's record on a board of counters, which counts items for display: a boxed `BoardSlot`, or null. If a
+    /// loader has replaced the pipe by a copy, the tokens of the pipe and of its copy may count in the same record.
     place: AtomicPtr<BoardSlot>,
     /// The record to use after the next call of `begin`.
     pending: AtomicPtr<BoardSlot>,
     finished: AtomicBool,
-    /// Whether the next `begin` resumes from a loaded state. Otherwise it resets the pipe.
+    /// Whether the next `begin` resumes from a loaded state instead of resetting the pipe.
     armed: AtomicBool,
 }
 
@@ -77,8 +78,8 @@ impl IterationToken {
         unsafe { self.place.load(Relaxed).as_ref() }
     }
 
-    /// Counts on a board from the next iteration on. `root` means that this is the last pipe of its process, and `main`
-    /// that it is the last pipe of the loader.
+    /// Counts on a board from the next iteration on. `root` marks the last pipe of its process, and `main` the last
+    /// pipe of the loader.
     pub fn bind(&self, pipe: PipeRef, root: bool, main: bool) {
         let is_same =
             |place: &BoardSlot| ptr::eq(place.pipe.record(), pipe.record()) && (place.root, place.main) == (root, main);
@@ -95,8 +96,8 @@ impl IterationToken {
         drop((!old.is_null()).then(|| unsafe { Box::from_raw(old) }));
     }
 
-    /// Activates the pending record. The previous record stays allocated, because a guard may still count in it at the
-    /// end of a call that is in progress.
+    /// Activates the pending record. The previous record stays allocated, because a call in progress may still count in
+    /// this record.
     pub fn activate(&self) {
         let pending = self.pending.swap(ptr::null_mut(), Relaxed);
         if pending.is_null() {
@@ -189,14 +190,14 @@ impl IterationToken {
         pending.or_else(|| self.place()).is_some_and(|place| place.pipe.page().is_full())
     }
 
-    /// For display: counts an item that was skipped because of an exception of type `kind`.
+    /// Counts an item for display that was skipped because of an exception of type `kind`.
     fn count_skipped(&self, kind: &str) {
         if let Some(place) = self.place() {
             place.pipe.record().skip(kind);
         }
     }
 
-    /// For display: counts a network request that is repeated after an error.
+    /// Counts a network request for display that is repeated after an error.
     fn count_retry(&self) {
         if let Some(place) = self.place() {
             place.pipe.record().retries.fetch_add(1, Relaxed);

@@ -25,7 +25,7 @@ use crate::seconds::duration;
 const ADDRESS: u32 = 48;
 
 /// Returns a number that identifies this thread in this process. A thread of the parent process may have the same
-/// address, so the number also depends on the number of forks.
+/// address as this thread, so the number also depends on the number of forks.
 #[inline]
 fn this_thread() -> u64 {
     watching::this_thread() ^ (fork::current() << ADDRESS)
@@ -185,7 +185,7 @@ impl Turn {
         function.call0()
     }
 
-    /// Closes the turn. From now on, requests for an item raise a RuntimeError with this text.
+    /// Closes the turn. From the call on, requests for an item raise a RuntimeError with this text.
     #[pyo3(signature = (why = "this program is exiting, and one of its threads requests another item from a loader"))]
     fn close(&self, py: Python<'_>, why: &str) {
         let all: Vec<Thread> = self.change(py, |crowd| {
@@ -214,7 +214,7 @@ impl Turn {
 #[pyclass(subclass, frozen, module = "torchdata._native")]
 pub struct SharedIterator {
     turn: Py<Turn>,
-    /// The `next` method of the subclass, stored after the first lookup.
+    /// The `next` method of the subclass, which is looked up once.
     next: OnceLock<Py<PyAny>>,
     meter: Meter,
 }

@@ -8,8 +8,8 @@ use crate::gil_cell::GilCell;
 
 /// A hold on a queue. No worker starts an item until the last hold on the queue is released.
 ///
-/// A forked child does not inherit the worker threads, but it may have inherited a locked lock. The child therefore
-/// does not release the hold.
+/// A forked child does not release the hold, because the child has no worker threads and may have inherited a locked
+/// lock.
 #[pyclass(frozen, name = "ReadAheadHold", module = "torchdata._native")]
 pub struct ReadAheadHold {
     /// The queue that is held, or None after the release.

@@ -2,10 +2,10 @@
 //! queue releases the GIL.
 //!
 //! Several worker threads and one consumer thread share a [`ReadAheadQueue`]. References enter and leave the queue only
-//! with the GIL held. The garbage collector also holds the GIL, so the queue does not change during a collection. One
-//! call takes a result and records its position; no signal is handled in between. A forked child does not inherit the
-//! worker threads, but may have inherited a locked lock. In a forked child, methods that need the lock raise an error,
-//! and the objects in the queue are never dropped.
+//! with the GIL held, which the garbage collector also holds, so the queue does not change during a collection. One
+//! call takes a result and records the position of the result, and handles no signal in between. A forked child does
+//! not inherit the worker threads, but may have inherited a locked lock. In a forked child, methods that need the lock
+//! raise an error, and the objects in the queue are never dropped.
 
 mod hold;
 mod reading;
@@ -36,7 +36,7 @@ struct Entry {
     /// The state of the source after the item. For an item without a number, this is an object that the worker stores
     /// with the content.
     mark: Option<Py<PyAny>>,
-    /// Whether a hold need not wait until the worker of this item has finished.
+    /// Whether a hold may begin while a worker processes this item.
     is_plain: bool,
     /// Whether both the item and its result count as small.
     is_small: bool,
@@ -58,15 +58,15 @@ type Queue = OrderedQueue<Entry>;
 type ClaimedItems = (Vec<Slot>, Vec<Py<PyAny>>);
 
 /// Waits without limit for an event of the queue. `sleep` waits for one slice and returns whether the event has
-/// occurred. A signal that arrives during the wait is handled before the caller takes an item, because Ctrl-C would
-/// otherwise lose the item.
+/// occurred. A signal that arrives during the wait is handled before the caller takes an item, because an exception
+/// from the signal handler would otherwise lose the item.
 fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyResult<()> {
     enter::wait(py, None, Slices::LONG, sleep, |_| Ok(false))?;
     py.check_signals()
 }
 
-/// The state of the source, how many items were delivered after that state, how many items were delivered in total, and
-/// the numbers of the items that were delivered out of order.
+/// A position: the state of the source, how many items were delivered after this state, how many items were delivered
+/// in total, and the numbers of the items that were delivered out of order.
 type PlaceParts = (Py<PyAny>, u64, u64, Vec<Index>);
 
 /// One slot: its number, its kind ("waiting", "running", "result" or "error"), its content, and the object that is
@@ -79,7 +79,7 @@ type SlotParts = (Slot, &'static str, Py<PyAny>, Option<Py<PyAny>>);
 pub struct ReadAheadQueue {
     queue: ManuallyDrop<Queue>,
     place: GilCell<Option<QueuePosition<Py<PyAny>>>>,
-    /// The number of items to read ahead, if it grows for small items; otherwise None.
+    /// The number of items to read ahead, or None if this number does not grow for small items.
     window: GilCell<Option<Window>>,
     /// The process of the worker threads, identified by its number of forks and its process id.
     generation: u64,
@@ -115,7 +115,7 @@ impl ReadAheadQueue {
         ))
     }
 
-    /// Stores the outcome of a slot, or appends the outcome at the end of the queue if no slot is given.
+    /// Stores the outcome of a slot, or appends an outcome to the queue if `slot` is None.
     fn settle(&self, slot: Option<Slot>, outcome: Outcome<Entry>) -> PyResult<()> {
         let queue = self.get()?;
         match slot {
@@ -126,16 +126,15 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Drops the buffered objects of a closed queue. The traceback of a buffered error would keep the worker threads
-    /// alive.
+    /// Drops the buffered objects of a closed queue. Otherwise the traceback of a buffered error would keep the worker
+    /// threads alive.
     fn drop_if_closed(&self, queue: &Queue) {
         if !self.keeps && queue.is_closed() {
             drop(queue.drain());
         }
     }
 
-    /// Changes the recorded position, and drops the states that it no longer needs. Usually only one state is dropped,
-    /// which needs no vector.
+    /// Changes the recorded position, and drops the states that are no longer needed, usually one state.
     fn note(&self, py: Python<'_>, change: impl FnOnce(&mut QueuePosition<Py<PyAny>>)) {
         let spent = self.place.with(py, |place| {
             place.as_mut().map(|place| {
@@ -240,8 +239,8 @@ impl ReadAheadQueue {
     }
 
     /// Waits for submitted items, and claims some of them. Claims more than one item only if all of them are small. The
-    /// number is the part that each of `sharers` workers gets, but at least `least` and at most `most`. Returns None if
-    /// no more items will be submitted.
+    /// number is each worker's part if there are `sharers` workers, but at least `least` and at most `most`. Returns
+    /// None if no more items will be submitted.
     fn claim_some(&self, py: Python<'_>, least: usize, most: usize, sharers: usize) -> PyResult<Option<ClaimedItems>> {
         let queue = self.get()?;
         let take = |entry: &mut Entry| std::mem::replace(&mut entry.content, py.None());
@@ -277,7 +276,8 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Releases the slot of an item of an earlier run, and records the state of the source after that item.
+    /// Releases the slot of an item that an earlier run has delivered, and records the state of the source after that
+    /// item.
     #[pyo3(signature = (slot, index, mark=None))]
     fn skip(&self, py: Python<'_>, slot: Slot, index: Index, mark: Option<Py<PyAny>>) -> PyResult<()> {
         self.get()?.skip(slot);
@@ -292,8 +292,8 @@ impl ReadAheadQueue {
         self.settle(Some(slot), Outcome::Item(Entry { mark, ..Entry::new(item) }))
     }
 
-    /// Stores the result of a slot, with the number of the item and the state after it. Also reserves the next slot and
-    /// the source, if both are available immediately, and returns this slot.
+    /// Stores the result of a slot, with the number of the item and the state after it. If another slot and the source
+    /// are available immediately, reserves both and returns the slot.
     fn put_and_reserve(
         &self,
         slot: Slot,
@@ -314,7 +314,7 @@ impl ReadAheadQueue {
         self.settle(Some(slot), Outcome::Error(Entry { index, mark, ..Entry::new(error) }))
     }
 
-    /// Stores an error of the source. After the consumer has received the error, reading from the source continues.
+    /// Stores an error of the source. Reading from the source continues once the consumer has received the error.
     fn break_off(&self, slot: Slot, error: Py<PyAny>) -> PyResult<()> {
         self.settle(Some(slot), Outcome::Break(Entry::new(error)))
     }
@@ -366,7 +366,7 @@ impl ReadAheadQueue {
         }
     }
 
-    /// Appends the next result to a list. No signal is handled between taking the result and storing it.
+    /// Appends the next result to a list. No signal is handled between taking and storing the result.
     fn pop_into(&self, hand: &Bound<'_, PyList>) -> PyResult<()> {
         hand.append(self.pop(hand.py())?)
     }
@@ -378,8 +378,8 @@ impl ReadAheadQueue {
         })
     }
 
-    /// Returns how many small items were delivered in a row, and how many items may have been taken from the source but
-    /// not delivered. Returns None without a window.
+    /// Returns how many consecutive small items were delivered, and how many items may have been taken from the source
+    /// but not delivered. Returns None without a window.
     fn growth(&self, py: Python<'_>) -> Option<(u64, u64)> {
         let given = self.place.with(py, |place| place.as_ref().map_or(0, QueuePosition::given));
         let window = self.window.with(py, |window| *window)?;
@@ -467,9 +467,9 @@ impl ReadAheadQueue {
         self.get().map_or(0, Queue::len)
     }
 
-    /// Waits for the lock of the queue. If an object were visited in one pass of the garbage collector but not in the
-    /// next, it would be mistaken for garbage. Threads hold the lock only for a few instructions and do not need the
-    /// GIL while they hold it. In a forked child, the lock may never be released, so nothing is visited and nothing is
+    /// Waits for the lock of the queue. An object that one pass of the garbage collector visits and the next pass does
+    /// not would be mistaken for garbage. Threads hold the lock only for a few instructions and do not need the GIL
+    /// while they hold it. In a forked child, the lock may never be released, so nothing is visited and nothing is
     /// collected.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(queue) = self.get() else { return Ok(()) };

@@ -29,18 +29,18 @@ pub struct SourceReader {
     unsaved: Py<PyAny>,
     /// The number of items between two states, or 0 if no states are taken.
     frequency: u64,
-    /// The number of items to drop at the beginning. `ahead` contains the numbers of further items to drop.
+    /// The number of items to drop at the beginning; `ahead` contains the numbers of further items to drop.
     dropped: Index,
     ahead: HashSet<Index>,
     index: AtomicU64,
     /// Whether the source has ended, or has raised an error and was not read since then.
     ended: AtomicBool,
-    /// An error from taking the state after the last item. The error is raised after that item.
+    /// An error from taking the state after the last item, which is raised after that item.
     untold: GilCell<Option<Py<PyAny>>>,
 }
 
 impl SourceReader {
-    /// Returns the next item. If an exception is raised, the recorded position of the source has not changed.
+    /// Returns the next item. If `next` raises an exception, the recorded position of the source has not changed.
     fn next(&self, py: Python<'_>) -> PyResult<Taken> {
         self.ended.store(false, Relaxed);
         if let Some(untold) = self.untold.with(py, Option::take) {
@@ -87,7 +87,7 @@ impl SourceReader {
         Self { advance, state_of, unsaved, frequency, dropped, ahead, index, ended, untold }
     }
 
-    /// Takes the next item for a slot. Returns None if the item must be dropped. Raises the errors of the source.
+    /// Takes the next item for a slot. If the item must be dropped, returns None. Raises the errors of the source.
     fn take(&self, py: Python<'_>, queue: &Bound<'_, ReadAheadQueue>, slot: Slot) -> PyResult<Option<Taken>> {
         let (item, index, mark) = self.next(py)?;
         if self.is_dropped(index) {

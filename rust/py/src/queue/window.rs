@@ -7,9 +7,9 @@ use pyo3::types::PyTuple;
 /// The window grows by one item whenever this many consecutive small items were delivered.
 const GROWTH: u64 = 8;
 
-/// The number of items to read ahead. It grows with the number of consecutive small items delivered, and depends on
-/// nothing else. Therefore the position of the source at the end of an abandoned epoch also depends only on the
-/// delivered items.
+/// The number of items to read ahead. The window grows with the number of consecutive small items delivered, and
+/// depends on nothing else. Therefore the position of the source at the end of an abandoned epoch also depends only on
+/// the delivered items.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Window {
     least: usize,
@@ -33,8 +33,8 @@ impl Window {
         usize::try_from(self.row / GROWTH).map_or(self.most, |size| size.clamp(self.least, self.most))
     }
 
-    /// Records a delivered item. `given` is the number of all delivered items. The slot of the item was already free
-    /// before this call changes the window.
+    /// Records a delivered item. `given` is the number of all delivered items. The slot of the delivered item is
+    /// already free.
     pub fn note(&mut self, is_small: bool, given: u64) {
         let before = self.size();
         self.row = if is_small { self.row.saturating_add(1) } else { 0 };
@@ -47,9 +47,9 @@ impl Window {
     }
 }
 
-/// Strings of at most this length are small.
+/// Strings of at most this length count as small.
 const SHORT: ffi::Py_ssize_t = 256;
-/// Tuples of at most this many small members are small.
+/// Tuples of at most this many small members count as small.
 const FEW: usize = 16;
 
 /// Returns whether an object is immutable and so small that many such objects can be read ahead and processed together.

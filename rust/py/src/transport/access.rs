@@ -1,7 +1,7 @@
 //! Limits access to the [`Reader`]: only one thread reads at a time, and only for the current epoch.
 //!
-//! Any thread can stop or pause the reader, or start another epoch. A signal handler can do so even while its own
-//! thread waits for an item. These calls set flags, which the reading thread checks while it waits.
+//! Any thread can stop or pause the reader, or start another epoch. A signal handler can also make these calls while
+//! its own thread waits for an item. Such calls set flags, which the reading thread checks while it waits.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -20,8 +20,8 @@ use crate::enter;
 pub struct Access {
     reader: Exclusive<Reader>,
     signs: Signs,
-    /// Whether a stream begins when its first item is requested, as in a worker that reads dispatched items. Otherwise
-    /// streams begin with the epoch.
+    /// Whether a stream begins when its first item is requested, as in a worker that reads dispatched items, instead of
+    /// with the epoch.
     on_demand: bool,
     /// The process that may read. A forked child must not take items of its parent.
     owner: OwningProcess,
@@ -48,13 +48,13 @@ impl Access {
         self.owner.check()
     }
 
-    /// Returns the current epoch, and the first pass of a new iterator. The pass is 0 if the iterator begins a pass
-    /// when its first item is requested.
+    /// Returns the current epoch, and the first pass of a new iterator, or 0 for an iterator that starts a pass when
+    /// its first item is requested.
     pub fn epoch(&self) -> (u32, u64) {
         (self.signs.epoch.load(Relaxed) as u32, u64::from(!self.on_demand))
     }
 
-    /// Returns the reader, or None if a thread is already reading, even if it is the current thread.
+    /// Returns the reader, or None if a thread is reading, even if it is the current thread.
     pub fn try_hold(&self) -> Option<Held<'_, Reader>> {
         self.reader.try_hold()
     }
@@ -68,10 +68,10 @@ impl Access {
         })
     }
 
-    /// Waits until the reading thread has stopped, and returns the reader. The caller has already set the flags that
-    /// ask the reading thread to stop.
+    /// Waits until the reading thread has stopped, and returns the reader. Before the call, flags must have been set
+    /// that ask the reading thread to stop.
     fn hold_once_left(&self, py: Python<'_>) -> PyResult<Held<'_, Reader>> {
-        self.owner.check()?; // in a forked child, a reading thread of the parent never stops
+        self.owner.check()?; // in a forked child, the reading thread of the parent does not exist
         let mut held = None;
         enter::poll(py, None, |_| {
             held = self.reader.try_hold();
@@ -85,7 +85,7 @@ impl Access {
     }
 
     /// Returns an error if the current thread is reading, because a signal handler that waits for its own thread would
-    /// wait forever.
+    /// never return.
     fn refuse_here(&self, why: &str) -> PyResult<()> {
         if self.reader.is_held_here() {
             return Err(PyRuntimeError::new_err(format!(
@@ -95,8 +95,8 @@ impl Access {
         Ok(())
     }
 
-    /// Starts an epoch. The process that sends over a link may be `window` items ahead. A thread that still reads for
-    /// an earlier epoch is asked to stop.
+    /// Starts an epoch. Each peer may be `window` items ahead. If a thread still reads for an earlier epoch, the thread
+    /// is asked to stop.
     pub fn start_epoch(&self, py: Python<'_>, epoch: u32, window: u64, start: Start) -> PyResult<()> {
         self.signs.epoch.store(u64::from(epoch), Relaxed);
         let mut held = self.hold_once_left(py)?;
@@ -147,7 +147,7 @@ impl Access {
     }
 
     /// Replaces the processes in `dead`, and all other processes that have exited. Returns false if another thread is
-    /// reading. In this case the reading thread replaces these processes.
+    /// reading, which then replaces these processes.
     pub fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.owner.check()?;
         self.refuse_here("a process has exited and cannot be replaced while this thread waits for an item")?;
@@ -155,7 +155,8 @@ impl Access {
         reader.replace_dead(py, dead).map(|()| true)
     }
 
-    /// Returns the next item of a pass. A `pass` of 0 means that this is the first request, which begins a pass.
+    /// Returns the next item of a pass. If `pass` is 0, the call is the first request of an iterator, which begins a
+    /// pass.
     pub fn next<'py>(&self, py: Python<'py>, epoch: u32, pass: &AtomicU64) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.owner.check()?;
         let mut held = self.hold()?;
@@ -178,12 +179,12 @@ impl Access {
         next
     }
 
-    /// Ends a pass early. The items that this worker has not read must not block other workers.
+    /// Ends a pass early. Unread items of this worker must not block other workers.
     pub fn leave(&self, epoch: u32, pass: u64) {
         if !self.on_demand || pass == 0 {
             return;
         }
-        // A thread that is reading now reads a later pass, and its grant already informs the sender of that.
+        // If a thread is reading now, it reads a later pass, and the grant of that pass already informs the sender.
         if let Some(mut held) = self.try_hold()
             && self.owner.is_this()
             && u64::from(held.stream.pass()) == pass

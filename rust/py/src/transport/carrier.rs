@@ -1,7 +1,7 @@
 //! The Python class `Carrier`, which exchanges frames with another machine.
 //!
 //! A carrier runs in the main process, and in the process that hosts a worker on another machine. Several threads of
-//! such a process may call the carrier. Its lock is never held while a thread waits for the GIL.
+//! such a process may call the carrier. The carrier's lock is never held while a thread waits for the GIL.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -40,7 +40,7 @@ impl PyCarrier {
 #[pymethods]
 impl PyCarrier {
     /// Takes the consumer end of `inbound` and the producer end of `outbound`. The process `peer` has the opposite
-    /// ends. Processes are identified by the indices of their bells.
+    /// ends. A process is identified by the index of its bell.
     #[new]
     fn new(
         inbound: &Bound<'_, PyLink>,
@@ -85,8 +85,8 @@ impl PyCarrier {
             if !buffer.is_c_contiguous() {
                 return Err(PyBufferError::new_err("a part of a frame is not contiguous"));
             }
-            // SAFETY: the buffer is contiguous, and this function holds it until it returns. The memory of a frame is
-            // never modified.
+            // SAFETY: the buffer is contiguous, and this function holds it until it returns. No code modifies the
+            // memory of a frame.
             parts.push(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) });
         }
         let Some((head, beside)) = parts.split_first() else { return Ok(true) };

@@ -1,5 +1,4 @@
-//! Limits the time that a reader waits for one item: warnings during a long wait, and the action when the limit is
-//! exceeded.
+//! Limits the time that a reader waits for one item, and warns during a long wait.
 
 use std::time::{Duration, Instant};
 
@@ -17,8 +16,8 @@ struct Stall {
 /// The settings for calling `on_hang` instead of raising an error when a wait is too long.
 struct Hang {
     next: Duration,
-    /// Called with (peer, seconds, seconds of patience). Kills a process that hangs, and returns whether a process was
-    /// killed.
+    /// Called with (peer, seconds, seconds of patience). The callback kills a process that hangs, and returns whether a
+    /// process was killed.
     on_hang: Py<PyAny>,
 }
 
@@ -36,8 +35,8 @@ pub struct Clock {
     began: Option<Instant>,
     stall: Option<Stall>,
     hang: Option<Hang>,
-    /// The number of processes killed because this item did not arrive. Each kill doubles the time limit of the next
-    /// attempt.
+    /// The number of processes that were killed while this item was awaited, each of which doubles the time limit of
+    /// the next attempt.
     tries: u32,
 }
 
@@ -82,7 +81,7 @@ impl Clock {
         self.tries = 0;
     }
 
-    /// Resets the warnings and the checks for hanging processes, so that they wait for the full time again.
+    /// Restarts the intervals of the warnings and of the checks for hanging processes.
     pub fn rearm(&mut self) {
         if let Some(stall) = &mut self.stall {
             stall.next = stall.patience;
@@ -92,7 +91,7 @@ impl Clock {
         }
     }
 
-    /// Warns or returns an error if the wait for `peer` is too long. A wait while all peers are `paused` is not counted
+    /// Warns or returns an error if the wait for `peer` is too long. If all peers are `paused`, the wait does not count
     /// as a stall.
     pub fn look(&mut self, py: Python<'_>, peer: Option<usize>, paused: bool) -> PyResult<()> {
         let waited = self.began.map_or(Duration::ZERO, |began| began.elapsed());
@@ -146,7 +145,7 @@ impl Clock {
         visit.call(self.hang.as_ref().map(|hang| &hang.on_hang))
     }
 
-    /// Removes and returns the callbacks. The caller must drop them.
+    /// Removes and returns the callbacks, which the caller must drop.
     pub fn clear(&mut self) -> [Option<Py<PyAny>>; 2] {
         [self.stall.take().map(|stall| stall.on_stall), self.hang.take().map(|hang| hang.on_hang)]
     }

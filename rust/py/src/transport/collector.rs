@@ -2,7 +2,7 @@
 //! the items that the dispatching process sends.
 //!
 //! The collector runs in the thread that requests the next item: the main thread, or the thread of a pipe that reads
-//! ahead. This file contains the Python class. `access.rs` decides which thread may read, and `reader.rs` reads.
+//! ahead. This file contains the Python class, `access.rs` decides which thread may read, and `reader.rs` reads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -33,8 +33,8 @@ use crate::seconds::duration;
 
 /// Reads the items of several links as one sequence.
 ///
-/// One thread reads at a time. Any thread can stop or pause the collector, or start another epoch. A thread that is
-/// reading then stops, and takes no further item of its epoch.
+/// One thread reads at a time. Any thread can stop or pause the collector, or start another epoch. If a thread is
+/// reading then, it stops without taking another item of its epoch.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Collector {
     access: Access,
@@ -45,15 +45,15 @@ pub struct Collector {
 
 #[pymethods]
 impl Collector {
-    /// The prefix of a snapshot's content if the process could not take a snapshot. The reason follows the prefix.
+    /// The prefix of a snapshot's content if no snapshot could be taken; the reason follows the prefix.
     #[classattr]
     const REASON: &[u8] = REASON;
 
     /// Takes the consumer end of each link.
     ///
     /// `peers` are the bell indices of the processes at the opposite ends of the links, and `own` is the bell index of
-    /// this process. `shards` is the number of shards that send over the links; shard i uses link number i modulo the
-    /// number of links. None means one shard per link. Shards are also called peers. `on_error(peer, description)` is
+    /// this process. `shards` is the number of shards that send over the links, or None for one shard per link; shard i
+    /// uses link number i modulo the number of links. Shards are also called peers. `on_error(peer, description)` is
     /// called for a failure and must raise. With `on_demand`, a sender begins a pass when an iterator requests its
     /// first item, and begins a further pass for each further iterator.
     #[new]
@@ -94,17 +94,17 @@ impl Collector {
     }
 
     /// Watches processes, each given by its id or by a descriptor that becomes readable when the process exits. If a
-    /// watched process has exited while the reader waits, `on_exit(index)` is called and must raise.
+    /// watched process has exited while the reader waits, `on_exit(index)` is called, which must raise.
     fn watch(&self, processes: Vec<(usize, Sign<'_>)>, on_exit: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.watch.watch(processes, on_exit).map_err(errors::open)
     }
 
-    /// Watches processes, and replaces each process that exits.
+    /// Watches processes, and replaces any process that exits.
     ///
     /// Once processes have exited, `on_death(dead, received, ended, paused)` is called. `dead` contains the indices of
-    /// these processes. For each peer, `received` contains the number of received items, and `ended` whether the peer
-    /// has ended. `paused` is true if all peers are paused. The callback returns the processes to replace, after making
-    /// sure that all of them have exited.
+    /// the exited processes. For each peer, `received` contains the number of received items, and `ended` whether the
+    /// peer has ended. `paused` is true if all peers are paused. The callback returns the processes to replace, after
+    /// making sure that all of them have exited.
     ///
     /// After that, `on_replace(dead, positions, ended)` is called. `positions` contains the position of each peer (the
     /// number of received items and the newest snapshot), and the snapshot of the dispatching process. For each replaced
@@ -124,7 +124,7 @@ impl Collector {
     }
 
     /// Replaces the processes in `dead`, and all other processes that have exited. Returns False if another thread is
-    /// reading. In this case the reading thread replaces these processes.
+    /// reading, which then replaces these processes.
     fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.access.replace_dead(py, dead)
     }
@@ -173,16 +173,16 @@ impl Collector {
     }
 
     /// Sets `on_hang(peer, seconds, patience)` to be called regularly during a wait, instead of raising an error after
-    /// the timeout. `patience` is the timeout, doubled for each process that was already killed while this item was
-    /// awaited. A process that takes longer than `patience` hangs. The callback kills such a process and returns
-    /// whether it has killed one. The killed process is then replaced (see `watch_and_replace`).
+    /// the timeout. `patience` is the timeout, doubled for each process that was killed while the same item was
+    /// awaited. A process that takes longer than `patience` hangs. The callback kills any such process, and returns
+    /// whether a process was killed. The killed process is then replaced (see `watch_and_replace`).
     fn tell_hang(&self, on_hang: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.clock.tell_hang_to(on_hang);
         Ok(())
     }
 
     /// Makes every wait raise `exception` once a command in the `control` link starts another epoch or a stop. While
-    /// this process waits, it informs the main process through the link `output` and the bell `main`.
+    /// this process waits, the main process is informed through the link `output` and the bell `main`.
     fn set_interrupt(
         &self,
         control: &Bound<'_, PyLink>,
@@ -196,8 +196,8 @@ impl Collector {
         Ok(())
     }
 
-    /// Starts an epoch. The process that sends over a link may be `window` items ahead. Must be called before the peers
-    /// receive the command to start.
+    /// Starts an epoch. Each peer may be `window` items ahead. Must be called before the peers receive the command to
+    /// start.
     ///
     /// If another thread still reads for an earlier epoch, that thread is asked to stop, and the call waits until it
     /// has stopped.
@@ -218,18 +218,19 @@ impl Collector {
         self.access.start_epoch(py, epoch, window, Start { accounts, turn, passed })
     }
 
-    /// Gets the number of items that the user has received from `delivery`, or treats it as unknown if given None.
+    /// Reads from `delivery` how many items the user has received, or treats this number as unknown if `delivery` is
+    /// None.
     fn follow(&self, delivery: Option<Bound<'_, Delivery>>) -> PyResult<()> {
         let given = delivery.map_or(Given::Unknown, |delivery| Given::Counted(delivery.get().given()));
         self.access.hold()?.progress.given = given;
         Ok(())
     }
 
-    /// Returns the positions of all peers after `delivered` items of the epoch, or the current positions. The result is
-    /// a tuple: for each peer, the delivered items and the latest snapshot before them; the peer that sends the next
-    /// item; and the matching snapshot of the dispatching process. Returns None if the log is too short. Can be called
-    /// at any time, even while another thread waits. Do not pass a number that Python code counts, because Python
-    /// updates it too late.
+    /// Returns the positions of all peers after `delivered` items of the epoch, or the current positions if `delivered`
+    /// is None. The result is a tuple: for each peer, the delivered items and the latest snapshot before them; the peer
+    /// that sends the next item; and the matching snapshot of the dispatching process. Returns None if the log is too
+    /// short. Can be called at any time, even while another thread waits. Do not pass a number that Python code counts,
+    /// because such a number is updated too late.
     #[pyo3(signature = (delivered=None))]
     #[expect(clippy::type_complexity, reason = "a tuple for Python")]
     fn positions(
@@ -251,13 +252,13 @@ impl Collector {
         self.access.hold()?.await_snapshots(py, self.access.signs(), dealt)
     }
 
-    /// In a worker: waits for the snapshot that the dispatching process takes at the beginning of the epoch, in order
-    /// to relay it to the main process. A command ends the wait.
+    /// Waits in a worker for the snapshot that the dispatching process takes at the beginning of the epoch, in order to
+    /// relay the snapshot to the main process. A command ends the wait.
     fn await_relayed(&self, py: Python<'_>, epoch: u32) -> PyResult<()> {
         self.access.hold()?.await_relayed(py, Stream::first(epoch))
     }
 
-    /// The number of items that this collector has delivered in the current epoch.
+    /// Returns the number of items that this collector has delivered in the current epoch.
     fn delivered(&self, py: Python<'_>) -> u64 {
         self.books.with(py, |books| books.total())
     }
@@ -302,13 +303,13 @@ impl Collector {
         self.access.stop();
     }
 
-    /// Receives items of some peers before their turn, so that these peers can compute more. This is needed while
-    /// another peer waits for the dispatching process, because the dispatching process may be waiting for these peers.
+    /// Receives items of some peers before their turn, so that these peers can compute more items. The early reception
+    /// is needed if another peer waits for the dispatching process, which may be waiting for these peers.
     ///
     /// The main process calls this method repeatedly while it waits for something other than an item. The last call
     /// passes `done`.
     fn relieve(&self, py: Python<'_>, done: bool) -> PyResult<()> {
-        let Some(mut held) = self.access.try_hold() else { return Ok(()) }; // the reading thread does this
+        let Some(mut held) = self.access.try_hold() else { return Ok(()) }; // the reading thread does so itself
         if done {
             held.peers.links_mut().iter_mut().for_each(Consumer::restore_grant);
             return Ok(());
@@ -317,12 +318,12 @@ impl Collector {
         peers.help_starving(py, collecting)
     }
 
-    /// The number of items taken from each link in this epoch.
+    /// Returns the number of items taken from each link in this epoch.
     fn taken(&self) -> PyResult<Vec<u64>> {
         Ok(self.access.hold()?.peers.links().iter().map(Consumer::taken).collect())
     }
 
-    /// For each link, the bytes of shared memory that received items still use.
+    /// Returns for each link the bytes of shared memory that received items still use.
     fn leased(&self) -> PyResult<Vec<u64>> {
         Ok(self.access.hold()?.peers.links().iter().map(Consumer::leased).collect())
     }
@@ -364,8 +365,8 @@ impl Collector {
     }
 
     /// Visits nothing while a thread reads, because that thread holds a reference that keeps this object alive. The
-    /// lock is only used with the GIL held. The garbage collector also holds the GIL, so it sees the same references
-    /// throughout one collection.
+    /// lock is only used with the GIL held, as the garbage collector does, so all passes of a collection visit the same
+    /// references.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.access.try_hold().map_or(Ok(()), |reader| reader.traverse(&visit))
     }
@@ -396,7 +397,7 @@ impl ItemStream {
         self.collector.get().access.next(py, self.epoch, &self.pass)
     }
 
-    /// Appends the next item to a list. If a signal handler raises, the item is either in the list or was not taken.
+    /// Appends the next item to a list. If a signal handler raises, the item was either not taken or is in the list.
     fn next_into(&self, hand: &Bound<'_, PyList>) -> PyResult<()> {
         let item = self.collector.get().access.next(hand.py(), self.epoch, &self.pass)?;
         hand.append(item.ok_or_else(|| PyStopIteration::new_err(()))?)

@@ -3,11 +3,11 @@
 pub const ITEM: u16 = 0;
 /// The end of the pipe in this epoch.
 pub const END: u16 = 1;
-/// A failure of the pipe. The unit contains a description of the exception.
+/// A failure of the pipe, described by the exception in the unit.
 pub const ERROR: u16 = 2;
 /// A message of the control protocol, such as a command.
 pub const MESSAGE: u16 = 3;
-/// A flag that is set if the payload was too long to be sent inline. The payload is then the last buffer.
+/// A flag in the kind: the payload was too long to be sent inline, and is the last buffer.
 pub const PAYLOAD_IN_BUFFER: u16 = 0x100;
 /// A snapshot of the graph after all items that were sent before the snapshot.
 pub const STATE: u16 = 4;
@@ -15,9 +15,9 @@ pub const STATE: u16 = 4;
 pub const RELAYED: u16 = 5;
 /// The result of a function call, followed by the number of the call (see `result_tail`).
 pub const RESULT: u16 = 6;
-/// A note from a worker to the main process. The note is delivered in order with the worker's items.
+/// A note from a worker to the main process. Notes are delivered in order with the items of the worker.
 pub const NOTE: u16 = 7;
-/// A mask for the bits that contain the kind. The other bits describe the format.
+/// A mask that removes the flags from a kind.
 pub const WHAT: u16 = 0xff;
 
 /// Returns the bytes that follow the object of a result: its number, and the seconds since work on its batch began.

@@ -28,7 +28,7 @@ impl PyLink {
     #[new]
     #[pyo3(signature = (memory_budget, ring_capacity = 262_144))]
     fn new(memory_budget: u64, ring_capacity: u64) -> PyResult<Self> {
-        // A smaller ring cannot hold the block table of an item with the maximum number of buffers.
+        // A smaller ring could not hold the block table of an item with the maximum number of buffers.
         let ring_capacity = ring_capacity.max(64 << 10);
         let config = LinkConfig { ring_capacity, arena_capacity: memory_budget, ..LinkConfig::default() };
         Link::create(config).map(Self).map_err(errors::open)
@@ -40,7 +40,7 @@ impl PyLink {
         Link::attach(take_fd(fd)?).map(Self).map_err(errors::open)
     }
 
-    /// The descriptor of the link, for passing to another process, or -1 after it was closed.
+    /// Returns the descriptor of the link, which can be passed to another process, or -1 after it was closed.
     fn fileno(&self) -> i32 {
         if self.0.region().has_fd() { self.0.fd().as_raw_fd() } else { -1 }
     }
@@ -76,7 +76,7 @@ impl PyBellBoard {
         BellBoard::attach(take_fd(fd)?).map(Self).map_err(errors::open)
     }
 
-    /// The descriptor of the bells, for passing to another process, or -1 after it was closed.
+    /// Returns the descriptor of the bells, which can be passed to another process, or -1 after it was closed.
     fn fileno(&self) -> i32 {
         if self.0.region().has_fd() { self.0.fd().as_raw_fd() } else { -1 }
     }

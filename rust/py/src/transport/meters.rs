@@ -5,14 +5,14 @@ use torchdata_core::stats::{FlowRef, PageRef, WaitRef};
 
 use super::stats::PyStatsBoard;
 
-/// The counters of one reader. Empty if statistics are disabled.
+/// The counters of one reader, which are empty if statistics are disabled.
 #[derive(Default)]
 pub struct Meters {
     /// For each link, the counter of waits for its items.
     waits: Vec<WaitRef>,
     idle: Option<WaitRef>,
     page: Option<PageRef>,
-    /// Whether no item of this epoch has arrived yet. Only set in the main process.
+    /// Whether the main process has not received an item of this epoch yet; false in other processes.
     first: bool,
 }
 
@@ -48,7 +48,7 @@ impl Meters {
     }
 
     /// Returns the counter of waits for units of a link. Returns None while the main process waits for the first item
-    /// of an epoch, because `IteratorGuard` counts that wait.
+    /// of an epoch, because `IteratorGuard` measures this wait.
     pub fn wait(&self, link: Option<usize>) -> Option<&WaitRef> {
         if !self.first {
             return self.waits.get(link.unwrap_or(0));
@@ -59,7 +59,7 @@ impl Meters {
         None
     }
 
-    /// Returns the counter for waits for messages.
+    /// Returns the counter of waits for messages.
     pub fn idle(&self) -> Option<&WaitRef> {
         self.idle.as_ref()
     }

@@ -1,4 +1,4 @@
-//! The state of the thread that sends in a child: the links, the unit that is being sent, and how the thread waits.
+//! The state of the thread that sends in a child: the links, the unit that is being sent, and the conditions of a wait.
 //!
 //! A [`Sender`](super::sender::Sender) owns the outlet and lends it to one thread at a time. If a command interrupts
 //! the sending of a unit, the unit is kept and sent in the next call of the pump, so that no item is lost.
@@ -41,22 +41,22 @@ pub(super) struct Outlet {
     pub producers: Vec<Producer>,
     /// The arenas of the producers, which `tidy` needs while a producer waits.
     arenas: Vec<Arc<Arena>>,
-    /// Selects the shard that computes the next item, or the worker that receives it.
+    /// Selects the shard of the next item in a worker, or the reader of the next item in the dispatching process.
     pub dealing: Dealing,
     /// Whether this process is a worker with one iterator for each shard. The dispatching process has one iterator for
     /// all workers.
     pub has_shards: bool,
     /// Whether a shard may still have to recompute items.
     pub owes: bool,
-    /// A shard with an iterator that has ended. The end of this shard must still be sent.
+    /// The shard for which an end must be sent, because its iterator has ended.
     pub closing: Option<usize>,
     /// The shard that was read last.
     pub entered: usize,
     pub own: BellRef,
-    /// The control link. A pending command interrupts the pump.
+    /// The control link. A pending command in this link interrupts the pump.
     pub control: Option<Probe>,
     pub encoder: Encoder,
-    /// Whether another message follows immediately, so that the peer need not be woken up for the current one.
+    /// Whether another message follows immediately, so that the wake-up of the peer may be delayed.
     pub more_comes: bool,
     /// A unit that was encoded but not completely sent.
     pub departing: Option<Departing>,
@@ -68,7 +68,7 @@ pub(super) struct Outlet {
     pub taker: Option<(Py<PyAny>, Cadence)>,
     /// The function that returns the next note for the main process, or None.
     pub noter: Option<Py<PyAny>>,
-    /// In a worker: snapshots of the dispatching process that must be relayed to the main process.
+    /// In a worker: snapshots of the dispatching process to be relayed to the main process.
     pub relay: Option<Arc<Relay>>,
     /// For each shard or reader, the expected checksum after the recomputed items, or None if it is not checked.
     pub expected: Vec<Option<u64>>,
@@ -102,7 +102,7 @@ fn turned(producers: &mut [Producer], has_shards: bool, target: usize) -> &mut P
     &mut producers[0]
 }
 
-/// Returns unused shared memory to the system. The result is true if more memory may become unused later.
+/// Returns unused shared memory to the system, and whether more memory may become unused later.
 pub(super) fn tidy(py: Python<'_>, arenas: &[Arc<Arena>]) -> PyResult<bool> {
     let mut untidy = false;
     for arena in arenas.iter().filter(|arena| arena.is_untidy()) {
@@ -125,8 +125,8 @@ pub(super) fn item_kind(encoder: &Encoder) -> u16 {
 }
 
 impl Outlet {
-    /// One producer means that this process is a worker with `shards` shards. Only the dispatching process has several
-    /// producers.
+    /// Creates the state of a worker with `shards` shards, if there is one producer. Several producers mean that this
+    /// process is the dispatching process.
     pub fn new(mut producers: Vec<Producer>, shards: u16, own: BellRef, control: Option<Probe>) -> Self {
         let has_shards = producers.len() == 1;
         if has_shards {
@@ -176,8 +176,8 @@ impl Outlet {
         turned(&mut self.producers, self.has_shards, target)
     }
 
-    /// Returns a shard that must still recompute items. All shards of a worker recompute such items first, because the
-    /// main process already has these items and waits for later ones.
+    /// Returns a shard that must still recompute items. A worker's shards recompute such items first, because the main
+    /// process already has these items and waits for later ones.
     #[inline]
     fn owing(&mut self) -> Option<usize> {
         self.owes = self.owes && self.has_shards && self.producers[0].owing().is_some();
@@ -190,8 +190,8 @@ impl Outlet {
         self.owing().map(|_| self.producers[0].stream().epoch())
     }
 
-    /// Waits until it is known which reader receives the next item. Returns what to do with the item, or None if a
-    /// command is pending.
+    /// Waits until the reader of the next item is known, and returns what to do with the item, or None if a command is
+    /// pending.
     #[inline]
     pub fn wait_for_turn(&mut self, py: Python<'_>) -> PyResult<Option<Deal>> {
         loop {
@@ -220,7 +220,7 @@ impl Outlet {
             self.flush();
             let Self { producers, arenas, control, meters, .. } = self;
             let link = if self.has_shards { 0 } else { target };
-            // A damaged word ends the wait. The code after the wait reports the damage.
+            // If a word is damaged, the wait ends, and the next call of the producer reports the damage.
             let ready = || producers[link].permit() != Ok(Permit::Wait) || is_interrupted(control, None);
             wait_until(py, &self.own, meters.get(link), ready, || (), |py| tidy(py, arenas).map(drop))?;
         }
@@ -258,7 +258,7 @@ impl Outlet {
         self.depart_note(py, shard)
     }
 
-    /// Sends the unit that is being sent, and then the end of a shard if one must be sent.
+    /// Sends the encoded unit if there is one, and then the end of a shard if the shard has ended.
     #[inline]
     pub fn settle(&mut self, py: Python<'_>) -> PyResult<Sent> {
         if self.go_on(py)? == Sent::Interrupted {
@@ -419,7 +419,7 @@ impl Outlet {
             if !producer.blocks_in_flight().map_err(errors::corrupted)? {
                 return Ok(None);
             }
-            // An error ends the wait. The next call of the producer reports the error.
+            // An error ends the wait, and the next call of the producer reports the error.
             let sent = self.wait_for_room(py, target, tick, |producer| producer.worth_allocating().unwrap_or(true))?;
             if let Some(sent) = sent {
                 return Ok(Some(Placed::Nowhere(sent)));
@@ -427,7 +427,7 @@ impl Outlet {
         }
     }
 
-    /// Pushes a unit of this size once there is space. The call also succeeds if the reader no longer wants the unit.
+    /// Pushes a unit of this size once there is space. If the reader no longer wants the unit, the call also succeeds.
     fn push_with(
         &mut self,
         py: Python<'_>,
@@ -479,11 +479,11 @@ impl Outlet {
         if is_interrupted(control, held) {
             return Ok(Some(Sent::Interrupted));
         }
-        // The unit is dropped if its reader wants no more items.
+        // If the reader wants no more items, the unit is dropped.
         let gone = unwanted(producer) && !room(producer);
         Ok(gone.then(|| {
             producer.give_up();
-            producer.skip(); // for the end of a stream, the count is no longer used
+            producer.skip(); // after the end of a stream, its count is not used
             Sent::Done
         }))
     }

@@ -1,8 +1,8 @@
-//! Ensures that the end of a link is only used by the process that created it, and not by a process forked from it.
+//! Ensures that only the process that created the end of a link uses this end, and no process forked from it does.
 //!
 //! A forked child of the main process that reads or sends commands gets an error. If user code forks inside a worker,
-//! the child returns from the user's function into the loop of the worker. The child must not send units in the name of
-//! the worker, so the child exits at this point.
+//! the child returns from the user's function into the loop of the worker. The child exits at this point, because it
+//! must not send units in the name of the worker.
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -25,8 +25,8 @@ impl OwningProcess {
         self.generation == fork::generation()
     }
 
-    /// Returns an error in a process that was forked from the owner. A process that user code has forked inside a
-    /// worker exits instead.
+    /// Returns an error in a process that was forked from the owner. If user code forks a process inside a worker, that
+    /// process exits instead of getting an error.
     #[inline]
     pub fn check(self) -> PyResult<()> {
         if self.is_this() { Ok(()) } else { Err(Python::attach(|py| refused(py, self.pid))) }

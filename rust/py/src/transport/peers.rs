@@ -2,8 +2,8 @@
 //!
 //! This code runs in the thread that reads. A peer is a shard, and each link carries the units of all shards that one
 //! process runs. The units of peer p come over link number p modulo links, in which the shard has number p / links. A
-//! unit is taken out of its ring when it is its peer's turn. The unit is taken earlier if a unit of another peer
-//! follows it in the ring, if another peer waits for its peer, or if the process that sends over the link has exited.
+//! unit is taken out of its ring when it is its peer's turn, or earlier if a unit of another peer follows in the ring,
+//! if another peer waits for the unit's peer, or if the process that sends over the link has exited.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -23,12 +23,12 @@ use crate::errors;
 #[derive(Default)]
 pub struct Taken {
     pub unit: Unit,
-    /// Whether the unit was counted. Its sender may compute another item once the unit is counted.
+    /// Whether the unit was counted, so that its sender may compute another item.
     pub counted: bool,
 }
 
 impl Taken {
-    /// Bytes of memory of this process and of the sender that the unit uses.
+    /// Returns the bytes of memory that the unit uses in this process and in its sender.
     fn weight(&self) -> u64 {
         self.unit.buffers.iter().map(|buffer| buffer.len() as u64).sum::<u64>() + self.unit.payload.len() as u64
     }
@@ -45,12 +45,11 @@ fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
 }
 
-/// Returns whether more shared memory may be leased. Otherwise buffers are copied out of the memory of the sender.
+/// Returns whether more shared memory may be leased, or buffers must be copied out of the sender's memory.
 fn may_lease(consumer: &Consumer) -> bool {
     !consumer.should_copy(0)
 }
 
-/// Counts the leased buffers of a unit as copied.
 fn count_copies(consumer: &Consumer, unit: &Unit) {
     let flow = consumer.flow();
     let leased = unit.buffers.iter().filter(|buffer| matches!(buffer, Buffer::Leased(_)));
@@ -70,7 +69,6 @@ struct Surplus {
 }
 
 pub struct Peers {
-    /// The consumer end of each link.
     links: Vec<Consumer>,
     /// For each peer, the units that were received before its turn, or could not be decoded yet.
     taken_in: Vec<VecDeque<Taken>>,
@@ -79,8 +77,8 @@ pub struct Peers {
     paused: bool,
     /// The only link whose items wake up this process, or None if items of all links wake it up.
     awaited: Option<usize>,
-    /// Whether a peer has starved in this epoch, that is, has waited for items of the dispatching process. From then
-    /// on, items of all peers wake up this process, because receiving these items may help the starving peer.
+    /// Whether a peer has waited for items of the dispatching process in this epoch, so that items of all peers wake up
+    /// this process, because receiving them may help that peer.
     has_starved: bool,
     /// The last unit that was taken. Its memory is reused for the next unit.
     pub current: Taken,
@@ -116,7 +114,7 @@ impl Peers {
     /// Returns the link that transports the units of a peer.
     #[inline]
     pub fn link_of(&self, peer: usize) -> usize {
-        // Without several shards per link, each peer has its own link. A division would double the cost of this
+        // Without several shards per link, each peer has its own link, and a division would double the cost of this
         // function.
         if peer < self.links.len() { peer } else { peer % self.links.len() }
     }
@@ -154,7 +152,7 @@ impl Peers {
         self.paused
     }
 
-    /// Begins an epoch. Each peer may compute `window` items ahead.
+    /// Begins an epoch. Each peer may be `window` items ahead.
     pub fn begin_epoch(&mut self, window: u64) {
         self.window = window;
         self.has_starved = false;
@@ -206,8 +204,8 @@ impl Peers {
         }
     }
 
-    /// Lets only the items of this peer's link wake up this process from now on, unless another peer may starve. In a
-    /// loader with many workers, items of the other workers would wake up this process without need.
+    /// Lets only the items of this peer's link wake up this process from now on, unless another peer may starve. Items
+    /// of other workers would otherwise wake up this process without need.
     pub fn await_one(&mut self, peer: usize) {
         let link = self.link_of(peer);
         match self.awaited {
@@ -255,7 +253,7 @@ impl Peers {
         Ok(whose == peer)
     }
 
-    /// Removes the snapshots from the units of a peer that were kept for later, and returns these snapshots.
+    /// Removes and returns the snapshots among the units of a peer that were kept for later.
     pub fn snapshots_taken_in(&mut self, peer: usize) -> VecDeque<Taken> {
         let all = std::mem::take(&mut self.taken_in[peer]);
         let (snapshots, others): (VecDeque<_>, _) =
@@ -305,7 +303,8 @@ impl Peers {
             return Ok(());
         }
         if !may_lease {
-            // The memory of the sender is meant for units in flight, but this unit may be kept for a long time.
+            // The unit is copied because it may be kept for a long time, and the memory of the sender is meant for
+            // units in flight.
             count_copies(consumer, &unit);
             let buffers = std::mem::take(&mut unit.buffers);
             unit.buffers = py.detach(|| buffers.into_iter().map(Buffer::into_owned).collect());
@@ -345,8 +344,7 @@ impl Peers {
 
     /// While a peer starves, receives items of other peers before their turn, so that these peers can compute more.
     pub fn help_starving(&mut self, py: Python<'_>, collecting: &Collecting) -> PyResult<()> {
-        // An item of the peer whose turn it is does not end this loop, because the main process waits for an answer
-        // that follows the next item.
+        // An item of the peer whose turn it is does not end this loop, because the awaited answer follows that item.
         let starving: Vec<bool> = (0..self.len()).map(|peer| self.consumer(peer).starves()).collect();
         while let Some(peer) = self.next_to_take_in(collecting, &starving) {
             self.take_in(py, peer, collecting.turn())?;
@@ -388,7 +386,7 @@ impl Peers {
         visit.call(&self.surplus.on_surplus)
     }
 
-    /// Removes and returns the callback. The caller must drop it.
+    /// Removes and returns the callback, which the caller must drop.
     pub fn clear(&mut self) -> Option<Py<PyAny>> {
         self.surplus.on_surplus.take()
     }

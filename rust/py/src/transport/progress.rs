@@ -13,7 +13,7 @@ use crate::gil_cell::{GilCell, GilNumber};
 pub struct StreamProgress {
     /// The positions and snapshots of all peers, which are consistent at any time, even for other threads.
     pub books: Arc<GilCell<Books<Content>>>,
-    /// In a worker: snapshots of the dispatching process that must be relayed to the main process.
+    /// In a worker: snapshots of the dispatching process to be relayed to the main process.
     pub relay: Arc<Relay>,
     pub given: Given,
     /// For each peer, the position at which the next stream begins.
@@ -76,7 +76,7 @@ impl StreamProgress {
         Ok(())
     }
 
-    /// In a worker: keeps a snapshot of the dispatching process, which the pump then relays.
+    /// Keeps a snapshot of the dispatching process in a worker, until the pump relays the snapshot.
     pub fn pass_on(&self, unit: &Unit) -> PyResult<()> {
         self.relay.put(Relayed::of(unit)?);
         Ok(())

@@ -25,9 +25,9 @@ use super::watched::{DeathWatch, Replacing};
 use crate::codec;
 use crate::errors;
 
-/// The flags that other threads set for the reading thread, which checks these flags whenever it waits.
+/// The flags with which other threads control the reading thread, which checks the flags during waits.
 pub struct Signs {
-    /// The current epoch. A thread that reads another epoch must stop.
+    /// The current epoch. If the reading thread reads another epoch, it must stop.
     pub epoch: AtomicU64,
     /// Whether no more items of the epoch may be returned.
     pub stopped: AtomicBool,
@@ -60,13 +60,13 @@ pub struct Reader {
     pub clock: Clock,
     pub meters: Meters,
     pub watch: DeathWatch,
-    /// In a worker: commands that end a wait.
+    /// In a worker: the commands that end a wait.
     pub interrupt: Option<Interrupt>,
     pub stream: Stream,
-    /// A stream that was begun only to receive its first snapshot. No item of this stream was requested yet.
+    /// A stream that was begun only to receive its first snapshot, without a request for an item.
     looked_into: Option<Stream>,
     own: BellRef,
-    /// Called with (peer, description) when a peer reports a failure. The callback must raise.
+    /// Called with (peer, description) when a peer reports a failure; the callback must raise.
     on_error: Py<PyAny>,
     /// Called with (peer, note) for each note, or None if notes are ignored.
     pub on_note: Option<Py<PyAny>>,
@@ -155,7 +155,7 @@ impl Reader {
                 // now.
                 self.peers.put_back(peer);
                 self.on_error.call1(py, (peer, description?))?;
-                return Ok(false); // `on_error` should have raised
+                return Ok(false); // reached only if `on_error` does not raise
             }
             kind::NOTE => {
                 let note = decode(py, &self.peers.current.unit, self.peers.may_lease(peer))?;
@@ -170,7 +170,7 @@ impl Reader {
     }
 
     /// Decodes the item of the current unit. If decoding fails, for example because a signal handler raises, the unit
-    /// is kept and the next call decodes it again.
+    /// is kept, and the next call decodes the unit again.
     #[inline]
     fn deliver<'py>(&mut self, py: Python<'py>, peer: usize) -> PyResult<Bound<'py, PyAny>> {
         let may_lease = self.peers.may_lease(peer);
@@ -195,7 +195,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Stores a snapshot in the records. A worker stores it for relaying instead.
+    /// Stores a snapshot in the records, or for relaying if this process is a worker.
     pub fn keep_unit(&self, py: Python<'_>, peer: usize, unit: &Unit) -> PyResult<()> {
         if self.interrupt.is_some() { self.progress.pass_on(unit) } else { self.progress.keep(py, peer, unit) }
     }
@@ -217,8 +217,9 @@ impl Reader {
         Ok(taken)
     }
 
-    /// In a worker: waits for the snapshot that the dispatching process takes at the beginning of a stream, in order to
-    /// relay it. No item of the stream is requested yet. If another unit arrives first, that unit is kept for reading.
+    /// Waits in a worker for the snapshot that the dispatching process takes at the beginning of a stream, in order to
+    /// relay the snapshot. No item of the stream is requested yet. If another unit arrives first, that unit is kept for
+    /// reading.
     pub fn await_relayed(&mut self, py: Python<'_>, stream: Stream) -> PyResult<()> {
         self.looked_into = Some(stream);
         self.peers.links_mut()[0].begin(stream, 0);
@@ -237,10 +238,10 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits for the first unit of each peer in this epoch, and stores it if it is a snapshot. With `dealt`, also waits
-    /// for the snapshot of the dispatching process, which the first peer relays. A peer sends its snapshot before its
-    /// first item, so this wait is not longer than the wait for an item. The wait ends for the same reasons as a wait
-    /// for an item, and the next read reports the reason.
+    /// Waits for the first unit of each peer in this epoch, and stores the unit if it is a snapshot. With `dealt`, also
+    /// waits for the snapshot of the dispatching process, which the first peer relays. This wait is not longer than the
+    /// wait for an item, because a peer sends its snapshot before its first item. The wait ends for the same reasons as
+    /// a wait for an item, and the next read reports the reason.
     pub fn await_snapshots(&mut self, py: Python<'_>, signs: &Signs, dealt: bool) -> PyResult<()> {
         let (began, epoch) = (Instant::now(), signs.epoch.load(Relaxed) as u32);
         self.clock.rearm();
@@ -354,7 +355,8 @@ impl Reader {
         if died {
             return Ok(None);
         }
-        // A signal from the time of the wait is handled before the item is taken. Ctrl-C would otherwise lose the item.
+        // A signal that arrived during the wait is handled before the item is taken, because an exception from the
+        // signal handler would otherwise lose the item.
         awoken.and_then(|()| py.check_signals()).map(|()| Some(next))
     }
 
@@ -446,8 +448,8 @@ impl Reader {
     }
 }
 
-/// Callbacks that were removed from a reader. They must be dropped after the reader is released, because dropping may
-/// run arbitrary code.
+/// Callbacks that were removed from a reader, which must be released before the callbacks are dropped, because dropping
+/// may run arbitrary code.
 pub type Callbacks = (
     Option<Py<PyAny>>,
     Option<Replacing>,
@@ -457,7 +459,7 @@ pub type Callbacks = (
     Option<Py<PyAny>>,
 );
 
-/// Creates an error that ends a wait inside this module. Users never see it.
+/// Creates an error that ends a wait inside this module. Users never see this error.
 fn a_process_has_died() -> PyErr {
     PyRuntimeError::new_err("a process has died")
 }

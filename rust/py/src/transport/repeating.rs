@@ -1,4 +1,4 @@
-//! What a pump sends besides new items: snapshots, and checks of items that are recomputed after a restart.
+//! Sends snapshots, and checks items that are recomputed after a restart.
 //!
 //! An epoch that resumes an earlier run starts from a snapshot. Items that the reader received after that snapshot are
 //! recomputed, counted and dropped. A rolling checksum verifies that the recomputed items equal the original items.
@@ -24,7 +24,7 @@ use crate::errors;
 type Made = (u32, Entry, Py<PyBytes>);
 
 impl Outlet {
-    /// Takes and sends snapshots that are due. Call this between two items.
+    /// Takes and sends snapshots that are due. Must be called between two items.
     #[inline]
     pub fn snapshot_if_due(&mut self, py: Python<'_>) -> PyResult<()> {
         if self.relay.as_ref().is_some_and(|relay| relay.waits()) {
@@ -34,7 +34,8 @@ impl Outlet {
         if is_due { self.snapshot(py) } else { Ok(()) }
     }
 
-    /// Relays a pending snapshot of the dispatching process over the first link. Waits for space as for an item.
+    /// Relays a pending snapshot of the dispatching process over the first link. Waits for space as long as for an
+    /// item.
     pub fn send_relayed(&mut self, py: Python<'_>) -> PyResult<bool> {
         let Some(relay) = self.relay.as_ref().filter(|relay| relay.waits()) else { return Ok(true) };
         let mut encoder = std::mem::take(&mut self.encoder);
@@ -72,7 +73,7 @@ impl Outlet {
         }))
     }
 
-    /// Takes a snapshot of a shard and sends it. Waits for space as for an item.
+    /// Takes a snapshot of a shard and sends it. Waits for space as long as for an item.
     pub fn send_snapshot(&mut self, py: Python<'_>, shard: usize) -> PyResult<bool> {
         let Some((head, content)) = self.take(py, shard)? else { return Ok(true) };
         let mut encoder = std::mem::take(&mut self.encoder);
@@ -169,7 +170,8 @@ impl Outlet {
         }
     }
 
-    /// Checks that all items that a reader already has were recomputed. Call this when the reader's items have ended.
+    /// Checks that all items that a reader already has were recomputed. Must be called when the reader's items have
+    /// ended.
     pub fn check_all_came_again(&mut self, target: usize) -> PyResult<()> {
         let producer = self.producer(target);
         let (account, owed) = (producer.account(), producer.owed());

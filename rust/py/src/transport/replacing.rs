@@ -1,9 +1,9 @@
 //! Replaces processes that exit in the middle of a stream.
 //!
-//! This code runs in the main process, in the reading thread. All units that an exited process has sent completely
-//! count as received, including snapshots. Therefore all units in its link are received first. The replacement resumes
-//! from the latest snapshot and uses a new link. The memory of the old link stays mapped while received items use it.
-//! Python code decides which processes are replaced, and starts the replacements.
+//! This code runs in the main process, in the reading thread. All units that an exited process has sent completely are
+//! received first, including snapshots. The replacement resumes from the latest snapshot and uses a new link. The
+//! memory of the old link stays mapped while received items use it. Python code decides which processes are replaced,
+//! and starts the replacements.
 
 use pyo3::prelude::*;
 use torchdata_core::protocol::Account;
@@ -14,8 +14,8 @@ use super::snapshots::{KeptPositions, kept_positions};
 use super::watched::{Replacing, Sign};
 use crate::errors;
 
-/// A replacement: the index of the process that it replaces, the link over which the replacement sends to this process,
-/// if any, and its process id or descriptor.
+/// A replacement: the index of the replaced process, the link over which the replacement sends to this process, if any,
+/// and the replacement's process id or descriptor.
 type Heir<'py> = (usize, Option<Bound<'py, PyLink>>, Sign<'py>);
 
 impl Reader {

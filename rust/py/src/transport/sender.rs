@@ -34,7 +34,6 @@ use crate::shard_globals::ShardTurns;
 
 /// Returns when a wait of this many seconds ends, or None for no limit.
 fn deadline(seconds: Option<f64>) -> Option<Instant> {
-    // A wait that exceeds the range of the clock has no limit either.
     seconds.and_then(|seconds| Instant::now().checked_add(duration(seconds)))
 }
 
@@ -109,13 +108,13 @@ impl Sender {
         Ok(())
     }
 
-    /// Starts an epoch. Units contain its number, and items are counted from zero. A unit that was not completely sent
-    /// in an earlier epoch is dropped.
+    /// Starts an epoch. Units contain the number of their stream, and items are counted from zero. A unit that was not
+    /// completely sent in an earlier epoch is dropped.
     ///
     /// `starts` contains for each shard or reader the position at which to resume an earlier run: the number of items
     /// before this position, their checksum, the number of following items that the reader already has, and the
-    /// checksum after those items or None. If the last checksum is given, it is compared. `turn` is the shard or reader
-    /// of the first item.
+    /// checksum after those items or None. A given last checksum is compared with the recomputed items. `turn` is the
+    /// shard or reader of the first item.
     #[pyo3(signature = (epoch, pass_number = 1, starts = None, turn = 0))]
     fn start_epoch(
         &self,
@@ -144,7 +143,7 @@ impl Sender {
     }
 
     /// Makes the pump call `taker(shard)` regularly between two items, for each shard. After a call that took c
-    /// seconds, the next call is due after `seconds` or after `factor` times c, whichever is longer.
+    /// seconds, the next call is due after the longer of `seconds` and `factor` times c.
     ///
     /// `taker` returns None or (pass of the dispatched items, their items and checksum, bytes), and must not send
     /// units.
@@ -221,7 +220,7 @@ impl Sender {
             if !outlet.has_shards {
                 self.link.store(target, Relaxed);
             }
-            // The outlet stays locked while Python code runs. This blocks no other thread, because no other thread
+            // The outlet stays locked while Python code runs, which blocks no other thread, because no other thread
             // sends, and allocating does not need the lock.
             let shard = if several { target } else { 0 };
             outlet.entered = shard;
@@ -275,7 +274,7 @@ impl Sender {
         let mut outlet = self.outlet()?;
         let Outlet { producers, dealing, own, control, idle, .. } = &mut *outlet;
         let asked = || {
-            // A damaged word counts as a request. The error is then reported for the first item of the pass.
+            // A damaged word counts as a request, because the error is then reported for the first item of the pass.
             dealing.is_asked_again(|reader| producers[reader].reader().unwrap_or(Reader::Ahead))
         };
         wait_until(py, own, idle.as_ref(), || is_interrupted(control, None) || asked(), || (), |_| Ok(()))?;
@@ -286,8 +285,8 @@ impl Sender {
         Ok(true)
     }
 
-    /// Sends the description of a failure to all readers. If a reader received an end instead, an incomplete part of
-    /// its items would look complete.
+    /// Sends the description of a failure to all readers. If a reader received an end instead, its incomplete items
+    /// would look complete.
     ///
     /// Returns False if a command is pending. The caller must execute the command and call this method again.
     fn send_error(&self, py: Python<'_>, description: &Bound<'_, PyAny>) -> PyResult<bool> {
@@ -307,8 +306,7 @@ impl Sender {
     /// Sends a message of the control protocol over the first link. Fails if this takes longer than `seconds`.
     ///
     /// `order` is the epoch that the message starts, or a larger number for a stop. The order ends the running epoch of
-    /// the peer. `tick` is called several times per second during the wait. If `tick` raises, the wait ends, and the
-    /// message is not sent.
+    /// the peer. `tick` is called several times per second during the wait; if it raises, the message is not sent.
     ///
     /// Raises TimeoutError if the peer does not read the message.
     #[pyo3(signature = (message, seconds = None, order = None, tick = None))]
@@ -351,7 +349,7 @@ impl Sender {
 
     /// Waits until the peer has acknowledged `count` messages. Returns False after `seconds`.
     ///
-    /// `tick` is called several times per second during the wait. If `tick` raises, the wait ends.
+    /// `tick` is called several times per second during the wait; if it raises, the wait ends.
     fn wait_acknowledged(&self, py: Python<'_>, count: u64, seconds: f64, tick: &Bound<'_, PyAny>) -> PyResult<bool> {
         let deadline = deadline(Some(seconds));
         let outlet = self.outlet()?;
@@ -395,8 +393,8 @@ impl Sender {
 
     /// Reclaims blocks, and returns memory that was unused for some seconds to the system.
     ///
-    /// Returns whether there may be more to do later. Sending does this automatically, so only an idle sender must call
-    /// this method.
+    /// Returns whether memory may become unused later. Sending reclaims blocks automatically, so only an idle sender
+    /// must call this method.
     fn tidy(&self, py: Python<'_>) -> PyResult<bool> {
         tidy(py, &self.arenas)
     }

@@ -1,8 +1,8 @@
 //! Snapshots of a graph that are sent over a link: their schedule, their format, and their storage.
 //!
-//! A child takes snapshots between two items, without a request, and sends a snapshot only if ring and arena have room.
-//! Otherwise the snapshot is dropped, so that it never delays an item. The format is a unit of little-endian words,
-//! followed by the content, which is inline or in a block:
+//! A child takes snapshots between two items, without a request. A snapshot is dropped if the ring or the arena has no
+//! room, so that it never delays an item. The format is a unit of little-endian words, followed by the content, which
+//! is inline or in a block:
 //!
 //! ```text
 //! pass | share: pass, items, checksum | links | by link: items, checksum | content
@@ -26,31 +26,31 @@ use torchdata_core::sampled_clock::SampledClock;
 use super::kinds as kind;
 use crate::errors;
 
-/// The prefix of the first snapshot's content if no snapshot can be taken. The reason follows the prefix.
+/// The prefix of the first snapshot's content if no snapshot can be taken; the reason follows the prefix.
 pub const REASON: &[u8] = b"tdno";
 
 /// The bytes of a snapshot, as a Python object.
 pub type Content = Py<PyBytes>;
 
-/// The schedule of snapshots. After a snapshot that took c seconds, the next snapshot is due after `most_often` or
-/// after `factor` times c, whichever is longer. c is the shortest time of the last three snapshots, because the system
-/// may suspend a process during a snapshot. The first snapshots run code for the first time, so they take several times
-/// as long as later ones. The pauses after the first two snapshots are therefore shorter.
+/// The schedule of snapshots. After a snapshot that took c seconds, the next snapshot is due after the longer of
+/// `most_often` and `factor` times c. c is the shortest time of the last three snapshots, because the system may
+/// suspend a process during a snapshot. The first snapshots run code for the first time, so they take several times as
+/// long as later ones. The pauses after the first two snapshots are therefore shorter.
 pub struct Cadence {
     most_often: Duration,
     factor: f64,
-    /// The seconds that the last snapshots took, oldest first. Infinite if a snapshot was not taken yet.
+    /// The seconds that the last snapshots took, oldest first, or infinity for missing snapshots.
     took: [f64; 3],
     due: Instant,
     clock: SampledClock,
 }
 
-/// `LONGEST_STEP` is the maximum number of items between two readings of the clock. While two readings are closer
-/// together than `NEAR`, the number of items between readings grows.
+/// `LONGEST_STEP` is the maximum number of items between two readings of the clock; this number grows while two
+/// readings are closer together than `NEAR`.
 const LONGEST_STEP: u32 = 64;
 const NEAR: Duration = Duration::from_micros(100);
 
-/// The fraction of the usual pause that follows the first and the second snapshot.
+/// The fraction of the usual pause to wait after the first and after the second snapshot.
 const EARLY: f64 = 0.1;
 
 impl Cadence {
@@ -181,7 +181,7 @@ impl<'a> Opened<'a> {
         })
     }
 
-    /// Copies the content once. A reader that waits for an item also waits for this copy, which may be long.
+    /// Copies the content once, because a reader that waits for an item also waits for this copy.
     fn content(&self, py: Python<'_>) -> PyResult<Content> {
         match self.block {
             None => Ok(PyBytes::new(py, self.inline).unbind()),
@@ -223,7 +223,7 @@ pub fn is_snapshot(unit_kind: u16) -> bool {
 }
 
 pub type Entry = (u64, u64);
-/// A snapshot as a Python tuple: (items, checksum) that were sent, pass and (items, checksum) of the dispatched items,
+/// A snapshot as a Python tuple: (items, checksum) that were sent; pass and (items, checksum) of the dispatched items;
 /// content.
 pub type Kept = (Entry, u32, Entry, Content);
 /// A snapshot of the dispatching process as a Python tuple: pass, dispatched items of each worker, content.

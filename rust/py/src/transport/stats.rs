@@ -80,12 +80,12 @@ impl PyStatsBoard {
         Board::observe(&path).map(Self).map_err(errors::open)
     }
 
-    /// The descriptor of the board, for passing to another process, or -1 if it is closed.
+    /// Returns the descriptor of the board, which can be passed to another process, or -1 if it is closed.
     fn fileno(&self) -> i32 {
         self.0.fd().map_or(-1, |fd| fd.as_raw_fd())
     }
 
-    /// Closes the descriptor. Afterwards, other programs can no longer find the board.
+    /// Closes the descriptor. After the call, other programs can no longer find the board.
     fn close_descriptor(&self) {
         self.0.close();
     }
@@ -157,8 +157,8 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Counts items of a pipe that `bind` has named. One call took this many nanoseconds, and represents `weight`
-    /// calls. Does nothing in a process that was forked from the counting process.
+    /// Counts items of a pipe that `bind` has named. One call took `nanoseconds`, and represents `weight` calls. Does
+    /// nothing in a process that was forked from the counting process.
     fn add_work(&self, page: usize, pipe: usize, items: u64, nanoseconds: u64, weight: u64) -> PyResult<()> {
         if self.0.is_of_this_process() {
             add_work(&self.pipe(page, pipe)?, items, nanoseconds, weight);

@@ -9,12 +9,11 @@ use torchdata_core::stats::{WaitRef, nanoseconds};
 
 use crate::enter::{self, Slices};
 
-/// The number of checks before the first sleep. The number is small because, with more runnable threads than cores, a
-/// spinning thread can prevent the awaited thread from running.
+/// The number of checks before the first sleep. The number is small because a spinning thread can prevent the awaited
+/// thread from running if there are fewer cores than runnable threads.
 const SPINS: u32 = 40;
-/// The interval at which a waiting thread checks whether other processes still run. The checks are necessary because a
-/// process that exits does not ring the bell. They need no GIL. A check costs two system calls, so all checks together
-/// use some thousandths of a core.
+/// The interval at which a waiting thread checks whether other processes still run, because a process that exits does
+/// not ring the bell. A check needs no GIL and two system calls, so all checks together use some thousandths of a core.
 const GLANCE: Duration = Duration::from_millis(10);
 
 /// This process's statistics about how often yielding before the first sleep has helped.
@@ -37,8 +36,8 @@ pub fn wait_until(
     wait_among(py, bell, meter, None, ready, asleep, tick)
 }
 
-/// Waits like `wait_until`, but for something that depends on other processes. `bereft` is called every few
-/// milliseconds without the GIL. If `bereft` returns true, the slice ends, and `tick` determines the reason.
+/// Waits like `wait_until`, but for an event that depends on other processes. `bereft` is called every few milliseconds
+/// without the GIL. If `bereft` returns true, the slice ends, and `tick` determines the reason.
 pub fn wait_among(
     py: Python<'_>,
     bell: &BellRef,

@@ -11,7 +11,7 @@ use torchdata_core::process::liveness::Watch;
 
 use crate::descriptors::OwnedDescriptor;
 
-/// How to detect the exit of a process: by its id, or by a descriptor that becomes readable when the process exits.
+/// The id of a process, or a descriptor that becomes readable when the process exits.
 #[derive(FromPyObject)]
 pub enum Sign<'py> {
     Number(i32),
@@ -40,15 +40,15 @@ pub struct Replacing {
     pub on_replace: Py<PyAny>,
 }
 
-/// The processes that are watched while the reader waits. A worker watches no process: it exits with the main process,
-/// and the main process informs it when other processes exit.
+/// The processes that are watched while the reader waits. A worker watches no process, because it exits with the main
+/// process, and the main process informs it when other processes exit.
 #[derive(Default)]
 pub struct DeathWatch {
     /// The watched processes, each with its index for the callbacks.
     processes: Vec<(usize, Mortal)>,
     /// The index of a process that was found to have exited.
     dead: Option<usize>,
-    /// Called with the index of a process that has exited. The callback must raise.
+    /// Called with the index of a process that has exited; the callback must raise.
     on_exit: Option<Py<PyAny>>,
     /// The callbacks that are called instead of `on_exit` if exited processes are replaced.
     replacing: Option<Replacing>,
@@ -114,7 +114,7 @@ impl DeathWatch {
         self.processes.push((index, sign.watch().ok()));
     }
 
-    /// Stops watching exited processes that need no replacement because they had finished their work.
+    /// Stops watching exited processes that need no replacement because their work is finished.
     pub fn forget(&mut self, dead: &[usize]) {
         self.processes.retain(|(index, process)| !(dead.contains(index) && has_died(process)));
         self.dead = None;
@@ -126,7 +126,7 @@ impl DeathWatch {
         visit.call(self.replacing.as_ref().map(|replacing| &replacing.on_replace))
     }
 
-    /// Removes and returns the callbacks. The caller must drop them.
+    /// Removes and returns the callbacks, which the caller must drop.
     pub fn clear(&mut self) -> (Option<Py<PyAny>>, Option<Replacing>) {
         (self.on_exit.take(), self.replacing.take())
     }

@@ -11,7 +11,8 @@ This module patches four parts of PyTorch:
 - `ABC.register` is called on PyTorch's pipe classes;
 - PyTorch's registries of functional forms receive entries;
 - PyTorch's decorator `functional_datapipe` accepts classes of this package, although they have another metaclass;
-- PyTorch's function that begins a pass of a pipe reports the pass, so that a state can record the graph at that moment.
+- PyTorch's function that begins a pass of a pipe reports the pass, so that a state can record the graph at the
+  beginning of the pass.
 """
 
 from __future__ import annotations
@@ -98,8 +99,8 @@ class Counterpart:
         return found if bind is None else bind(found, datapipe, type(datapipe))
 
     def joiner(self, other: Any) -> Any:
-        """Returns PyTorch's class that joins a pipe with the torch dataset `other`; None if `other` is a pipe, or if it
-        is not a dataset.
+        """Returns PyTorch's class that joins a pipe with the torch dataset `other`, or None if `other` is a pipe or no
+        dataset.
         """
         torchs = self._module
         if torchs is None or isinstance(other, (torchs.IterDataPipe, torchs.MapDataPipe)):
@@ -166,7 +167,7 @@ def _pair(theirs: Any, ours: Any) -> None:
 
 
 def twin_of(cls: type) -> Any:
-    """Returns the counterpart of a pipe class in the other package, PyTorch or this one; None if there is none."""
+    """Returns the counterpart of a pipe class in the other package (PyTorch or this package); None if there is none."""
     return _twins.get(cls)
 
 

@@ -15,14 +15,14 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Literal
 
-#: The budget of the search: how many members of containers it inspects per attribute. A dictionary entry counts as one
+#: The maximum number of members of containers that the search inspects per attribute. A dictionary entry counts as one
 #: member. A container with more members than the remaining budget counts as data and is not searched.
 LARGEST_STRUCTURE = 4096
 
 #: The cost of opening a nested container, in members, because opening takes longer than inspecting a member.
 OPENING = 8
 
-#: The base classes of all pipes. These classes register themselves, because this module must not import them.
+#: The base classes of all pipes. These classes register themselves, because this module cannot import their modules.
 _pipes: tuple[type, ...] = ()
 
 #: Whether a class was registered as a virtual subclass of a pipe class.

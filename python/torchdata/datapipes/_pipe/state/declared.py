@@ -17,7 +17,7 @@ __all__ = ["DERIVED", "MOST_ITEMS", "DeclaredState", "RandomState", "declare", "
 
 _MISSING: Any = object()
 
-#: The limit of counts of items in a state. No iteration reaches this number.
+#: The limit of counts of items in a state. A number of items that no iteration reaches.
 MOST_ITEMS = 1 << 62
 
 
@@ -31,7 +31,7 @@ def state(
             such as `list`.
         items: whether the attribute holds items. Pipes among the items do not count as sources of this pipe.
         copied: whether copies and pickles of the pipe include the attribute.
-        lasts: whether the value is kept from one iteration to the next. Code must replace such a value instead of
+        lasts: whether the value is kept from one iteration to the next. Code must replace a lasting value instead of
             modifying it, except for a dict.
         saved: whether saved states include the attribute.
 
@@ -72,8 +72,8 @@ def random_state(*, lasts: bool = False) -> Any:
     """Declares that an attribute, which the constructor sets to a `random.Random`, is part of the iteration state.
 
     Args:
-        lasts: whether the generator continues from one iteration to the next. If False (the default), `reset` must seed
-            the generator.
+        lasts: whether the generator continues from one iteration to the next. If `lasts` is False (the default),
+            `reset` must seed the generator.
 
     Example:
         >>> import random
@@ -192,7 +192,7 @@ def _of(cls: type) -> tuple[DeclaredState, ...]:
 
 
 def _state_dict(self: Any) -> dict[str, Any]:
-    """Returns the declared iteration state as of the last item that the pipe yielded."""
+    """Returns the declared iteration state after the last item that the pipe yielded."""
     declared: dict[str, Any] = self._declared_state()
     return declared
 

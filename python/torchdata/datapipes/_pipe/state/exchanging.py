@@ -49,7 +49,7 @@ _WORDS, _PLACE = 624 * 4, 4
 #: The number of bytes before the words of PyTorch's generator (seed, words left, flags), and the size of its whole
 #: state, which ends with normal numbers.
 _BEFORE, _TORCH = 20, 2544
-#: The words must begin within this many bytes of PyTorch's object.
+#: The maximum distance in bytes from the start of PyTorch's object to the words.
 _HEAD = 256
 #: The size in bytes of the normal number that NumPy stores, with the flag that says whether the number is present.
 _GAUSS = 16
@@ -85,8 +85,8 @@ os.register_at_fork(after_in_child=_begin_in_child)
 def one_at_a_time() -> Iterator[None]:
     """Prevents other threads of the process, within this context, from exchanging generators and worker info of shards.
 
-    If two threads exchanged them at the same time, the last thread to finish would restore the globals of the wrong
-    shard.
+    If two threads exchanged these globals at the same time, the last thread to finish would restore the globals of the
+    wrong shard.
     """
     with _turn:
         yield

@@ -95,8 +95,7 @@ class Halt:
     def stand(self) -> None:
         """Pauses the thread once it has read enough items.
 
-        A reader may need more items if the pipeline does not repeat itself. In this case, the thread continues
-        immediately.
+        If the pipeline does not repeat itself, a reader may need more items, and the thread then continues immediately.
         """
         if self._taken >= self._items:
             self._reached.set()

@@ -1,4 +1,4 @@
-"""The interface through which graphs, states and loaders query a pipe, with defaults for all pipes.
+"""The interface through which graphs, states and loaders query a pipe, with a default for each query.
 
 Role: the contract between the pipes and the code that handles whole graphs. Each pipe implements the queries, so that
 callers need not know its class. Runs in the process of the pipe.
@@ -22,8 +22,8 @@ class PipeHooks:
     Authors of pipes may override public names. Private names are for pipes with threads or several readers.
     """
 
-    #: Whether each item depends only on the corresponding source item, in the source's order. Such a pipe does not have
-    #: its own state, even if a user defines it.
+    #: Whether each item depends only on the corresponding source item, in the source's order. Such a pipe has no other
+    #: state, even if a user defines it.
     one_to_one: ClassVar[bool] = False
 
     #: Whether `len` must read items.
@@ -50,7 +50,7 @@ class PipeHooks:
         return None
 
     def _goes_on_alone(self) -> bool:
-        """Returns whether a pass of the pipe can continue while no reader has begun to read it."""
+        """Returns whether a pass of the pipe can continue although no reader has begun to read the pipe."""
         return False
 
     #: Whether a new call of `__iter__` after a skipped exception resumes from the state that the class lists.
@@ -80,7 +80,8 @@ class PipeHooks:
         return None
 
     def _halt_at(self, ahead: Lead) -> Halt:
-        """Makes the thread pause at the given point of a later pass. Called only if `_read_ahead` returned a value."""
+        """Makes the thread pause at the given point of a later pass. Called only if `_read_ahead` has returned a
+        value."""
         raise NotImplementedError(f"{type(self).__name__} reads ahead in no thread")
 
 

@@ -1,11 +1,12 @@
-"""Begins the iterations of pipes, and records the state of the graph at that moment.
+"""Begins the iterations of pipes, and records the state of the graph at the beginning of an iteration.
 
 Role: maintains the record of each pipe (`record`): when its pass began, and the loaded state that it has not resumed
 from yet. If a source of the pipe must be replayed, the record also contains the state of all sources when the pass
 began. A *pass* is one iteration of one pipe. Runs in the process and thread that iterates the pipe.
 
 A counter that increases when a pass begins determines which passes belong together. If the pass of a source began after
-the pass of its reader, the reader is reading the source. If it began before, it belongs to an earlier pass of a reader.
+the pass of its reader, the reader is reading the source. If the source's pass began before, the pass belongs to an
+earlier pass of a reader.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ def _note_pass(datapipe: Any) -> None:
 
 
 def _notice_pass(datapipe: Any) -> None:
-    """Does the same as `_note_pass` for a pass that PyTorch reports when the first item is requested from its pipe."""
+    """Does the same as `_note_pass` for a pass that PyTorch reports only when the first item is requested."""
     record = record_of(datapipe)
     if record.asked == datapipe._valid_iterator_id:
         return  # the pass is already recorded
@@ -172,7 +173,8 @@ def awaits_iteration(datapipe: Any) -> bool:
 
 
 def beginning_of(datapipe: Any) -> Beginning | None:
-    """Returns the state of the graph up to a pipe when the pipe's running pass began; None if it was not recorded."""
+    """Returns the state that the graph up to a pipe had when the pipe's running pass began; None if the state was not
+    recorded."""
     beginning = record_of(datapipe).beginning
     if beginning is None or not is_torchs(datapipe):
         return beginning
@@ -281,7 +283,7 @@ def with_seeds(entry: PipeEntry, record: PassRecord) -> PipeEntry:
 
 
 def with_pending(pipe: Any, record: PassRecord, loaded: PipeEntry) -> PipeEntry:
-    """Returns a loaded entry in order to save it again, with the settings for the next pass that were made since."""
+    """Returns a loaded entry that is saved a second time, with the settings for the next pass that were made since."""
     if loaded.left is not None:
         loaded = loaded._replace(given=(record.given,))
     loaded = with_seeds(loaded, record)
@@ -365,7 +367,7 @@ def _note_growth(record: PassRecord, beginning: Beginning) -> None:
 
 
 def _find_replayed(graph: Graph) -> None:
-    """Records for a pipe that begins, and for its sources, whether it or one of its sources is replayed."""
+    """Records, for a pipe that begins and for its sources, whether the pipe or one of its sources is replayed."""
     found: dict[int, bool | None] = {}
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
@@ -412,7 +414,7 @@ def _covers(kind: type) -> bool:
     says = max(depth_of(kind, "state_dict"), depth_of(kind, "load_state_dict"))
     says = min(says, depth_of(kind, "iteration_state"))
     while says < len(classes) and not issubclass(classes[says], iter_base()):
-        # A mixin is not a pipe. Its declaration counts for the first class that lists the mixin as a base.
+        # A mixin is not a pipe. The mixin's declaration counts for the first class that lists the mixin as a base.
         says = min(i for i, cls in enumerate(classes) if classes[says] in cls.__bases__)
     return says < len(classes) and says <= depth_of(kind, "__iter__")
 
@@ -471,7 +473,8 @@ def _forget(pipe: Any) -> None:
             record.loaded = PipeEntry(name_of(pipe))
         return
     if record.loaded is not None and record.loaded.left is not None:
-        # The pipe has the state from the beginning of a repeated pass. The pipe's next pass begins after that pass.
+        # The pipe has the state from the beginning of a repeated pass. The pipe's next pass begins after the running
+        # pass.
         seed = pending_seed(pipe)
         was_given = seed is not None and seed != record.given
         load_entry(pipe, record.loaded.left)

@@ -46,15 +46,15 @@ class PipeEntry(NamedTuple):
 
     Args:
         type: the name of the class.
-        restores: whether the pass of the pipe continues, in the middle or at its end. If False, the next pass of the
-            pipe starts from the beginning.
+        restores: whether the pipe resumes a pass, which may be unfinished or at its end. If `restores` is False, the
+            next pass of the pipe starts from the beginning.
         yielded: the number of items that the pass to resume has yielded.
         finished: whether the pass has yielded its last item.
-        state: the pipe's own state. If the next pass starts from the beginning, it contains only values that outlive a
-            pass, including the seed that was set for the next pass.
+        state: the pipe's own state. If the next pass starts from the beginning, this state contains only values that
+            outlive a pass, including the seed that was set for the next pass.
         seed: the argument to pass to `set_seed` of a user's pipe.
         follows: whether the seeds of further passes are derived from the last seed, as in graphs that were seeded as a
-            whole (`set_graph_random_seed`). If False, the seeds are drawn from the global generators.
+            whole (`set_graph_random_seed`). If `follows` is False, the seeds are drawn from the global generators.
         skipped: by kind of exception, the number of items that `on_error` has skipped at the pipe in the pass.
         later: the seed to set after the items were dropped.
         drop: the number of items to drop after the pass has begun. A pipe that drops items, or that has no declared
@@ -224,7 +224,7 @@ def checksum(value: Any) -> int:
 
 @contextmanager
 def explaining_damage(name: str) -> Iterator[None]:
-    """Context in which a pipe of this package loads its state, and assumes that the state has the layout it saves.
+    """Context in which a pipe of this package loads its state, and reports a wrong layout of the state as damage.
 
     Raises:
         ValueError: loading failed because the state has another layout.

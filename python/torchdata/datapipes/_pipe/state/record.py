@@ -30,7 +30,7 @@ class Beginning:
 
     #: The random generators of the process when the pass began.
     moved: dict[str, Any]
-    #: The generators to begin a replay with. The values differ from `moved` if the pass itself began with a replay.
+    #: The generators to begin a replay with. The values differ from `moved` if the pass began with a replay.
     generators: dict[str, Any]
     #: The number of items that the loaded state drops at the beginning.
     dropped: int = 0

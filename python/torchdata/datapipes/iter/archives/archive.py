@@ -199,7 +199,7 @@ class Archive:
         self.start = position_of(source) if start is None else start
 
         #: A recipe to reopen the source, used when the archive is pickled, possibly after the source was closed. A
-        #: recipe would copy an in-memory file, so such a file does not get one.
+        #: recipe would copy an in-memory file, so in-memory files do not get a recipe.
         file_obj = source.__dict__.get("file_obj") if isinstance(source, StreamWrapper) else source
         stand_in = source if isinstance(file_obj, io.BytesIO) else detached(source, self.start)
         self._stand_in = stand_in if stand_in is not source else None

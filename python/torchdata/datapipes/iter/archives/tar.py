@@ -102,7 +102,8 @@ _COMPRESSIONS: dict[str, tuple[tuple[bytes, ...], Callable[[Any], Pieces]]] = {
 
 
 class _HeaderBytes:
-    """The stream of an archive while the headers of one member are read. Stops reading if they become too long."""
+    """The stream of an archive while the headers of one member are read. Reading stops if the headers become too
+    long."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -150,7 +151,8 @@ _LIES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError
 class _Header(tarfile.TarInfo):
     """A header that must not be damaged. `tarfile` treats damage as the end of the archive, except at the start.
 
-    One member may have many headers: long names, extended headers, maps of holes. Their number and size are limited.
+    One member may have many headers: long names, extended headers, maps of holes. The number and the size of these
+    headers are limited.
     """
 
     @classmethod
@@ -180,7 +182,7 @@ class _Header(tarfile.TarInfo):
 
     def _proc_member(self, tarfile_: Any) -> Any:
         """Counts each header. The method of `tarfile` that parses a header depends on Python's version, but all these
-        methods call this one.
+        methods call `_proc_member`.
         """
         if isinstance(tarfile_.fileobj, _HeaderBytes):
             tarfile_.fileobj.count()
@@ -248,7 +250,7 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
         # is then replaced.
         tar = OpenTar.open(fileobj=io.BytesIO(bytes(2 * tarfile.BLOCKSIZE)), mode="r:", tarinfo=_Header)
         if header and not ahead:
-            # a buffered stream then has this byte in its buffer, and need not request it later
+            # this byte is then in the buffer of a buffered stream, which need not request it later
             file_obj.read(BEFORE)
         source = Forwards(_pieces_of_plain(file_obj), start=max(header - BEFORE, 0)) if ahead else file_obj
         tar.fileobj, tar.plain = source, True

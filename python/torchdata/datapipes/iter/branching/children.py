@@ -130,7 +130,7 @@ class Main(IterDataPipe[Any]):
         return lasting
 
     def _goes_on_alone(self) -> bool:
-        # A child that has not joined the generation yet can still read the items that wait for it.
+        # A child that has not joined the generation can still read the items that wait for it.
         return 0 < len(self._joined) < self.num_instances
 
     def __setstate__(self, state: dict[str, Any]) -> None:

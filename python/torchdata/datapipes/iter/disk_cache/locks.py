@@ -2,7 +2,7 @@
 
 Role: a process that creates a cached file holds the file's lock while creating the file. A lock is `flock` on an empty
 file in the same folder, with a name derived from the file's name. The holder removes the lock file before it releases
-the lock. A process that acquires a lock therefore checks that the path still leads to the open file. The kernel
+the lock. After acquiring a lock, a process therefore checks that the path still leads to the open lock file. The kernel
 releases the locks of a process that is killed. The code runs in any thread of any process. The table of held locks
 belongs to one process, and a forked child begins with an empty table.
 """
@@ -123,7 +123,7 @@ def _locked(file: str) -> int | None:
 
 
 def _opened(file: str) -> int | None:
-    """Opens or creates a lock file. Returns None if something else exists at the path that cannot be locked."""
+    """Opens or creates a lock file. Returns None if the object at the path cannot be locked."""
     flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
         with contextlib.suppress(FileExistsError):
@@ -167,7 +167,7 @@ def _release_all() -> None:
         lock.release()
 
 
-# A fork waits for a thread that is opening a lock file, so that the child knows all lock files.
+# Before a fork, threads that are opening a lock file finish, so that the child knows all lock files.
 os.register_at_fork(
     before=lambda: _mutex.acquire(), after_in_parent=lambda: _mutex.release(), after_in_child=_forget_inherited
 )

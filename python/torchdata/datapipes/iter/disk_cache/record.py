@@ -1,7 +1,7 @@
 """The record of one item in a cached section: the item of the source, and the paths that are yielded for it.
 
 Role: `section.Section` keeps a record for each item that was read and not yielded. The record owns the locks of the
-item's paths, and belongs to the process of its section.
+item's paths, and belongs to the process that runs the section.
 """
 
 from __future__ import annotations

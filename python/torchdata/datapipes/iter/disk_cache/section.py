@@ -3,9 +3,10 @@ them, and their order.
 
 Role: each iteration of an `EndOnDiskCacheHolder` has one `Section`. The section reads the source and determines for
 each item whether its files exist (*ready*), must be created by this process (*missing*, with locks on the paths), or
-are being created by another process (*pending*). The section passes missing items to the pipes in between, and
-determines which path is yielded next. The section runs in the thread that iterates the end of the cache. If a pipe in
-between reads ahead in a thread, `items` runs in that thread. docs/internals/disk-cache.md describes how processes wait.
+are being created by another process (*pending*). The section passes missing items to the pipes between `on_disk_cache`
+and `end_caching`, and determines which path is yielded next. The section runs in the thread that iterates the end of
+the cache. If one of these pipes reads ahead in a thread, `items` runs in that thread. docs/internals/disk-cache.md
+describes how processes wait.
 """
 
 from __future__ import annotations
@@ -177,7 +178,8 @@ class Section:
         while queue:
             head = queue[0]
             if head.ready:
-                # The consumer may be slow, or may wait for other processes, which can now create the remaining files.
+                # The locks are released because the consumer may be slow, or may wait for other processes, which can
+                # now create the remaining files.
                 head.release()
                 return head.ready.popleft()
             if head.kind == "ready":
@@ -275,7 +277,7 @@ class Section:
         record.ready.append(path)
 
     def _finish(self, record: Record) -> None:
-        """Records that a record is complete."""
+        """Records that all files of a record were created."""
         if record.members:
             self._list_members(record)
         record.kind = "ready"
@@ -302,7 +304,7 @@ class Section:
         record.unmark()
 
     def begin_round(self) -> None:
-        """Restarts the pipes in between, because a file must be computed after their input has ended."""
+        """Restarts the pipes of the section, because a file must be computed after the section's input has ended."""
         self.chain_ended = self._dry = False
 
     def end_round(self) -> None:

@@ -1,8 +1,8 @@
 """The event loop of an iteration of `async_map_batches`: runs one coroutine function over the items of a batch.
 
 The loop is created with the first batch, and closed when the iterator ends or is dropped, or at interpreter exit. The
-loop runs in the thread that requests a batch. If an event loop is already running in this thread, the new loop runs in
-a separate thread for each batch. This module imports asyncio, so it is imported only where it is used.
+loop runs in the thread that requests a batch. If this thread is already running an event loop, the new loop runs in a
+separate thread for each batch. This module imports asyncio, so it is imported only where it is used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _in_running_loop() -> bool:
 
 
 def _outside_running_loop(function: Callable[[], T], interrupt: Callable[[], Any]) -> T:
-    """Calls `function` where no event loop is running: in this thread or in a new one.
+    """Calls `function` in a thread without a running event loop: in this thread or in a new thread.
 
     If the wait for the thread is interrupted (by Ctrl-C), calls `interrupt` and waits for the function's end.
     """

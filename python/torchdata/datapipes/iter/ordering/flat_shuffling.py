@@ -166,7 +166,8 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     def __len__(self) -> int:
         if self.fn is not chosen:
             raise no_length(self, "ShuffledFlatMapper's length relies on the output of its function")
-        # Reads a copy of the source, so that computing the length neither ends an iteration nor consumes a seed.
+        # The length is computed from a copy of the source, so that computing it neither ends an iteration nor consumes
+        # a seed.
         return sum(map(len, map(on_columns(self.fn, self.input_col), copy.deepcopy(self.datapipe))))
 
     def state_dict(self) -> dict[str, Any]:

@@ -21,8 +21,7 @@ from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = ["Packer"]
 
-#: A part of an item, or the whole item: a sequence of tokens, or a dict of such sequences by column, all of equal
-#: length.
+#: A part of an item, or a whole item: a sequence of tokens, or a dict from column to sequence, all of equal length.
 Piece = Any
 
 #: The column for plain sequences.
@@ -216,7 +215,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return piece
 
     def _placed(self, piece: Piece, size: int) -> tuple[int, list[Piece]] | None:
-        """Puts a piece into a row; returns the row to yield, if any."""
+        """Adds a piece to a row; returns the row to yield, if any."""
         for row in self._rows:
             if row[0] >= size:
                 row[0] -= size

@@ -78,8 +78,8 @@ class ShardingFilter(IterDataPipe[T_co]):
         "ShardingPolicy.enable": "_sharding_enabled",
     }
 
-    #: Whether the source is assumed to split its items among workers, so that this filter must not. If True, the loader
-    #: raises an error when two workers read the same items.
+    #: Whether the source is assumed to split its items among workers, so that this filter must not split them. If the
+    #: source is assumed to do so, the loader raises an error when two workers read the same items.
     source_splits_itself: bool = False
 
     _taken: int = state(0)  # items of the source that were consumed when the current iterator was created
@@ -197,8 +197,8 @@ class ShardingFilter(IterDataPipe[T_co]):
 
         Args:
             source: the iterator.
-            is_unloaded: whether the iterator yields indices. The source pipe is not iterated in this case, so its token
-                does not show when the indices end.
+            is_unloaded: whether the iterator yields indices. If the iterator yields indices, the source pipe is not
+                iterated, so the pipe's token does not show when the indices end.
         """
         self._running = self._shard()
         self._yielded_before = token_of(self).yielded

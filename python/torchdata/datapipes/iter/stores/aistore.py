@@ -81,7 +81,7 @@ class _Cluster:
         return self.client().bucket(name, provider), inner
 
 
-#: Clients by process, endpoint and timeout. Inherited clients of a parent remain unused, because nothing closes them.
+#: Clients by process, endpoint and timeout. The clients of a parent process remain unused, because nothing closes them.
 _clients: dict[tuple[int, str, float], Any] = {}
 
 

@@ -1,8 +1,8 @@
 """Shared code of the pipes over file systems and object stores: masks, options, and listings with a position.
 
 Role: the module contains helper functions, and the base class of pipes that list names. The code runs in the process
-that iterates the pipe. No pipe holds a client, connection or file system. The iterating process creates them, so that
-pipes can be pickled, and can be forked together with the process that built them.
+that iterates the pipe. No pipe holds a client, connection or file system. The iterating process creates connections, so
+that pipes can be pickled, and can be forked together with the process that built them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ListsRoots(IterDataPipe[str]):
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[str]:
-        # The source begins now, so that a state saved before the first item does not describe the source's last epoch.
+        # The source begins now, so that states no longer describe the source's last epoch.
         return self._names_of_all(iter(self._source()))
 
     def _names_of_all(self, roots: Iterator[Any]) -> Iterator[str]:

@@ -28,7 +28,7 @@ __all__ = ["DEFAULT_BUFFER_SIZE", "S3Object", "S3Recipe"]
 DEFAULT_BUFFER_SIZE = 16 << 20
 #: Bytes per request if several requests fetch a piece; also the maximum for the opening request.
 PART_SIZE = 4 << 20
-#: Bytes of the first request after a seek. Each further request doubles this number.
+#: Bytes of the first request after a seek. Each further request for consecutive bytes doubles this number.
 AFTER_SEEK = 256 << 10
 #: Maximum number of concurrent requests for one piece.
 MOST_PARALLEL = 8
@@ -92,7 +92,6 @@ class S3Object(RemoteFile[S3Recipe]):
     """
 
     def __init__(self, recipe: S3Recipe) -> None:
-        #: The current piece, its start and its end.
         self._piece, self._start, self._end = _NOTHING, 0, 0
         #: The number of bytes of the next request.
         self._ahead = min(recipe.buffer_size, PART_SIZE)

@@ -1,8 +1,8 @@
 """The pipes that read the parts of a table: ArrowReader, and LanceReader, which reads rows as parts.
 
-Role: these pipes yield rows or frames of a table that `ArrowParts` lists. The iterating process runs them. A pipe holds
-one part in memory at a time, such as a row group of a Parquet file, or the parts of one list. The state of a pipe is
-the number of the part, and the row in it.
+Role: these pipes yield rows or frames of a table that `ArrowParts` lists. The iterating process runs these pipes. A
+pipe holds one part in memory at a time, such as a row group of a Parquet file, or the parts of one list. The state of a
+pipe is the number of the part, and the row in this part.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ArrowReader(IterDataPipe[Any]):
     #: The part or list of parts that is being read, and how many of its rows were yielded.
     _part: int | list[int] | None = state()
     _row: int = state(0)
-    #: The name of the part, which reveals whether the table has changed.
+    #: The name of the part, which shows whether the table has changed.
     _name: str | None = state()
 
     def __init__(
@@ -261,8 +261,8 @@ class LanceReader(ArrowReader):
 
 
 def _table_of(pipe: Any) -> ArrowSource:
-    """Returns the table that is listed in a graph. The reader keeps it, because a dispatching process may run the
-    lister.
+    """Returns the table that is listed in a graph. The reader keeps this table, because a dispatching process may run
+    the lister.
 
     Raises:
         TypeError: the graph lists no table, or several.

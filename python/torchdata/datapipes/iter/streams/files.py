@@ -105,7 +105,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
         self._set_length(length)
 
     def __iter__(self) -> Iterator[str]:
-        # The source begins now, so that a state saved before the first item does not describe the source's last epoch.
+        # The source begins now, so that states no longer describe the source's last epoch.
         return self._files(iter(self.datapipe))
 
     def _files(self, roots: Iterator[Any]) -> Iterator[str]:

@@ -153,7 +153,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
 
     #: The row group, and the row within it, after the last yielded item.
     _next: tuple[int, int] = state((0, 0), saved=False)
-    #: Number of items to drop. Row groups that contain only dropped items are not read.
+    #: Number of items to drop. If a row group contains only dropped items, it is not read.
     _unwanted: int = state(0, saved=False)
 
     def __init__(

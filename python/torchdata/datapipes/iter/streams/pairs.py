@@ -1,8 +1,9 @@
 """The base class of pipes that yield many items from one (path, stream) pair: readers of files, lines and archives.
 
 Role: a pipe cannot request a pair from its source twice, so the pipe *holds* the pair that it is reading. The pair and
-the position in it are the pipe's state. The pipe runs in the iterating process. It closes a stream when it has been
-read, and when the iterator is abandoned. For an abandoned iterator, the pipe keeps a placeholder without an open file.
+the position in it are the pipe's state. The pipe runs in the iterating process. The pipe closes a stream when it has
+been read, and when the iterator is abandoned. For an abandoned iterator, the pipe keeps a placeholder without an open
+file.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class HoldsStream(IterDataPipe[T_co]):
     _held: Any = state(saved=False)
     #: The position in the held pair where `_read` begins.
     _place: Any = state(saved=False)
-    #: Whether an iterator is reading the pair. If False, `_held` and `_place` are up to date.
+    #: Whether an iterator is reading the pair. While `_reading` is False, `_held` and `_place` are up to date.
     _reading: bool = state(False, saved=False)
 
     def _source(self) -> Any:
@@ -106,8 +107,8 @@ class HoldsStream(IterDataPipe[T_co]):
             stream.close()
 
     def __iter__(self) -> Iterator[Any]:
-        # The source begins now, so that a state saved before the first item does not describe the source's last epoch.
-        # Each pair has its own generator, so that an exception in one generator does not end the chain.
+        # The source begins now, so that states no longer describe the source's last epoch. Each pair has its own
+        # generator, so that an exception in one generator does not end the chain.
         streams: Iterator[Iterator[Any]] = map(self._items_of, iter(self._source()))
         if self._held is not None:
             streams = chain((self._items_of(self._held, self._place),), streams)
@@ -146,7 +147,8 @@ class HoldsStream(IterDataPipe[T_co]):
         self._reading = False
 
     def _drop_broken(self) -> None:
-        """Drops a stream after reading it has raised an exception. Its generator has already closed the stream."""
+        """Drops a stream after reading it has raised an exception. The generator over the stream has already closed the
+        stream."""
         self._held = self._place = None
         self._reading = False
 

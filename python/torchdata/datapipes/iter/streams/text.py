@@ -40,7 +40,7 @@ _told = False
 
 
 def _drop(error: UnicodeError) -> tuple[str, int]:
-    """Drops bytes that cannot be decoded, and warns about it once per process."""
+    """Drops bytes that cannot be decoded, with one warning per process."""
     global _told
     if not isinstance(error, UnicodeDecodeError):
         raise error
@@ -60,7 +60,7 @@ codecs.register_error(_DROPPED, _drop)
 
 
 def _cuts_lines(encoding: str) -> bool:
-    """Returns whether line ends in the bytes of an encoding are line ends of the text. This is not the case if
+    """Returns whether line ends in the bytes of an encoding are line ends of the text. The result is False if
     characters have several bytes.
     """
     try:

@@ -1,8 +1,8 @@
 """PinMemory: copies batches into pinned memory ahead of use.
 
-Role: this is the last pipe of the graph in the main process. Its thread reads and pins one item ahead, so that training
-does not wait for either step, and copies to the GPU (`tensor.to(device, non_blocking=True)`) overlap with computing.
-The pipe owns the thread.
+Role: this is the last pipe of the graph in the main process. The thread of this pipe reads and pins one item ahead, so
+that training does not wait for either step, and copies to the GPU (`tensor.to(device, non_blocking=True)`) overlap with
+computing. The pipe owns the thread.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class PinMemory(_PrefetchBase[T_co]):
 
     Raises:
         TypeError: `pin_memory_fn` is not a function.
-        RuntimeError: while iterating, CUDA is not available, unless you pass your own `pin_memory_fn`.
-        ValueError: while iterating, `device` is not a CUDA device, unless you pass your own `pin_memory_fn`.
+        RuntimeError: while iterating without your own `pin_memory_fn`, CUDA is not available.
+        ValueError: while iterating without your own `pin_memory_fn`, `device` is not a CUDA device.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -179,7 +179,8 @@ class Pool:
 
 
 def _entry(kind: str, content: Any, kept: tuple[Any] | None) -> tuple[str, Any]:
-    """Returns a queue entry in the form of a state. An error may not be picklable, so its call is repeated instead."""
+    """Returns a queue entry in the form of a state. If a call has raised an error, the call is repeated, because the
+    error may not be picklable."""
     if kind == "error" and kept is not None:
         return "item", kept[0]
     return kind if kind in ("result", "error") else "item", content

@@ -100,7 +100,7 @@ _END = object()
 
 
 class _Reader(Iterator[Any]):
-    """The consumer's end of the queue. Dropping it ends the thread."""
+    """The consumer's end of the queue. Dropping a `_Reader` ends the thread."""
 
     __slots__ = ("_data", "_pop")
 
@@ -151,7 +151,7 @@ def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> N
 
 
 class _PrefetchBase(IterDataPipe[T_co]):
-    """A pipe that reads its source in a thread. Subclasses pass additional arguments to `thread_worker`.
+    """A pipe that reads its source in a separate thread. Subclasses pass additional arguments to `thread_worker`.
 
     Args:
         source_datapipe: the pipe to read.

@@ -1,14 +1,14 @@
 """FullSync: all ranks of a distributed job end their epochs together.
 
-Role: this is the last pipe of the graph in the main process of every rank. A thread reads one item ahead and asks all
-ranks whether they also have an item. Items are passed on only if all ranks have one. The pipe owns the thread and the
-group of ranks for communication.
+Role: `fullsync` is the last pipe of the graph in the main process of every rank. A thread reads one item ahead and asks
+all ranks whether they also have an item. Items are passed on only if all ranks have an item. The pipe owns the thread
+and the group of ranks for communication.
 
 Each step is one all-reduce: every rank contributes a number, and all receive the minimum. `_HAS` means an item,
 `_ENDED` the end of the data, and `_LEFT` an abandoned loop. A negative number means that rank r leaves for good (`-(r +
-1)`) or has raised an exception (`-(n + r + 1)` for n ranks). All ranks therefore stop after the same step: each rank
-votes once per step, up to the first step without an item on all ranks, and never after it. Items that a loader reads
-again to resume from a state are not voted on, because their number may differ between ranks.
+1)`) or has raised an exception (`-(n + r + 1)` for n ranks). Each rank votes once per step, up to the first step
+without an item on all ranks, so all ranks stop after the same step. Items that a loader reads again to resume from a
+state are not voted on, because their number may differ between ranks.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _HAS, _ENDED, _LEFT = 2, 1, 0
 #: Maximum number of seconds for counting the items that a rank leaves out.
 _COUNTING = 2.0
 
-#: The number of seconds that a shutdown waits until all ranks have received it.
+#: The number of seconds that a shutdown waits until all ranks have received the notification.
 _PARTING = 5.0
 
 
@@ -61,9 +61,8 @@ class _StepData(_PrefetchData):
 
     Args:
         source: the pipe or iterator to read.
-        again: how many items are reread without a vote, because the ranks already voted on them. A negative number
-            means votes that are repeated without an item, because this rank was ahead of the position where all ranks
-            resume.
+        again: how many items are reread without a vote, because the ranks already voted on them; if negative, how many
+            votes are repeated without an item, because this rank was ahead of the position where all ranks resume.
     """
 
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
@@ -238,7 +237,7 @@ def _verdict(number: int, group: RankGroup) -> str:
 
 
 def _begun(source: Iterable[Any]) -> Iterator[Any]:
-    """Returns the source's iterator. If the source raises, returns an iterator that raises the same error."""
+    """Returns the source's iterator. If the source raises an error, returns an iterator that raises this error."""
     try:
         return iter(source)
     except Exception as error:
@@ -392,7 +391,7 @@ class FullSync(_PrefetchBase[T_co]):
         raise no_length(self, "The number of items depends on the shortest rank")
 
     def _end_thread(self) -> None:
-        """Ends the iteration. The other ranks are notified at the same step."""
+        """Ends the iteration. Other ranks are notified at the same step."""
         self._part(self.timeout + self.patience)
 
     def _part(self, seconds: float) -> None:
@@ -413,7 +412,7 @@ class FullSync(_PrefetchBase[T_co]):
     def _raise_untold(self) -> None:
         """Raises a failure of the ranks that occurred after a loop was left.
 
-        Without this check, the next iteration would wait for the failed ranks for the full timeout.
+        The next iteration would otherwise wait for the failed ranks for the full timeout.
         """
         untold, self._untold = self._untold, None
         if untold is not None:

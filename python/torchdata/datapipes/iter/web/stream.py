@@ -149,7 +149,7 @@ class HttpRecipe:
             if not headers or error.response is None or error.response.status_code != 416:
                 raise
             # No bytes are left in the file: it was read to its end, or has become shorter. With `If-Range`, the server
-            # confirms that the file is the same. Otherwise, the file is compared after it was read completely.
+            # confirms that the file is the same. Without `If-Range`, the file is compared after it was read completely.
             if "If-Range" in headers and error.response.headers.get("Content-Range") == f"bytes */{offset}":
                 return None
         return self.client.answer(connections, self.url, {})
@@ -246,7 +246,8 @@ class _Body(io.RawIOBase):
         return self._arrived(most, whole)
 
     def _arrived(self, most: int, whole: bool) -> bytes:
-        """Returns decompressed bytes from the connection. Waits if there are none yet, or if `whole` is set."""
+        """Returns decompressed bytes from the connection. If `whole` is set or no bytes are available, waits for more
+        bytes."""
         from urllib3.exceptions import ProtocolError
 
         raw, headers = self.response.raw, self.response.headers

@@ -6,8 +6,8 @@ pub type Slot = u64;
 /// The result of a request to use the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reserve {
-    /// The worker must compute one item and [`put`](OrderedQueue::put) its outcome, or [`skip`](OrderedQueue::skip) the
-    /// slot.
+    /// The worker must compute one item, and then store the outcome with [`put`](OrderedQueue::put) or release the slot
+    /// with [`skip`](OrderedQueue::skip).
     Granted(Slot),
     /// Until the timeout, the queue was full or on hold, or another worker used the source.
     TimedOut,
@@ -18,7 +18,7 @@ pub enum Reserve {
 /// The result of a request for a submitted item.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Claim<T> {
-    /// The item of a slot. The queue keeps a copy until the worker puts the outcome.
+    /// The item of a slot, of which the queue keeps a copy until the worker has stored an outcome.
     Given(Slot, T),
     /// No submitted item is available, or the queue is on hold.
     TimedOut,
@@ -26,12 +26,12 @@ pub enum Claim<T> {
     Closed,
 }
 
-/// What a worker puts into a slot.
+/// What a worker stores in a slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome<T> {
     /// A result.
     Item(T),
-    /// An error instead of a result. Later slots still have results.
+    /// An error instead of a result, after which later slots still have results.
     Error(T),
     /// An error after which no item is computed until the consumer has received the error.
     Break(T),
@@ -73,7 +73,7 @@ pub enum Pop<T> {
     Error(T),
     /// An error of the source.
     Broken(T),
-    /// The end of the results. Every request after the end or after a final error returns it.
+    /// The end of the results. Every request after the end or after a final error returns `Ended`.
     Ended,
     /// The queue was closed before the results ended.
     Closed,
@@ -97,7 +97,7 @@ pub enum View<'a, T> {
 }
 
 impl<'a, T> View<'a, T> {
-    /// The item or error in the slot.
+    /// Returns the item or error in the slot.
     pub fn content(&self) -> &'a T {
         match self {
             View::Waiting(it) | View::Running(it) | View::Item(it) | View::Error(it) | View::Broken(it) => it,

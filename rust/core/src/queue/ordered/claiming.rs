@@ -22,10 +22,10 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Waits up to `timeout` until [`try_claim`](Self::try_claim) may return something other than `TimedOut`. Returns
-    /// whether it may.
+    /// false after the timeout.
     ///
-    /// This function does not claim the item itself, because it runs without the GIL, and references to Python objects
-    /// must not be moved without the GIL.
+    /// This function does not claim the item, because it runs without the GIL, and references to Python objects must
+    /// not be moved without the GIL.
     pub fn wait_claimable(&self, timeout: Duration) -> bool {
         self.wait_for_work(timeout, |state| state.closed)
     }
@@ -37,8 +37,8 @@ impl<T> OrderedQueue<T> {
 
     /// Claims the first submitted item that is not claimed. Called by workers.
     ///
-    /// `copy` copies the item, and returns whether the worker may change it. If so, a hold waits for this worker.
-    /// `copy` is called under the lock, so it must neither call this queue nor run arbitrary code.
+    ///  `copy` copies the item, and returns whether the worker may change the item, in which case a hold waits for this
+    ///  worker.
     pub fn try_claim(&self, copy: impl FnOnce(&T) -> (T, bool)) -> Claim<T> {
         let mut state = self.lock();
         if state.closed {
@@ -60,8 +60,8 @@ impl<T> OrderedQueue<T> {
         Claim::Given(slot, given)
     }
 
-    /// Releases the source, and submits the item of the slot for another worker. Also reserves the next slot if this is
-    /// possible without waiting. Called by the worker that uses the source.
+    /// Releases the source, and submits the item of the slot for another worker. If a slot is available without
+    /// waiting, reserves the slot, too. Must be called by the worker that uses the source.
     pub fn hand_over(&self, slot: Slot, item: T) -> Option<Slot> {
         let mut state = self.lock();
         let Some(at) = state.find(slot) else { unreachable!("a slot exists until its outcome is put") };
@@ -78,8 +78,8 @@ impl<T> OrderedQueue<T> {
     ///
     /// There are `sharers` workers. Each worker gets an equal part of the available items, but at least `least` and at
     /// most `most`. Several items are only returned together if `joins` is true for each of them. `take` removes the
-    /// part that the worker needs from an item. The rest stays in the slot for [`put_some`] or [`hand_back`]. Both
-    /// closures are called under the lock and must not call this queue.
+    /// part that the worker needs from an item. The rest of the item stays in the slot for [`put_some`] or
+    /// [`hand_back`]. Both closures are called under the lock and must not call this queue.
     ///
     /// [`put_some`]: Self::put_some
     /// [`hand_back`]: Self::hand_back
@@ -121,8 +121,8 @@ impl<T> OrderedQueue<T> {
         Some((slots, taken))
     }
 
-    /// Puts the outcomes of claimed items. Each outcome is created from the part that stayed in the slot and a new
-    /// part. Returns the new parts that are not needed, so that the caller drops them.
+    /// Stores the outcomes of claimed items. Each outcome is created from a new part and the part that stayed in the
+    /// slot. Returns the new parts that are not needed, so that the caller drops them.
     ///
     /// `complete` is called under the lock and must not call this queue.
     pub fn put_some<X>(
@@ -143,8 +143,9 @@ impl<T> OrderedQueue<T> {
         unwanted
     }
 
-    /// Returns claimed items to the queue. They are the next items to be claimed. `restore` combines the removed part
-    /// of an item with the part in the slot. Returns the parts that are not needed, so that the caller drops them.
+    /// Returns claimed items to the queue. The returned items will be claimed before all other items. `restore`
+    /// combines the removed part of an item with the part in the slot. Returns the parts that are not needed, so that
+    /// the caller drops them.
     pub fn hand_back<X>(&self, parts: Vec<(Slot, X)>, restore: impl Fn(&mut T, X)) -> Vec<X> {
         let mut state = self.lock();
         let mut unwanted = Vec::new();
@@ -163,7 +164,7 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Submits an item for the workers, after all items that were submitted before. The number of items may exceed the
-    /// capacity. Called by the consumer.
+    /// capacity. Must be called by the consumer.
     pub fn submit(&self, item: T) {
         let mut state = self.lock();
         let slot = state.add(Phase::Waiting(item), false);

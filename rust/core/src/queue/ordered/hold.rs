@@ -12,15 +12,15 @@ impl<T> OrderedQueue<T> {
         self.lock().holds += 1;
     }
 
-    /// Ends a hold. Must be called exactly once by the owner of the hold.
+    /// Ends a hold. The owner of a hold must call `release` exactly once.
     pub fn release(&self) {
         let mut state = self.lock();
         state.holds -= 1;
         self.tell(state);
     }
 
-    /// Waits up to `timeout` until no worker uses the source, or processes an item that the worker may change. The
-    /// queue must be on hold or closed.
+    /// Waits up to `timeout` until no worker uses the source or processes an item that the worker may change. The queue
+    /// must be on hold or closed.
     pub fn wait_still(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();

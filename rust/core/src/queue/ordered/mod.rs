@@ -3,27 +3,26 @@
 //! Several worker threads and one consumer thread of a process share an [`OrderedQueue`]. A worker gets a slot *before*
 //! it computes an item, so there is always space for the result. A worker gets an item in one of two ways:
 //!
-//! - [`OrderedQueue::reserve`]: the worker takes an item from the source. It has exclusive use of the source until it
-//!   calls [`OrderedQueue::leave_source`] or puts the result.
+//! - [`OrderedQueue::reserve`]: the worker takes an item from the source. The worker has exclusive use of the source
+//!   until it calls [`OrderedQueue::leave_source`] or stores the result.
 //! - [`OrderedQueue::try_claim`]: the worker takes an item that the consumer has submitted.
 //!
 //! Alternatively, one worker reserves slots and submits the items of the source ([`OrderedQueue::hand_over`]). Other
 //! workers then claim several of these items at once ([`OrderedQueue::claim_some`]).
 //!
-//! The worker then puts the outcome of the slot. Results are returned in the order of the slots, or in the order in
-//! which they become ready. A thread that holds the queue (see [`OrderedQueue::hold`]) can inspect every item. Any
-//! number of threads can hold the queue independently.
+//! After computing the item, the worker stores the outcome in its slot. Results are returned in the order of the slots,
+//! or in the order in which they become ready. A thread that holds the queue (see [`OrderedQueue::hold`]) can inspect
+//! every item. Any number of threads can hold the queue independently.
 //!
-//! The channels and the `ArrayQueue` of crossbeam are not sufficient for three reasons. States and Python's garbage
-//! collector must be able to visit the buffered items. A slot must be reserved before its item exists. The capacity can
-//! change.
+//! The channels and the `ArrayQueue` of crossbeam are not sufficient, because states and Python's garbage collector
+//! must visit the buffered items, a slot must be reserved before its item exists, and the capacity can change.
 //!
-//! One lock protects all state. It is held for a few instructions only, and never during waits or while the caller's
-//! code runs. Contents are dropped after the lock is released. The memory use depends on the buffered items, not on the
-//! capacity. A thread is woken up only if it sleeps, because every wake-up is a system call. If several workers sleep,
-//! one worker is woken up, and this worker wakes up the next one.
+//! One lock protects all state. The lock is held for a few instructions only, and never during waits or while the
+//! caller's code runs. Contents are dropped after the lock is released. The memory use depends on the buffered items,
+//! not on the capacity. A thread is woken up only if it sleeps, because every wake-up is a system call. If several
+//! workers sleep, one worker is woken up, and this worker wakes up the next one.
 //!
-//! All waits are limited: each wait returns after its timeout, and sleeps at most 100 ms at a time.
+//! Every wait has a timeout, and sleeps at most 100 ms at a time.
 
 mod answers;
 mod claiming;
@@ -38,7 +37,7 @@ use state::{Begun, Pending, Phase, State, sleep};
 
 use crate::sync::primitive::{Condvar, Mutex, MutexGuard};
 
-/// A bounded queue between worker threads and one consumer thread. The rules are described in the module.
+/// A bounded queue between worker threads and one consumer thread.
 #[derive(Debug)]
 pub struct OrderedQueue<T> {
     in_order: bool,
@@ -66,7 +65,8 @@ impl<T> OrderedQueue<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the maximum number of slots. Restored and submitted items may exceed this number.
+    /// Returns the maximum number of slots. The number of used slots may exceed the capacity because of restored and
+    /// submitted items.
     pub fn capacity(&self) -> usize {
         self.lock().capacity
     }
@@ -89,7 +89,7 @@ impl<T> OrderedQueue<T> {
         self.lock().len()
     }
 
-    /// Returns whether the end of the results was put.
+    /// Returns whether the end of the results is stored in the queue.
     pub fn is_finished(&self) -> bool {
         self.lock().finished
     }
@@ -133,17 +133,17 @@ impl<T> OrderedQueue<T> {
     pub fn try_reserve(&self) -> Reserve {
         let mut state = self.lock();
         if state.is_over() {
-            self.tell(state); // wakes up another worker, because one worker is woken up at a time
+            self.tell(state); // wakes up another worker, because only one worker is woken up at a time
             return Reserve::Closed;
         }
         state.try_reserve().map_or(Reserve::TimedOut, Reserve::Granted)
     }
 
     /// Waits up to `timeout` until [`try_reserve`](Self::try_reserve) may return something other than `TimedOut`.
-    /// Returns whether it may.
+    /// Returns false after the timeout.
     ///
-    /// This function does not reserve the source. The worker may have to wait for the GIL next, and would block a
-    /// worker that has the GIL.
+    /// This function does not reserve the source, because the worker may have to wait for the GIL next, and would block
+    /// a worker that has the GIL.
     pub fn wait_reservable(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();
@@ -165,10 +165,10 @@ impl<T> OrderedQueue<T> {
         self.tell(state);
     }
 
-    /// Puts the outcome of a slot. If the worker of the slot was using the source, this releases the source.
+    /// Stores the outcome of a slot. If the worker of the slot was using the source, this releases the source.
     ///
-    /// The outcome is kept even if the queue was closed in the meantime, because the source has advanced. Returns the
-    /// copy of a submitted item, so that the caller drops it.
+    /// The outcome is kept even if the queue was closed in the meantime, so that no item of the source is lost. Returns
+    /// the copy of a submitted item, so that the caller drops it.
     pub fn put(&self, slot: Slot, outcome: Outcome<T>) -> Option<T> {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);
@@ -176,8 +176,8 @@ impl<T> OrderedQueue<T> {
         copy
     }
 
-    /// Does the same as `put`, and also reserves the next slot if this is possible without waiting. This saves waking
-    /// up another worker.
+    /// Does the same as `put`, and also reserves the next slot if one is available without waiting. Reserving the slot
+    /// immediately saves waking up another worker.
     pub fn put_and_reserve(&self, slot: Slot, outcome: Outcome<T>) -> (Option<T>, Option<Slot>) {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);
@@ -196,8 +196,8 @@ impl<T> OrderedQueue<T> {
         }
     }
 
-    /// Stores the outcome of a slot, and returns the previous state of the slot. The outcome may then be ready for the
-    /// consumer.
+    /// Stores the outcome of a slot, which may then be ready for the consumer, and returns the previous state of the
+    /// slot.
     fn put_down(&self, state: &mut State<T>, at: usize, outcome: Outcome<T>) -> Phase<T> {
         state.settle(at);
         state.finished |= matches!(outcome, Outcome::End(_));
@@ -211,9 +211,9 @@ impl<T> OrderedQueue<T> {
         state.pending.remove(at).map_or(Phase::Making, |one| one.phase)
     }
 
-    /// Records that the worker of a slot no longer uses the source, and will put the outcome later.
+    /// Records that the worker of a slot no longer uses the source, and will store the outcome later.
     ///
-    /// The slot stays reserved. A hold does not wait for this worker.
+    /// The slot stays reserved. A hold then does not wait for this worker.
     pub fn leave_source(&self, slot: Slot) {
         let mut state = self.lock();
         if let Some(at) = state.find(slot) {
@@ -259,10 +259,9 @@ impl<T> OrderedQueue<T> {
         popped
     }
 
-    /// Waits up to `timeout` until [`try_pop`](Self::try_pop) can return an outcome. Returns whether it can.
+    /// Waits up to `timeout` until [`try_pop`](Self::try_pop) can return an outcome. Returns false after the timeout.
     ///
-    /// This function does not remove the outcome itself, for the same reason as
-    /// [`wait_claimable`](Self::wait_claimable).
+    /// This function does not remove the outcome, for the same reason as [`wait_claimable`](Self::wait_claimable).
     pub fn wait_filled(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();
@@ -276,8 +275,8 @@ impl<T> OrderedQueue<T> {
         true
     }
 
-    /// Closes the queue. After that, the consumer receives no more results and workers get no more slots. Any thread
-    /// may call this.
+    /// Closes the queue. After the call, the consumer receives no more results and workers get no more slots. Any
+    /// thread may call `close`.
     ///
     /// Buffered outcomes are kept until they are drained, so that [`for_each`](Self::for_each) can show them.
     pub fn close(&self) {
@@ -290,14 +289,14 @@ impl<T> OrderedQueue<T> {
         self.still.notify_all();
     }
 
-    /// Removes all outcomes, all submitted items, and the queue's copies of items that workers are processing. The
-    /// slots of these workers stay reserved.
+    /// Removes all outcomes, all submitted items, and the queue's copies of items that workers are processing. Slots of
+    /// items that workers are processing stay reserved.
     pub fn drain(&self) -> Vec<T> {
         let mut state = self.lock();
         state.waiting.clear();
         state.broken = false;
-        // Draining also removes the end of the results. If the queue is closed, the consumer has not received all
-        // results, so it must not receive an end.
+        // Draining also removes the end of the results. If the queue is closed, the consumer must not receive an end,
+        // because it has not received all results.
         state.ended |= state.finished && !state.closed;
         let ready = std::mem::take(&mut state.ready);
         let mut rest = Vec::new();

@@ -1,4 +1,4 @@
-//! The state that the lock of the queue protects, and functions that wait until it changes.
+//! The state that the lock of the queue protects, and functions that wait for changes.
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;
@@ -32,12 +32,12 @@ pub(super) struct Pending<T> {
 #[derive(Debug, Default)]
 pub(super) struct Idle {
     pub count: usize,
-    /// Whether a worker was woken up but has not run yet, so that no other worker must be woken up.
+    /// Whether a worker was woken up but has not run yet.
     pub waking: bool,
 }
 
 impl Idle {
-    /// Returns whether to wake up a worker. `has_work` is true if there is something to do.
+    /// Returns whether to wake up a worker; `has_work` is true if a worker can continue.
     pub fn wake(&mut self, has_work: bool) -> bool {
         let wake = has_work && self.count > 0 && !self.waking;
         self.waking |= wake;
@@ -54,25 +54,25 @@ pub(super) struct State<T> {
     /// The numbers of the slots with submitted items that are not claimed.
     pub waiting: VecDeque<Slot>,
     pub next: Slot,
-    /// The number of holds. While it is not 0, no worker starts an item.
+    /// The number of holds; while there is a hold, no worker starts an item.
     pub holds: usize,
-    /// The number of workers that a hold waits for. At most one of them uses the source. The others may run a function
-    /// on a submitted item.
+    /// The number of workers that a hold waits for. At most one of these workers uses the source. The other workers may
+    /// run a function on a submitted item.
     pub busy: usize,
     /// Whether a worker uses the source.
     pub source_taken: bool,
     pub closed: bool,
-    /// Whether the end was put. `broken` is true while an error is buffered that the consumer must receive before more
-    /// items are computed.
+    /// Whether the end is stored; `broken` is true while an error is buffered that the consumer must receive before
+    /// more items are computed.
     pub finished: bool,
     pub broken: bool,
     /// Whether the consumer has received the end.
     pub ended: bool,
-    /// Workers that sleep until they can reserve a slot. `claiming` contains workers that sleep until they can claim an
+    /// Workers that sleep until they can reserve a slot; `claiming` contains workers that sleep until they can claim an
     /// item.
     pub reserving: Idle,
     pub claiming: Idle,
-    /// The number of consumers that wait for an outcome. `fed` is true if they were woken up but have not run yet.
+    /// The number of consumers that wait for an outcome; `fed` is true if they were woken up but have not run yet.
     /// There is more than one consumer only if the user makes a mistake.
     pub hungry: usize,
     pub fed: bool,
@@ -131,7 +131,7 @@ impl<T> State<T> {
         self.holds == 0 && !self.waiting.is_empty()
     }
 
-    /// Returns whether no more items can ever be claimed.
+    /// Returns whether no items will ever be claimed again.
     pub fn is_claimed(&self) -> bool {
         self.closed || self.finished && self.waiting.is_empty()
     }
@@ -187,7 +187,7 @@ impl<T> State<T> {
 
 /// When a wait began, and its timeout.
 pub(super) struct Begun {
-    /// None for a timeout of zero, which avoids reading the clock.
+    /// The start of the wait, or None for a timeout of zero, which avoids reading the clock.
     at: Option<Instant>,
     timeout: Duration,
 }
@@ -197,8 +197,8 @@ impl Begun {
         Self { at: (!timeout.is_zero()).then(Instant::now), timeout }
     }
 
-    /// Returns the duration of the next sleep, or None if the timeout has expired. It is computed from the start of the
-    /// wait, because a deadline may exceed the range of `Instant`.
+    /// Returns the duration of the next sleep, or None if the timeout has expired. The duration is computed from the
+    /// start of the wait, because a deadline may exceed the range of `Instant`.
     pub fn slice(&self) -> Option<Duration> {
         let left = self.timeout.checked_sub(self.at?.elapsed())?;
         (!left.is_zero()).then_some(left.min(LONGEST_SLICE))
