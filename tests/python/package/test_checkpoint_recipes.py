@@ -23,7 +23,7 @@ def block_with(words: str) -> str:
 
 def test_ranks_save_and_load_one_distributed_checkpoint(tmp_path: Path) -> None:
     recipe = block_with("class LoaderState")
-    classes = recipe[: recipe.index("dist.init_process_group")]
+    classes = recipe[: recipe.index('if __name__ == "__main__":')]
     body = f"""
 {classes}
 def build():

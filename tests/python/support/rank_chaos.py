@@ -384,7 +384,7 @@ def blamed(text: str) -> set[int]:
     """Returns the ranks that a message blames, which may be several."""
     found = {0} if "the process of the store has exited or was stopped" in text and ": rank 0" in text else set()
     for ranks in re.findall(
-        r"ranks? ([0-9, ]+) of \d+(?:, which all other ranks connect to,)? (?:gave no|did not|had|left)", text
+        r"ranks? ([0-9, ]+) of \d+(?:, which all other ranks connect to,)? (?:sent no|did not|had|left)", text
     ):
         found |= {int(rank) for rank in ranks.split(",")}
     return found | {int(rank) for rank in re.findall(r"rank (\d+) (?:raised|shut)", text)}
