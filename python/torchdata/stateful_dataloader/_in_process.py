@@ -20,8 +20,8 @@ from torchdata._native import SharedIterator
 from torchdata._observe.stats.counting import Counting
 from torchdata._stateful import copied, state_of
 from torchdata.dataloader2.graph.settings import random_pipes
+from torchdata.datapipes._pipe.exchanging import ShardGlobals, one_at_a_time
 from torchdata.datapipes._pipe.graph.graph import Graph
-from torchdata.datapipes._pipe.state.exchanging import ShardGlobals, one_at_a_time
 from torchdata.stateful_dataloader._drawing import Drawing
 from torchdata.stateful_dataloader._generators import (
     GLOBAL,

@@ -35,7 +35,7 @@ from torchdata._engine.workers.program import Program, Runner
 from torchdata._native import ShardTurns
 from torchdata._observe.stats.batches import bind_reading
 from torchdata._observe.stats.counting import Counting
-from torchdata.datapipes._pipe.state.exchanging import ShardGlobals
+from torchdata.datapipes._pipe.exchanging import ShardGlobals
 from torchdata.stateful_dataloader._cadence import GeneratorWatch, SnapshotCadence
 from torchdata.stateful_dataloader._copying import Copies, holds_shared_memory
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment, set_all

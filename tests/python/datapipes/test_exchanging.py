@@ -14,9 +14,8 @@ from torch.utils.data import get_worker_info  # noqa: E402
 
 from torchdata._native import ShardTurns  # noqa: E402
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # noqa: E402
-from torchdata.datapipes._pipe import skipping  # noqa: E402
-from torchdata.datapipes._pipe.state import exchanging  # noqa: E402
-from torchdata.datapipes._pipe.state.exchanging import ShardGlobals  # noqa: E402
+from torchdata.datapipes._pipe import exchanging, skipping  # noqa: E402
+from torchdata.datapipes._pipe.exchanging import ShardGlobals  # noqa: E402
 from torchdata.datapipes._pipe.state.generators import load_generators, save_generators  # noqa: E402
 from torchdata.datapipes.iter import IterableWrapper  # noqa: E402
 

@@ -57,7 +57,7 @@ def with_pages(content):
 @pytest.mark.parametrize(
     ("change", "seals", "words"),
     [
-        (with_role, fcntl.F_SEAL_SHRINK, "page 0 of the counters is of a process"),
+        (with_role, fcntl.F_SEAL_SHRINK, "page 0 of the counters contains a process"),
         (with_pipes, fcntl.F_SEAL_SHRINK, "page 0 of the counters counts more pipes"),
         (with_pages, fcntl.F_SEAL_SHRINK, "its sizes are inconsistent"),
         (lambda content: None, 0, "not sealed against shrinking"),

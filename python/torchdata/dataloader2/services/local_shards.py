@@ -19,8 +19,8 @@ from torchdata._engine.workers.epochs import StopPosition
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata.datapipes._pipe import random as own_random
 from torchdata.datapipes._pipe import skipping, witnessing
+from torchdata.datapipes._pipe.exchanging import one_at_a_time
 from torchdata.datapipes._pipe.state import late_seeding
-from torchdata.datapipes._pipe.state.exchanging import one_at_a_time
 from torchdata.datapipes.iter.threads.prefetching import end_threads
 from torchdata.datapipes.state import load_generators, save_generators
 

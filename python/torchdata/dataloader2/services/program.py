@@ -34,9 +34,9 @@ from torchdata.dataloader2.state.position import Content, Shard
 from torchdata.datapipes._pipe import random as own_random
 from torchdata.datapipes._pipe import skipping as skipping_items
 from torchdata.datapipes._pipe import witnessing
+from torchdata.datapipes._pipe.exchanging import LOCKS, ShardGlobals
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
-from torchdata.datapipes._pipe.state.exchanging import LOCKS, ShardGlobals
 from torchdata.datapipes._pipe.state.halting import beginning_unread
 from torchdata.datapipes._pipe.state.late_seeding import seed_when_imported
 from torchdata.datapipes._pipe.state.layout import PipeEntry

@@ -71,7 +71,7 @@ def test_with_errors_ignore_bytes_are_left_out_with_one_warning(monkeypatch):
         rows = list(blobs(b"a,\xffb\n").parse_csv())
     assert (lines, rows) == (["ab", "c", ""], [["a", "b"]])
     [warning] = told
-    assert r"bytes that are no utf-8 were left out of b'a\xffb'" in str(warning.message)
+    assert r"bytes that are not utf-8 were left out of b'a\xffb'" in str(warning.message)
     assert "errors='strict'" in str(warning.message)
 
 
