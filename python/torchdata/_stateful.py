@@ -309,12 +309,13 @@ class StatefulStream:
             self.iterator = self._iterate()
 
     def _leave(self) -> Any:
-        """Moves the iterable to the position where an epoch that ends at the loaded position has left it.
+        """Moves the iterable to the state that it has after an epoch that was abandoned at the loaded position.
 
-        For iterables that continue at that position in their next iteration, the position is reloaded, because the step
-        has read an item. Other iterables start from the beginning once a step has made them apply the position. The two
-        kinds are distinguished by comparing the state after a step and the first item of another iteration with the
-        state after two steps. If the states are equal, the iterable continues.
+        There are two kinds of iterables. In the next iteration, some iterables continue at the loaded position. For
+        these iterables, the position is loaded again, because finding out the kind has read items. Other iterables
+        start the next iteration from the beginning after a step has made them apply the position. To find out the kind,
+        the method compares two states of the iterable: after a step and the first item of another iteration, and after
+        two steps. If both states are equal, the next iteration continues at the loaded position.
 
         Returns the item of the last step.
         """

@@ -132,8 +132,8 @@ class OrderState(NamedTuple):
         ahead: the number of indices (or samples, in batches of this package) that a sampler without a state had
             returned but the user had not received.
         used_up: whether the sampler had ended.
-        draws: the generators before each draw of the sampler that followed draws of other code, each with the number of
-            indices before the draw.
+        draws: an entry for each time that the sampler drew random numbers after other code had drawn some. An entry
+            has the states of the generators before the sampler's draw, and the number of indices before it.
         digest: a checksum of the sampler's indices.
         generators: the states of the generators at the time of the state, in the saved form.
         at_iter: the generators when the iterator was created, for a sampler without a position.

@@ -443,8 +443,8 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
     others = [worker for worker in workers if worker is not slow]
     usual = median(other.busy_seconds / other.items for other in others)
     blamed = stats.waited_for.get(slow.name, 0.0) / stats.waiting_seconds
-    # On a busy machine, the main process also waits for workers that the system has suspended. Unlike the slow worker,
-    # such workers are ahead of the main process.
+    # On a busy machine, the main process also waits for workers that the system has suspended. Suspended workers are
+    # usually ahead of the main process, but the slow worker is not.
     behind = median(other.room for other in others) - slow.room > 0.3
     if each < 1.7 * usual or (blamed < 0.6 and not behind):
         return None

@@ -79,7 +79,7 @@ impl Board {
         Ok(Arc::new(board))
     }
 
-    /// Maps the board of a descriptor that was received from its creator.
+    /// Maps the board of `fd`, a descriptor that was received from the process that created the board.
     pub fn attach(fd: OwnedFd) -> Result<Arc<Self>, OpenError> {
         let generation = fork::generation();
         let region = Region::attach(fd)?;

@@ -129,8 +129,8 @@ fn make_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     Ok(class.cast_into::<PyType>()?)
 }
 
-/// Creates a guard for `iterator`, which the `__iter__` of `pipe` has returned. The guard is iterator number
-/// `iterator_id` of `token`.
+/// Creates a guard for `iterator`, which the `__iter__` of `pipe` has returned. The token
+/// counts the iterators of a pipe, and `iterator_id` is the number of this iterator.
 #[pyfunction]
 #[pyo3(signature = (pipe, iterator, token, iterator_id, ranges = None))]
 pub fn guard_iterator<'py>(
@@ -242,8 +242,8 @@ unsafe fn count(guard: *mut Guard, items: u64) {
 /// The iterator is a guard.
 pub unsafe fn pass_over(iterator: &Bound<'_, PyAny>, most: usize) {
     let py = iterator.py();
-    // SAFETY: the caller guarantees that this is an existing guard. A guard with a current number was not cleared, and
-    // owns its iterator.
+    // SAFETY: the caller guarantees that this is an existing guard. The function returns if the guard was cleared. A
+    //     guard that was not cleared owns its iterator.
     unsafe {
         let guard = iterator.as_ptr().cast::<Guard>();
         if (*guard).id == CLEARED || !(*(*guard).token).is_current((*guard).id) {

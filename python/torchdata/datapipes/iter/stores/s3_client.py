@@ -172,7 +172,7 @@ def _profile(given: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
 
 
 class _Process:
-    """obstore and the stores of one process."""
+    """The module `obstore` and the open stores in one process."""
 
     def __init__(self, *, inherited: bool) -> None:
         self._inherited = inherited  # whether obstore was loaded before this process was forked
