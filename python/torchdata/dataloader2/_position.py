@@ -226,7 +226,7 @@ class Tracker:
         delivery.cut = False
 
     def _lost_in_main(self, output: WorkerOutput) -> int:
-        """Returns how many items the one-to-one pipes in the main process have read but have neither yielded nor
+        """Returns the number of items that the one-to-one pipes in the main process have read, but neither yielded nor
         buffered."""
         if output.is_local:  # no pipe buffers items, and an interruption may have occurred in the shards themselves
             return output.delivered - int(self._delivery.given)

@@ -584,8 +584,8 @@ def _article(name: str) -> str:
 
 
 def _slowest_pipe(processes: list[ProcessStats]) -> PipeStats | None:
-    """Returns the pipe that takes most of the time. A pipe with threads or processes of its own (it waits, and has a
-    source) is responsible only if all pipes that this process runs take less than half of its waiting time.
+    """Returns the pipe that takes most of the time. A pipe that waits for its own threads or processes is
+    returned only if all computing pipes together take less than half of the waiting time.
     """
     pipes = [pipe for process in processes for pipe in process.pipes if pipe.own_seconds]
     worst = max((pipe for pipe in pipes if not pipe.waits), key=_own, default=None)

@@ -314,7 +314,7 @@ class GraphProgram(EpochProgram):
             source.share = child.share
         self._tell_torch()
         own_random.is_replica = True
-        # This call passes all arguments that users' replacements may expect.
+        # Users may have replaced `process_init_fn`, so the call passes all arguments that a replacement may expect.
         self.datapipe = self._in_use("process_init_fn")(
             self.datapipe,
             worker_info=self._info,

@@ -1,12 +1,12 @@
 //! Determines how often a waiting thread yields the processor (`sched_yield`) before it sleeps.
 //!
 //! If both processes of a link share a core, yielding lets the other process fill or empty the ring, and saves a sleep
-//! and a wake-up. With small windows on 2 cores, yielding makes transfers 3 to 6 times faster. There is a rule for each
-//! of two cases in which yielding is harmful. First, the other process may be slow. Yielding to a slow process does not
-//! help, and each yield costs two context switches. Therefore every wait that yielding did not shorten halves the
-//! number of yields. Second, an unrelated thread may share the core, and use the core for several milliseconds. At
-//! most one eighth of the time may be spent in yields to unrelated threads. If this limit is exceeded, waits stop
-//! yielding for about fifty times the duration of the last yield.
+//! and a wake-up. With small windows on 2 cores, yielding makes transfers 3 to 6 times faster. Yielding is harmful in
+//! two cases, and there is a rule for each case. First, the other process may be slow. Yielding to a slow process does
+//! not help, and each yield costs two context switches. Therefore every wait that yielding did not shorten halves the
+//! number of yields. Second, an unrelated thread may share the core, and use the core for several milliseconds. At most
+//! one eighth of the time may be spent in yields to unrelated threads. If this limit is exceeded, waits stop yielding
+//! for about fifty times the duration of the last yield.
 //!
 //! All threads of a process share one `Turns`. The fields of `Turns` only collect statistics, so they are accessed
 //! without synchronization. Callers pass the current time in nanoseconds.

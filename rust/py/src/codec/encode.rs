@@ -146,8 +146,8 @@ impl Encoder {
     }
 
     /// Writes a reference and returns true if the item already contains this object of `len` characters or bytes.
-    /// Otherwise writes `Kept` before each long string, because the encoding must not depend on reference counts. Like
-    /// `visit`, this function looks up only objects with more than two references.
+    /// Before each long string that is new, the function writes `Kept`, because the encoding must not depend on
+    /// reference counts. Like `visit`, this function looks up only objects with more than two references.
     fn is_again(&mut self, string: &Bound<'_, PyAny>, len: ffi::Py_ssize_t) -> Result<bool, Stop> {
         if len < LONG_STRING {
             return Ok(false);

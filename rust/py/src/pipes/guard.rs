@@ -54,8 +54,8 @@ struct Guard {
     token_object: *mut ffi::PyObject,
     /// The function of the iterator's type that returns the next item.
     inner: ffi::iternextfunc,
-    /// If all pipes are measured: the word on the board that contains the number of the running pipe. `mark` is the
-    /// number of this pipe. Otherwise null. Valid as long as the token exists.
+    /// The word on the board that contains the number of the running pipe, or null if the pipes are not measured. The
+    /// pointer is valid while the token exists. `mark` is the number of this guard's pipe.
     current: *const AtomicU32,
     mark: u32,
     /// Whether the last call that `clocking` made was nested in another call.
@@ -426,8 +426,8 @@ unsafe fn goes_on(guard: *mut Guard) -> bool {
         if id == CLEARED || is_panic(py) {
             return false;
         }
-        // SAFETY: the guard is not cleared, so it owns these references, and it outlives this call. The iterator is
-        // borrowed meanwhile.
+        // SAFETY: the guard is not cleared, so it owns these references. The guard outlives this call, during which
+        //     the iterator is borrowed.
         let (token, pipe, iterator) = unsafe {
             let pipe = Bound::from_borrowed_ptr(py, (*guard).pipe);
             (&*(*guard).token, pipe, Bound::from_borrowed_ptr(py, (*guard).iterator))

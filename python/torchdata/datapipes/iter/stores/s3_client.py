@@ -207,8 +207,8 @@ class _Process:
 
 
 _process = _Process(inherited=False)
-#: Objects of parent processes. This process must not free the inherited objects, because they partly belong to threads
-#: of the parent.
+#: Objects of parent processes. A forked process must not free the inherited objects, because parts of them belong to
+#: threads of the parent.
 _kept: list[Any] = []
 
 
