@@ -22,8 +22,8 @@ impl Waiter {
         Self { turns: Turns::new(), processes: 3, now: 5 * MILLI, given: 0, without: 0 }
     }
 
-    /// Waits once. If `helps` is given, yield number `helps` ends the wait. Each yield takes `turn`, and the thread
-    /// sleeps for `sleep` if no yield helps.
+    /// Waits once. If `helps` is given, yield number `helps` ends the wait. Each yield lasts `turn` nanoseconds. If no
+    /// yield ends the wait, the thread sleeps for `sleep` nanoseconds.
     fn wait(&mut self, turn: u64, helps: Option<u32>, sleep: u64) {
         let turns = self.turns.begin(self.now);
         self.without += u64::from(turns == 0);

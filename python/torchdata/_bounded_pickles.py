@@ -1,8 +1,8 @@
 """Pickles that are kept in memory if they are small enough, and only measured if they are not.
 
-Role: the pickling functions of this package write to a `pickle_file`. Inside a `bounded` context, the bytes of all
-these files are counted, and dropped once there are too many. A pickle that is too large is therefore measured without
-being stored. Contexts of several threads are independent.
+Role: provides `pickle_file`, to which the pickling functions of this package write. Inside a `bounded` context, the
+bytes of all these files are counted, and dropped once there are too many. A pickle that is too large is therefore
+measured without being stored. Contexts of several threads are independent.
 """
 
 from __future__ import annotations

@@ -11,14 +11,14 @@ first item, the position is the loaded position, or the position where the last 
 `load_state_dict` restores a position within an epoch. A position between two epochs is reached as in the saved run: the
 iterable is moved to the position where the last epoch was left, takes one step (which ends that epoch, or yields an
 item that is dropped), and is then iterated a second time. The iterable's own counters (epochs, draws of a generator)
-are then the same as in the saved run. Some iterables continue in the next iteration where the last one stopped. These
-iterables would lose the dropped item, so their state is reloaded.
+are then the same as in the saved run. Some iterables continue in the next iteration where the last iteration stopped.
+The dropped item of these iterables would be lost, so the position is loaded into the iterable again.
 
-Some iterables, such as those of Hugging Face, apply a loaded state in each later iteration instead of only once. Such
-an iterable is recognized because its state after the first item of a new epoch equals its state after the first item
-that followed the load; the iterable then loads the state from before its first iteration, and the epoch restarts. Other
-iterables prepare the next epoch when an epoch ends. If such an iterable yields an item in the step at a saved end, its
-state is loaded a second time.
+Some iterables, such as those of Hugging Face, apply a loaded state in each later iteration instead of only once. To
+detect these iterables, the state after the first item of a new epoch is compared with the state after the first item
+that followed the load. If the states are equal, the iterable loads the state from before its first iteration, and the
+epoch restarts. Other iterables prepare the next epoch when an epoch ends. If an iterable yields an item in the step at
+a saved end, the saved state is loaded a second time.
 """
 
 from __future__ import annotations
@@ -309,12 +309,13 @@ class StatefulStream:
             self.iterator = self._iterate()
 
     def _leave(self) -> Any:
-        """Moves the iterable to the position where an epoch that ends at the loaded position has left it.
+        """Moves the iterable to the state that it has after an epoch that was abandoned at the loaded position.
 
-        For iterables that continue at that position in their next iteration, the position is reloaded, because the step
-        has read an item. Other iterables start from the beginning once a step has made them apply the position. The two
-        kinds are distinguished by comparing the state after a step and the first item of another iteration with the
-        state after two steps. If the states are equal, the iterable continues.
+        There are two kinds of iterables. In the next iteration, some iterables continue at the loaded position. For
+        these iterables, the position is loaded again, because finding out the kind has read items. Other iterables
+        start the next iteration from the beginning after a step has made them apply the position. To find out the kind,
+        the method compares two states of the iterable: after a step and the first item of another iteration, and after
+        two steps. If both states are equal, the next iteration continues at the loaded position.
 
         Returns the item of the last step.
         """

@@ -74,7 +74,7 @@ fn is_away(sending: &Sending, link: &Link) -> bool {
 fn next_deal(setting: &Setting, pump: &Pump, links: &Links, first: usize) -> (Deal, Vec<Sending>) {
     let mut sending = pump.sending.clone();
     let mut permit = |reader: usize| permit(setting.heavy, &mut sending[reader], &links[first + reader]);
-    // A worker sends to the main process like its shards do.
+    // A worker writes to a single link, which all shards of the worker share.
     let deal = if pump.sending.len() == 1 { pump.dealing.next_of_shards(permit(0)) } else { pump.dealing.next(permit) };
     (deal, sending)
 }

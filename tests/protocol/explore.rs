@@ -298,7 +298,7 @@ fn told<M: Model>(model: &M, known: &Known, before: &[u32], number: u32, what: &
 
 // ---- tests of the explorer with graphs of a few numbers ------------------------------------------------------------
 
-/// A model of steps between numbers, starting at 0. Number 9 breaks a rule.
+/// A small test model: each state is a number, and the initial state is 0. State 9 violates a rule.
 struct Numbers {
     steps: &'static [(u8, u8)],
     ends: &'static [u8],

@@ -104,8 +104,8 @@ class EpochRun:
         self.position = Tracker(self)
         #: Whether the user was warned of workers without work.
         self._knows_idle = False
-        #: The counters at the beginning of the epoch, if its pipes skip items that raise, and the noun for the counted
-        #: items.
+        #: The counters at the beginning of the epoch, and the name of the counted items in messages; None if no pipe
+        #: skips items that raise.
         self._counted: tuple[Reading | None, str] | None = None
         self._is_paused = self._is_limited = False
 

@@ -1,9 +1,9 @@
-"""Positions of a loader inside an epoch: taking one at any moment, and resuming from one.
+"""Saves the position of a loader inside an epoch at any moment, and resumes from a saved position.
 
 Role: runs in the main process, in any thread that requests a state, including in a signal handler. The `Delivery` of
 the loader counts the items that the user has received. The engine's books store the positions of the workers, and a
-thread that waits for an item does not lock the books. A position is therefore taken by combining references, without
-waiting for any thread.
+thread that waits for an item does not lock the books. Saving a position therefore only combines references to these
+saved positions, and does not wait for any thread.
 
 Pipes that run in the main process can be inspected only between two items. The loader therefore stores *marks*: states
 of the main process's part of the graph that were taken between two items, such as at the beginning of the epoch. A
@@ -226,7 +226,7 @@ class Tracker:
         delivery.cut = False
 
     def _lost_in_main(self, output: WorkerOutput) -> int:
-        """Returns how many items the one-to-one pipes in the main process have read but have neither yielded nor
+        """Returns the number of items that the one-to-one pipes in the main process have read, but neither yielded nor
         buffered."""
         if output.is_local:  # no pipe buffers items, and an interruption may have occurred in the shards themselves
             return output.delivered - int(self._delivery.given)

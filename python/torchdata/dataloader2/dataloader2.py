@@ -398,12 +398,12 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True, allow_pickle: bool = True) -> None:
         """Resumes from a state; no item of this loader may have been requested before.
 
-        If the loader has a pipe, this pipe must consist of the same pipes, functions and parameters, and read data of
-        the same kind and length. If the loader has no pipe, it uses the pipe of the state, with its own adapters. An
-        iterator that already exists resumes as well. Batch sizes and the adapters `ShardingPolicy` and `Shuffle` may
-        differ only if the state was saved between two epochs. A state of torchdata 0.9 contains no position inside an
-        epoch and no description of its pipe: the epoch starts again with the seed of the state, and a UserWarning is
-        issued.
+        If the loader has a pipe, its graph must have the same pipes, functions and parameters as the graph that saved
+        the state, and read data of the same kind and length. A loader without a pipe uses the pipe of the state, with
+        the loader's own adapters. An iterator that already exists resumes as well. Batch sizes and the adapters
+        `ShardingPolicy` and `Shuffle` may differ only if the state was saved between two epochs. A state of torchdata
+        0.9 contains no position inside an epoch and no description of its pipe: the epoch starts again with the seed of
+        the state, and a UserWarning is issued.
 
         The number of workers may differ from the number in the saved run. The number of ranks may also differ, if the
         states of all ranks are given. The remaining epoch has the same items, order and random numbers, because each

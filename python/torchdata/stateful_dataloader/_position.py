@@ -124,20 +124,20 @@ class OrderState(NamedTuple):
     Args:
         yielded: the number of indices, or batches of indices, that the user has received.
         sampler: the state of the sampler.
-        iterator: the state of its iterator.
+        iterator: the state of the sampler's iterator.
         is_users: whether `sampler` and `iterator` are states of a user's sampler.
         is_batched: whether the iterator belongs to a `BatchSampler`, so that a new loader knows the keys of its state.
-        indices: indices that were drawn but not received, if the sampler's state is after them.
-        indices_since: the number of indices that were drawn after the sampler's state.
+        indices: the indices that the sampler drew before its state, but that the user has not received.
+        indices_since: the number of indices that the sampler drew after its state.
         ahead: the number of indices (or samples, in batches of this package) that a sampler without a state had
             returned but the user had not received.
         used_up: whether the sampler had ended.
-        draws: the generators before each draw of the sampler that followed draws of other code, each with the number of
-            indices before the draw.
+        draws: an entry for each time that the sampler drew random numbers after other code had drawn some. An entry
+            has the states of the generators before the sampler's draw, and the number of indices before it.
         digest: a checksum of the sampler's indices.
         generators: the states of the generators at the time of the state, in the saved form.
         at_iter: the generators when the iterator was created, for a sampler without a position.
-        at_first: the generators before the first index that have changed since `at_iter`.
+        at_first: those generators that changed between `at_iter` and the first index.
         batch_size: the number of samples per batch, if the sampler provides it.
         epoch: the epoch of a `DistributedSampler`.
     """

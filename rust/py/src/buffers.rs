@@ -38,7 +38,7 @@ impl LeasedBuffer {
 
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let lease = &slf.get().0;
-        // SAFETY: the block is valid for `len` bytes as long as the lease, which this object owns.
+        // SAFETY: the block is valid for `len` bytes while the lease exists, and this object owns the lease.
         unsafe { fill_buffer(slf.as_ptr(), view, flags, lease.as_mut_ptr(), lease.len()) }
     }
 }

@@ -80,7 +80,7 @@ class Delegates(Exception):
 
 
 class Computes(Exception):
-    """An exception that does not raise AttributeError if an attribute is missing, like an exception of urllib."""
+    """An exception with a `__getattr__` that raises KeyError instead of AttributeError for a missing attribute."""
 
     def __init__(self):
         super().__init__("computed")

@@ -167,7 +167,7 @@ def test_random_draws_continue_from_a_state_of_before_the_first_loop(name: str) 
 
 
 class SavesItsGenerator(Noisy):
-    """A dataset with the generator of its process as its state."""
+    """A dataset with `state_dict`, which returns the state of torch's global generator."""
 
     kinds = ("torch",)
 

@@ -1,4 +1,4 @@
-"""A function that makes its process exit at some items. The function has a separate module, so that worker processes
+"""A function that kills its process at some items. The function has a separate module, so that worker processes
 import no test code.
 """
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 
 class Dying:
-    """Squares numbers, and makes its process exit at some of them. Files count the exits, so that the total number of
-    exits is limited.
+    """Squares numbers, and kills its process at some numbers. A file is created for each exit, so that the function
+    kills only a limited number of processes.
     """
 
     def __init__(self, folder: Path, at: dict[int, int]) -> None:

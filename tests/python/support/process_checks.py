@@ -71,7 +71,7 @@ def kill_fork_server():
 
 
 class ExitsAt:
-    """A function for workers that exits with code 7 at an item, after a number of seconds."""
+    """A function that ends its process with code 7 when it receives the item `at`. `after` is a delay in seconds."""
 
     def __init__(self, at, after=0.0):
         self.at, self.after = at, after
@@ -84,7 +84,7 @@ class ExitsAt:
 
 
 class Sleeps:
-    """A function for workers that sleeps at an item, for some time or forever."""
+    """A function that sleeps when it receives the item `at`. `seconds` is the duration of the sleep."""
 
     def __init__(self, at, seconds=1000.0):
         self.at = at

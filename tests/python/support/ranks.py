@@ -187,8 +187,8 @@ def _write(tmp_path: Path, body: str) -> Path:
 
 
 def environment_of_ranks() -> dict[str, str]:
-    """Returns the environment for a launcher of ranks. Ranks communicate over loopback, and the variables of a rank are
-    removed.
+    """Returns the environment for a launcher of ranks, without inherited variables of MPI. Gloo uses the loopback
+    interface.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "OMPI", "MPI"))}
     return inherited | {"PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": "lo"}

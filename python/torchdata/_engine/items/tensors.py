@@ -139,7 +139,7 @@ class DepartingTensors:
         return groups
 
     def _with_elements_in_common(self, numbers: list[int]) -> list[list[int]]:
-        """Separates tensors that only interleave, such as columns of a matrix.
+        """Groups tensors that share elements. Tensors without common elements, such as two columns, are separated.
 
         Measured: two columns of a matrix of 1,000 x 1,000 in a dataclass take 8 KB and 65 µs. Without the separation,
         the whole matrix of 4 MB would be sent, in 530 µs.

@@ -1,4 +1,4 @@
-"""Finds running loaders from other processes, and inspects them without affecting them.
+"""Finds loaders that run in other processes, and inspects these loaders without affecting them.
 
 Role: runs in an observing process. The counters of a loader are in anonymous memory. The loader's main process holds a
 descriptor of this memory. `/proc` exposes the descriptor to users who may inspect the process: the same user, and root.

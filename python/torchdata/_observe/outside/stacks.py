@@ -4,10 +4,10 @@ Role: each process of a loader answers a real-time signal by writing the stack o
 memory. The counters of the process name the signal and the descriptor, and a user who may signal the process reads the
 memory through `/proc`. `faulthandler` writes the answer in the signal handler, in C and without the interpreter's lock,
 so that a process that hangs in native code also answers. The handler inspects only the main thread's own stack, which
-does not change meanwhile. Stacks of other threads can change, and their memory can be freed while they are read. Worker
-processes therefore answer a second signal in Python. The answer to a second signal contains the stacks of a worker's
-other threads. The second answer requires the interpreter's lock, so that all threads are paused, and works once the
-main thread runs Python code or checks for signals, as it does while it waits for a thread that hangs.
+does not change meanwhile. Stacks of other threads can change, and their memory can be freed while they are read.
+Workers therefore also handle a second signal, with a signal handler in Python. The Python handler writes the stacks of
+a worker's other threads. It holds the interpreter's lock, so all other threads are paused. The Python handler runs once
+the main thread runs Python code or checks for signals, for example while it waits for a thread that hangs.
 
 A signal would terminate a process that has not installed its handler yet, or has removed it. The page is therefore
 empty until the handler is installed, and the observer checks for the handler. From the process's first loader on, the

@@ -443,8 +443,8 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
     others = [worker for worker in workers if worker is not slow]
     usual = median(other.busy_seconds / other.items for other in others)
     blamed = stats.waited_for.get(slow.name, 0.0) / stats.waiting_seconds
-    # On a busy machine, the main process also waits for workers that the system has suspended. Unlike the slow worker,
-    # such workers are ahead of the main process.
+    # On a busy machine, the main process also waits for workers that the system has suspended. Suspended workers are
+    # usually ahead of the main process, but the slow worker is not.
     behind = median(other.room for other in others) - slow.room > 0.3
     if each < 1.7 * usual or (blamed < 0.6 and not behind):
         return None
@@ -584,8 +584,8 @@ def _article(name: str) -> str:
 
 
 def _slowest_pipe(processes: list[ProcessStats]) -> PipeStats | None:
-    """Returns the pipe that takes most of the time. A pipe with threads or processes of its own (it waits, and has a
-    source) is responsible only if all pipes that this process runs take less than half of its waiting time.
+    """Returns the pipe that takes most of the time. A pipe that waits for its own threads or processes is
+    returned only if all computing pipes together take less than half of the waiting time.
     """
     pipes = [pipe for process in processes for pipe in process.pipes if pipe.own_seconds]
     worst = max((pipe for pipe in pipes if not pipe.waits), key=_own, default=None)

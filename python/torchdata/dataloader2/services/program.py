@@ -279,14 +279,14 @@ class GraphProgram(EpochProgram):
         return [self, *(GraphProgram(graph, self.init_fn, self.reset_fn, self.shards) for graph in graphs)]
 
     def enter(self) -> None:
-        """Gives the process the number and the random numbers of this shard."""
+        """Sets the worker number and the random generators of the process to those of this shard."""
         if not self.globals.enter() and "torch.utils.data" in sys.modules:  # imported while another shard ran
             self._tell_torch()
         if self._reading_ahead:
             self._held.close()
 
     def leave(self) -> None:
-        """Keeps the shard's random numbers, stops its threads, and releases its locks."""
+        """Saves the states of the shard's random generators, stops the shard's threads, and releases its locks."""
         if self._reading_ahead is None:
             self._reading_ahead = pipes_with_threads(self.datapipe)
         for pipe in self._reading_ahead:
@@ -314,7 +314,7 @@ class GraphProgram(EpochProgram):
             source.share = child.share
         self._tell_torch()
         own_random.is_replica = True
-        # This call passes all arguments that users' replacements may expect.
+        # Users may have replaced `process_init_fn`, so the call passes all arguments that a replacement may expect.
         self.datapipe = self._in_use("process_init_fn")(
             self.datapipe,
             worker_info=self._info,

@@ -24,7 +24,7 @@ def retried(call: Callable[[], R], max_retries: int, what: str, count: Callable[
     Args:
         call: the function.
         max_retries: the maximum number of repetitions.
-        what: the action, as the subject of a warning.
+        what: the name of the action, with which the text of a warning begins.
         count: a function that is called before each repetition.
     """
     pause = PAUSE

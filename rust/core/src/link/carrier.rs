@@ -10,11 +10,11 @@
 //! ```
 //!
 //! A carrier does not decode units, and keeps the stream and kind that their producer has set. It joins fragments. The
-//! control words in the header of a link are transferred separately from units (see [`Words`]). A word may arrive late,
-//! because readers need only its latest value. A word may also arrive before units that were published earlier, because
-//! a local reader may also read the word before the units. Words never wait for units, because the space for a unit may
-//! only become free after a word was read. The caller must write each frame to the outbound link once, in the order in
-//! which `take` returned the frames. The caller must do the same with words.
+//! control words in the header of a link are transferred separately from units (see [`Words`]). A word may be
+//! delayed, because readers only need the most recent value. A word may also overtake units that were published before
+//! the word, because a local reader may also read the word before the units. Words never wait for units, because the
+//! space for a unit may only become free after a word was read. The caller must write each frame to the outbound link
+//! once, in the order in which `take` returned the frames. The caller must do the same with words.
 //!
 //! A frame consists of a head and separate large buffers. The contents of a frame are not trusted, and inconsistent
 //! data is reported as [`Corrupted`].

@@ -1,12 +1,12 @@
 //! Determines how often a waiting thread yields the processor (`sched_yield`) before it sleeps.
 //!
 //! If both processes of a link share a core, yielding lets the other process fill or empty the ring, and saves a sleep
-//! and a wake-up. With small windows on 2 cores, yielding makes transfers 3 to 6 times faster. There is a rule for each
-//! of two cases in which yielding is harmful. First, the other process may be slow. Yielding to a slow process does not
-//! help, and each yield costs two context switches. Therefore every wait that yielding did not shorten halves the
-//! number of yields. Second, an unrelated thread may share the core, and use the core for several milliseconds. Yields
-//! to unrelated threads may take at most one eighth of the time. If yields to unrelated threads take more, waits do not
-//! yield for about fifty times the duration of the last such yield.
+//! and a wake-up. With small windows on 2 cores, yielding makes transfers 3 to 6 times faster. Yielding is harmful in
+//! two cases, and there is a rule for each case. First, the other process may be slow. Yielding to a slow process does
+//! not help, and each yield costs two context switches. Therefore every wait that yielding did not shorten halves the
+//! number of yields. Second, an unrelated thread may share the core, and use the core for several milliseconds. At most
+//! one eighth of the time may be spent in yields to unrelated threads. If this limit is exceeded, waits stop yielding
+//! for about fifty times the duration of the last yield.
 //!
 //! All threads of a process share one `Turns`. The fields of `Turns` only collect statistics, so they are accessed
 //! without synchronization. Callers pass the current time in nanoseconds.
@@ -30,12 +30,12 @@ const STRANGE: u64 = 1_500_000;
 /// among the processes of the loader take as long as a yield to an unrelated thread, and an unrelated thread gets only
 /// a small part of the time.
 const FEW: usize = 32;
-/// The time after which a yield to an unrelated thread is compensated, as a multiple of the duration of the yield.
+/// A yield to an unrelated thread is compensated after this multiple of the yield's duration.
 const PRICE: u64 = 8;
 /// The maximum time for yields to unrelated threads, in nanoseconds, that is not compensated yet.
 const CREDIT: u64 = 100_000_000;
-/// When yields to unrelated threads exceed the maximum, waits do not yield for this multiple of the duration of the
-/// last such yield.
+/// When the time for yields to unrelated threads exceeds the maximum, waits stop yielding for this multiple of the
+/// duration of the last yield.
 const REST: u64 = 50;
 
 /// The yield statistics of a process.

@@ -4,7 +4,7 @@
 //! A writer sends snapshots of its graph between items. The reader keeps the encoded snapshots that a later run may
 //! need. The user may have received fewer items than the reader has delivered, because pipes in the main process read
 //! ahead. Therefore the reader keeps a log of the latest deliveries, from which it can determine earlier positions. A
-//! snapshot is kept until the user has received all items before the next snapshot.
+//! snapshot is kept until the user has received all items that precede the next snapshot.
 
 use std::collections::VecDeque;
 

@@ -102,7 +102,7 @@ impl Sending {
         self.stream
     }
 
-    /// Returns whether an item may be sent according to the reader's grant when it was last read.
+    /// Returns whether another item may be sent according to the reader's grant, as last read by `permit`.
     #[inline]
     pub fn has_credit(&self) -> bool {
         self.credit > 0

@@ -251,8 +251,8 @@ impl Meeting {
         Self::new(RankRole::Hub(hub), (0..size).map(|_| None).collect(), Some(door))
     }
 
-    /// Creates the meeting of another rank, which connects to the hub through a socket. Operation 0 ends when all ranks
-    /// are connected.
+    /// Creates the meeting of a rank other than 0. The rank connects to rank 0 through a socket. Operation 0 ends when
+    /// all ranks are connected.
     pub fn join(mut socket: TcpStream, rank: u32, tokens: Tokens, patience: Duration) -> std::io::Result<Self> {
         socket.set_nonblocking(false)?;
         socket.set_write_timeout(Some(patience))?;

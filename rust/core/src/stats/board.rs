@@ -79,7 +79,7 @@ impl Board {
         Ok(Arc::new(board))
     }
 
-    /// Maps the board of a descriptor that was received from its creator.
+    /// Maps the board of `fd`, a descriptor that was received from the process that created the board.
     pub fn attach(fd: OwnedFd) -> Result<Arc<Self>, OpenError> {
         let generation = fork::generation();
         let region = Region::attach(fd)?;
@@ -219,8 +219,8 @@ impl PageRef {
     /// Returns the counters of one link end, or None if `index` exceeds the capacity.
     pub(super) fn flow_at(&self, index: usize) -> Option<&Flow> {
         let offset = self.board.config.flows_at() + index * size_of::<Flow>();
-        // SAFETY: the counters are inside the page, because the index is checked. Their offset is a multiple of 64, and
-        // all access is atomic.
+        // SAFETY: the counters are inside the page, because the index is checked. The offset of the counters is a
+        // multiple of 64, and all access is atomic.
         (index < self.board.config.flows as usize).then(|| unsafe { &*self.at::<Flow>(offset) })
     }
 

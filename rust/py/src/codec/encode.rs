@@ -26,7 +26,7 @@ const DEEPEST: usize = 64;
 /// If an item contains a string of at least this length several times, the string is sent only once. Shorter strings,
 /// such as most dictionary keys, are always copied, because a copy is as fast as a lookup.
 const LONG_STRING: ffi::Py_ssize_t = 64;
-/// The capacity of the tables of objects that is kept for the next item.
+/// The encoder reuses its tables of objects for the next item, but reduces larger tables to this capacity.
 const MOST_REMEMBERED: usize = 1024;
 
 /// A range of addresses in this process's memory, from the first byte to the byte after the last.
@@ -146,8 +146,8 @@ impl Encoder {
     }
 
     /// Writes a reference and returns true if the item already contains this object of `len` characters or bytes.
-    /// Otherwise writes `Kept` before each long string, because the encoding must not depend on reference counts. Like
-    /// `visit`, this function looks up only objects with more than two references.
+    /// Before each long string that is new, the function writes `Kept`, because the encoding must not depend on
+    /// reference counts. Like `visit`, this function looks up only objects with more than two references.
     fn is_again(&mut self, string: &Bound<'_, PyAny>, len: ffi::Py_ssize_t) -> Result<bool, Stop> {
         if len < LONG_STRING {
             return Ok(false);

@@ -1,8 +1,8 @@
 //! For datasets that are read by index, measures the calls of user functions separately from the pipe that makes these
 //! calls.
 //!
-//! This measurement is used if the time of each pipe is measured. This code runs in each process and thread that
-//! iterates the pipes.
+//! User functions are measured only in loaders that measure the time of each pipe. The measurement runs in each process
+//! and thread that iterates the pipes.
 
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -54,8 +54,8 @@ struct Guard {
     token_object: *mut ffi::PyObject,
     /// The function of the iterator's type that returns the next item.
     inner: ffi::iternextfunc,
-    /// If all pipes are measured: the word on the board that contains the number of the running pipe. `mark` is the
-    /// number of this pipe. Otherwise null. Valid as long as the token exists.
+    /// The word on the board that contains the number of the running pipe, or null if the pipes are not measured. The
+    /// pointer is valid while the token exists. `mark` is the number of this guard's pipe.
     current: *const AtomicU32,
     mark: u32,
     /// Whether the last call that `clocking` made was nested in another call.
@@ -129,8 +129,8 @@ fn make_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     Ok(class.cast_into::<PyType>()?)
 }
 
-/// Creates a guard for `iterator`, which the `__iter__` of `pipe` has returned. The guard is iterator number
-/// `iterator_id` of `token`.
+/// Creates a guard for `iterator`, which the `__iter__` of `pipe` has returned. The token
+/// counts the iterators of a pipe, and `iterator_id` is the number of this iterator.
 #[pyfunction]
 #[pyo3(signature = (pipe, iterator, token, iterator_id, ranges = None))]
 pub fn guard_iterator<'py>(
@@ -242,8 +242,8 @@ unsafe fn count(guard: *mut Guard, items: u64) {
 /// The iterator is a guard.
 pub unsafe fn pass_over(iterator: &Bound<'_, PyAny>, most: usize) {
     let py = iterator.py();
-    // SAFETY: the caller guarantees that this is an existing guard. A guard with a current number was not cleared, and
-    // owns its iterator.
+    // SAFETY: the caller guarantees that this is an existing guard. The function returns if the guard was cleared. A
+    //     guard that was not cleared owns its iterator.
     unsafe {
         let guard = iterator.as_ptr().cast::<Guard>();
         if (*guard).id == CLEARED || !(*(*guard).token).is_current((*guard).id) {
@@ -426,8 +426,8 @@ unsafe fn goes_on(guard: *mut Guard) -> bool {
         if id == CLEARED || is_panic(py) {
             return false;
         }
-        // SAFETY: the guard is not cleared, so it owns these references, and it outlives this call. The iterator is
-        // borrowed meanwhile.
+        // SAFETY: the guard is not cleared, so it owns these references. The guard outlives this call, during which
+        //     the iterator is borrowed.
         let (token, pipe, iterator) = unsafe {
             let pipe = Bound::from_borrowed_ptr(py, (*guard).pipe);
             (&*(*guard).token, pipe, Bound::from_borrowed_ptr(py, (*guard).iterator))

@@ -129,9 +129,7 @@ def _columns_packed(items: list[int], most: int, rows: int) -> list[dict[str, li
 
 
 def fitted_row(tokens: list[int], bounds: list[int], most: int) -> Pieces:
-    """Returns the pieces of a row without its padding. The padding consists of several zeros, or of a zero that begins
-    no sequence.
-    """
+    """Returns the sequences of a row without its padding, which begins with a zero, unlike a sequence."""
     pieces = [tokens[start:end] for start, end in itertools.pairwise(bounds)]
     return [piece for piece in pieces if piece[0] != 0]
 

@@ -99,8 +99,8 @@ class Run:
     """Runs one phase of a program.
 
     Args:
-        phase: "whole" (without a stop), "torch" (the same with torch's own loader), "stop" (ends at the saved state,
-            unless no run is seeded), "relay" (loads a state and saves it again) or "resume".
+        phase: "whole" (runs all epochs), "torch" (runs all epochs with torch's loader), "stop" (saves a state and ends;
+            a program without seeds continues to the end), "relay" (loads a state and saves it again) or "resume".
         batches: the number of batches in the epoch in which the run stops, or 0 if it is unknown.
         source: the state to load.
         target: where to save the state.
@@ -242,8 +242,8 @@ class Run:
         return stops and self.stop(loader, taken=len(batches), over=True)
 
     def stop(self, loader: Any, taken: int, over: bool) -> bool:
-        """Saves the state. Returns whether the program ends after that. Without seeds, the program continues, because
-        no other run yields the expected epochs.
+        """Saves the state. Returns whether the program ends after that. A program without seeds continues,
+        because no other run yields the same epochs.
         """
         self.save(loader)
         self.known.update(taken=taken, over=over)

@@ -1,9 +1,9 @@
 """Objects of a store as files: shared code of S3 and AIStore, and the base class of the pipes that open objects.
 
-Role: the module defines the file object under the streams that the pipes yield. The code runs in the reading process. A
-request opens an object, and its answer is kept for the first read. If the next file is opened before the first read,
-the earlier file returns its connection, and sends another request when it is read. A buffer full of unread streams
-therefore holds no connections.
+Role: the module defines the file object under the streams that the pipes yield. The file object sends its
+requests in the process that reads the file. A request opens an object, and the response is kept for the first read. If
+the next file is opened before the first read, the earlier file returns its connection, and sends another request when
+it is read. A buffer full of unread streams therefore holds no connections.
 """
 
 from __future__ import annotations

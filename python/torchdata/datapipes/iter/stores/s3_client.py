@@ -172,7 +172,7 @@ def _profile(given: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
 
 
 class _Process:
-    """obstore and the stores of one process."""
+    """The module `obstore` and the open stores in one process."""
 
     def __init__(self, *, inherited: bool) -> None:
         self._inherited = inherited  # whether obstore was loaded before this process was forked
@@ -207,8 +207,8 @@ class _Process:
 
 
 _process = _Process(inherited=False)
-#: Objects of parent processes. This process must not free the inherited objects, because they partly belong to threads
-#: of the parent.
+#: Objects of parent processes. A forked process must not free the inherited objects, because parts of them belong to
+#: threads of the parent.
 _kept: list[Any] = []
 
 

@@ -20,7 +20,7 @@ __all__ = ["SavesItems"]
 
 
 class SavesItems(ItemByItem[str]):
-    """A pipe that saves the data of pairs of metadata and data, and yields the paths.
+    """A pipe that reads pairs of metadata and data, saves the data of each pair to a file, and yields the file's path.
 
     Subclasses define `_save`.
     """
