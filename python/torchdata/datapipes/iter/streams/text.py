@@ -47,9 +47,8 @@ def _drop(error: UnicodeError) -> tuple[str, int]:
     if not _told:
         line = error.object[max(error.start - 60, 0) :][:120]
         warn_outside(
-            f"bytes that are not {error.encoding} were left out of {line!r} ({error.reason}). There is no warning for "
-            "further bytes. Pass the right encoding, or errors='strict' for an error, or errors='ignore' to leave the bytes "
-            "out",
+            f"bytes that are not {error.encoding} were left out of {line!r} ({error.reason}). Further bytes are "
+            "omitted without a warning. Pass the right encoding, or errors='strict' for an error, or errors='ignore'",
             UserWarning,
         )
         _told = True
