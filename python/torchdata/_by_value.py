@@ -1,12 +1,12 @@
-"""Pickles objects by value, and refuses objects that would lose values.
+"""Pickles objects by value, and refuses objects that would lose attributes.
 
 Role: pickles items, states and programs that plain pickle does not support, in the process that has these objects. The
 module is imported when an object is first pickled by value, because it imports cloudpickle.
 
-Unlike plain pickle, cloudpickle supports classes that cannot be imported. A library may create such a class at run
-time, and its base class's `__reduce__` may not know all values of the class. For example, `types.SimpleNamespace`
-returns the contents of `__dict__`, but not the values in the `__slots__` of a derived class. Without the check in this
-module, these values would be lost without an error.
+Unlike plain pickle, cloudpickle supports classes that cannot be imported. If a library derives a class at run time,
+the `__reduce__` of the base class may omit attributes of the derived class. For example, the `__reduce__` of
+`types.SimpleNamespace` returns the contents of `__dict__`, but omits the `__slots__` of a derived class. Without the
+check in this module, the omitted attributes would be lost without an error.
 
 Functions keep the name of their file, so that a traceback in a worker shows the file and the source line. cloudpickle
 3.1.3 would replace the name by "<dynamic-code>". Annotations that cannot be evaluated, because only a type checker
@@ -32,7 +32,8 @@ import cloudpickle
 
 from torchdata._bounded_pickles import pickle_file
 
-#: For each class: None if objects of the class lose no values, otherwise the sets of values at risk that are kept.
+#: Maps each class to the results of `_check`: sets of attribute names that `_check` has found to be pickled completely.
+#: A class is mapped to None if its objects need no check.
 _seen: WeakKeyDictionary[type, set[frozenset[str]] | None] = WeakKeyDictionary()
 
 
@@ -43,7 +44,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         """See `pickle.Pickler`.
 
         Raises:
-            pickle.PicklingError: an object of a class that is pickled by value would arrive without some of its values.
+            pickle.PicklingError: pickling would lose attributes of an object of a class that is pickled by value.
             ImportError: a module that was imported with `lazy import` cannot be imported.
         """
         cls: type = type(obj)
@@ -192,18 +193,19 @@ def _check(obj: Any, faithful: set[frozenset[str]]) -> None:
 
 
 def _way_of(cls: type) -> type:
-    """Returns the class that defines how objects of a class are pickled. By default, this is `object`, which pickles
-    all values.
+    """Returns the class that defines how objects of a class are pickled. The default is `object`, which pickles all
+    attributes.
     """
     ways = ("__reduce_ex__", "__reduce__", "__getstate__")
     return next(base for base in cls.__mro__ if not vars(base).keys().isdisjoint(ways))
 
 
 def _values_at_risk(obj: Any) -> list[str]:
-    """Returns the names of values that may be unknown to the class which defines how the object is pickled.
+    """Returns the names of the attributes of an object that pickling may omit.
 
-    These values are in the `__slots__` of its derived classes. If the defining class is written in C, all values in
-    `__dict__` are also at risk. If a class written in Python leaves out parts of `__dict__`, this is intentional.
+    The class that defines how the object is pickled may not know the `__slots__` of derived classes. If the defining
+    class is written in C, it may also omit attributes in `__dict__`. If a class written in Python omits attributes in
+    `__dict__`, the omission is assumed to be intentional.
     """
     cls = type(obj)
     way = _way_of(cls)

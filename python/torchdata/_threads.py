@@ -96,7 +96,7 @@ def start(thread: threading.Thread) -> None:
 
 
 class Work(Protocol):
-    """An object with work that threads do."""
+    """An object that ends the threads of one task."""
 
     def close(self) -> Any:
         """Makes the threads end after their current item, without waiting. This method may be called repeatedly."""

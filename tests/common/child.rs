@@ -64,13 +64,13 @@ pub fn role() -> String {
     std::env::var(ROLE).expect("this test is run by other tests, with a role")
 }
 
-/// Returns descriptor number `index` in a child. May be called only once per descriptor.
+/// In a child process, returns the inherited descriptor number `index`. May be called only once per descriptor.
 pub fn inherited_fd(index: i32) -> OwnedFd {
     // SAFETY: the parent passed the descriptor, and no other code in this process owns it.
     unsafe { OwnedFd::from_raw_fd(FIRST_FD + index) }
 }
 
-/// Returns the link and the bells in a child.
+/// In a child process, returns the inherited link and bells.
 pub fn inherited() -> (Link, Arc<BellBoard>) {
     (Link::attach(inherited_fd(0)).unwrap(), BellBoard::attach(inherited_fd(1)).unwrap())
 }

@@ -190,7 +190,7 @@ class Pipeline:
         return self._length
 
     def works(self) -> list[Work]:
-        """Returns the work of each thread that pipes in the main process have started."""
+        """Returns a `Work` object, which ends threads, for each pipe in the main process that has started threads."""
         pipes = Graph(self.datapipe) if is_pipe(self.datapipe) else ()
         works = (hooks_of(pipe)._threads_at_work() for pipe in pipes)
         return [work for work in works if work is not None]

@@ -12,7 +12,8 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-/// What the shards of a process exchange, as long as the same libraries are loaded.
+/// The list of variables and generators to exchange when another shard of the process runs. The list is replaced if
+/// another library is loaded.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Exchange {
     /// Entries of dicts, or attributes of other objects, and the values that they have. None also means a missing entry.

@@ -76,8 +76,9 @@ def main(rank):
     return found
 """
 
-#: For each difference between the ranks, the number of items before the state. One rank has snapshots of its pipes,
-#: replays its graph, keeps more items after `fullsync`, or has workers that send no snapshots.
+#: For each difference between the ranks, the number of items before the state. In each case, one rank differs from the
+#: others: it has snapshots of its pipes, replays its graph, keeps more items after `fullsync`, or has workers that send
+#: no snapshots.
 CASES = {"looked at": 5, "replayed on one": 5, "held behind": 6, "workers": 5}
 
 

@@ -118,7 +118,7 @@ def test_workers_seed_torch_though_they_were_forked_while_threads_of_main_did(un
 
 
 def replacing_loaders():
-    """Returns the items and process ids of loaders by name. The loaders' workers seed PyTorch, and are replaced."""
+    """Returns loaders by name. In each loader, the workers seed PyTorch, and killed workers are replaced."""
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
     from torchdata.nodes import IterableWrapper as Source
     from torchdata.nodes import Loader, ParallelMapper

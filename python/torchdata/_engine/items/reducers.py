@@ -116,7 +116,9 @@ class Tables:
 
 
 def program_table(pickling: Any) -> Reducers:
-    """Returns the table for a pickler of a program, which keeps read-only memory-mapped arrays mapped."""
+    """Returns the reducer table for pickling a program. With this table, the pickle refers to the files of read-only
+    memory-mapped arrays instead of containing the arrays.
+    """
     table = Reducers(getattr(pickling, "dispatch_table", copyreg.dispatch_table), _users_reducers())
     numpy = sys.modules.get("numpy")
     if numpy is not None and numpy.memmap not in table.base:

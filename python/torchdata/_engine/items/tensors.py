@@ -45,7 +45,7 @@ class DepartingTensors:
     """
 
     def __init__(self) -> None:
-        #: The collected tensors and storages: the span, the description, and the object, which keeps the memory alive.
+        #: For each tensor or storage: the span, the description, and the object that keeps the memory alive.
         self.locations: list[tuple[Span, Any, Any]] = []
 
     def add_tensor(self, tensor: Any) -> int:

@@ -162,7 +162,7 @@ class RemoteWorker(ChildProcess):
 
     @property
     def is_up(self) -> bool:
-        """Returns whether Ray has placed the worker, and its process receives commands."""
+        """Returns whether Ray has placed the worker and the worker's process receives commands."""
         return self.about is not None
 
     def has_page(self, page: dict[str, Any]) -> bool:

@@ -35,9 +35,9 @@ class DistributedReadingService(ReadingServiceInterface):
     Args:
         timeout: seconds after which an operation between the ranks fails. A process group or device mesh of torch may
             be passed instead, as in `DistributedReadingService(mesh["dp"])`.
-        process_group: the ranks that share the items, instead of all ranks of `torch.distributed`, whose process group
-            must be initialized: a `ProcessGroup` of torch, or a `DeviceMesh` of one dimension. Data-parallel groups of
-            the same size in one job use the same seeds, so ranks with the same number in their groups get the same
+        process_group: the ranks that share the items: a `ProcessGroup` of torch, or a `DeviceMesh` of one dimension. By
+            default, all ranks of `torch.distributed`, which must be initialized, share the items. Data-parallel groups
+            of the same size in one job use the same seeds, so ranks with the same number in their groups get the same
             batches. For other kinds of communication, an object with `rank`, `world_size`, `broadcast(value)` (returns
             the integer of rank 0) and `all_reduce_min(value)` (returns the smallest integer of all ranks), for integers
             of 64 bits. `all_reduce_min` is called in a separate thread.

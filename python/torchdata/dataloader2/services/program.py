@@ -1,4 +1,4 @@
-"""The work of a process on its copy of the pipe graph: once when it starts, and at the start of every epoch.
+"""Prepares the pipe graph of a process when the process starts, and at the start of every epoch.
 
 Role: `process_init_fn` and `process_reset_fn` are called by the reading services, in the workers and in the dispatching
 process of a multi-process service, and in the main process of an in-process service. The objects of this module own the

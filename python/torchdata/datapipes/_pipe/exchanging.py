@@ -138,13 +138,13 @@ class ShardGlobals(SavedGlobals):
 
 _Others = Sequence[tuple[Callable[[], Any], Callable[[Any], object]]]
 
-#: What was exchanged most recently, and the functions for the remaining generators.
+#: The last result of `_exchange`.
 _known: tuple[Exchange, _Others] | None = None
 
 
 def _exchange() -> tuple[Exchange, _Others]:
-    """Returns what shards exchange while the same libraries are loaded, and how the remaining generators are saved and
-    loaded."""
+    """Returns the `Exchange` object for the loaded libraries, and functions that save and load the remaining
+    generators. The result is computed again after another library was loaded."""
     global _known
     if _known is not None and _known[0].is_current():
         return _known

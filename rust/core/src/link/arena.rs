@@ -139,7 +139,7 @@ impl Allocator {
     }
 }
 
-/// How much memory of an arena is in use.
+/// The memory use of an arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ArenaUse {
     /// Bytes in allocated blocks.

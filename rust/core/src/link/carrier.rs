@@ -11,8 +11,8 @@
 //!
 //! A carrier does not decode units, and keeps the stream and kind that their producer has set. It joins fragments. The
 //! control words in the header of a link are transferred separately from units (see [`Words`]). A word may be
-//! delayed, because readers only need the most recent value. A word may also overtake units that were published before
-//! the word, because a local reader may also read the word before the units. Words never wait for units, because the
+//! delayed, because readers only need the most recent value. A word may be delivered before units that were published
+//! earlier, because a local reader may also read a word first. Words never wait for units, because the
 //! space for a unit may only become free after a word was read. The caller must write each frame to the outbound link
 //! once, in the order in which `take` returned the frames. The caller must do the same with words.
 //!
@@ -181,7 +181,7 @@ pub struct Carrier {
 
 impl Carrier {
     /// Takes the consumer end of `inbound` and the producer end of `outbound`. The process with bell `peer` uses the
-    /// opposite ends.
+    /// other ends of these links.
     pub fn new(inbound: &Link, outbound: &Link, peer: BellRef) -> Result<Self, OpenError> {
         Ok(Self {
             inbound: inbound.consumer(peer.clone())?,

@@ -65,7 +65,7 @@ impl BellBoard {
     }
 }
 
-/// A reference to a bell on a board, which keeps the board mapped.
+/// A reference to a bell on a board. The reference keeps the board mapped.
 #[derive(Debug, Clone)]
 pub struct BellRef {
     board: Arc<BellBoard>,

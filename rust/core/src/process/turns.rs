@@ -5,8 +5,8 @@
 //! two cases, and there is a rule for each case. First, the other process may be slow. Yielding to a slow process does
 //! not help, and each yield costs two context switches. Therefore every wait that yielding did not shorten halves the
 //! number of yields. Second, an unrelated thread may share the core, and use the core for several milliseconds. At most
-//! one eighth of the time may be spent in yields to unrelated threads. If this limit is exceeded, waits stop yielding
-//! for about fifty times the duration of the last yield.
+//! one eighth of the time may be spent in yields to unrelated threads. If this limit is exceeded, waiting threads
+//! sleep without yielding until about fifty times the duration of the last yield has passed.
 //!
 //! All threads of a process share one `Turns`. The fields of `Turns` only collect statistics, so they are accessed
 //! without synchronization. Callers pass the current time in nanoseconds.
@@ -34,8 +34,8 @@ const FEW: usize = 32;
 const PRICE: u64 = 8;
 /// The maximum time for yields to unrelated threads, in nanoseconds, that is not compensated yet.
 const CREDIT: u64 = 100_000_000;
-/// When the time for yields to unrelated threads exceeds the maximum, waits stop yielding for this multiple of the
-/// duration of the last yield.
+/// When the time for yields to unrelated threads exceeds the maximum, waiting threads do not yield until this multiple
+/// of the duration of the last yield has passed.
 const REST: u64 = 50;
 
 /// The yield statistics of a process.

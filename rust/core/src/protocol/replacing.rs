@@ -70,9 +70,9 @@ impl Replacing {
 
     /// Returns the children to replace. Other exited children are not needed until the next epoch.
     ///
-    /// `ended` contains for each worker whether the main process has all its items of the epoch. With a dispatching
-    /// process, children are replaced while any worker repeats the epoch, because this worker may wait for dispatched
-    /// items instead of executing commands.
+    /// `ended` contains for each worker whether the main process has all its items of the epoch. While a worker repeats
+    /// an epoch with a dispatching process, exited children are replaced even if the main process has all items of the
+    /// epoch. Without replacements, the repeating worker may wait for dispatched items and execute no commands.
     pub fn wanted(&mut self, dead: &[usize], ended: &[bool]) -> Vec<usize> {
         let wanted: Vec<usize> = match self.dispatches {
             true if dead.is_empty() || !self.repeating && ended.iter().all(|&ended| ended) => Vec::new(),

@@ -382,7 +382,7 @@ impl PageRef {
     }
 }
 
-/// A reference to the record of a pipe, which keeps the page mapped.
+/// A reference to the record of a pipe. The reference keeps the page mapped.
 #[derive(Debug, Clone)]
 pub struct PipeRef {
     page: PageRef,

@@ -75,10 +75,10 @@ pub struct Encoder {
     pub payload: Vec<u8>,
     /// The large buffers of the last item.
     pub buffers: Vec<OutBuffer>,
-    /// The containers and arrays of this item that objects outside the item also refer to.
+    /// The addresses of this item's containers and arrays that are also referenced from outside the item.
     visited: FxHashSet<usize>,
-    /// The long strings and bytes objects of this item that objects outside the item also refer to: the number of each
-    /// object, and a reference that keeps its address valid.
+    /// For each long string or bytes object of this item that is also referenced from outside the item: the address,
+    /// the number, and a reference that keeps the address valid.
     kept: FxHashMap<usize, (u64, Py<PyAny>)>,
     /// The number of long strings and bytes objects of this item.
     announced: u64,

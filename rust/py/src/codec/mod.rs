@@ -75,7 +75,7 @@ pub enum Tag {
     Pickle,
     /// an item that later parts can refer to; these items are numbered from zero
     Kept,
-    /// number: the same object as the kept item with that number
+    /// number: another reference to the kept item that has this number
     Again,
     /// u64, for an int that does not fit into i64
     Unsigned,

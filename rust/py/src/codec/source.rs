@@ -25,7 +25,7 @@ pub enum Owner {
     Buffer {
         _buffer: PyBuffer<u8>,
     },
-    /// The caller, which keeps the memory alive and copies it immediately.
+    /// The caller keeps the memory alive, and copies the memory immediately.
     Caller,
 }
 

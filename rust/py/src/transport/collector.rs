@@ -365,8 +365,8 @@ impl Collector {
     }
 
     /// Visits nothing while a thread reads, because that thread holds a reference that keeps this object alive. The
-    /// lock is only used with the GIL held, as the garbage collector does, so all passes of a collection visit the same
-    /// references.
+    /// lock is only used while the GIL is held, and the garbage collector also holds the GIL. All passes of a
+    /// collection therefore visit the same references.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.access.try_hold().map_or(Ok(()), |reader| reader.traverse(&visit))
     }

@@ -467,7 +467,7 @@ fn a_process_has_died() -> PyErr {
 /// Results, their total time in seconds, and the message that follows them.
 pub type Row<'py> = (Vec<Bound<'py, PyAny>>, f64, Option<Bound<'py, PyAny>>);
 
-/// What a unit means for a caller that waits for results.
+/// The kind of a unit, for a caller that waits for results.
 enum Came<'py> {
     /// A result, and the seconds since work on its batch began.
     Result(Bound<'py, PyAny>, f64),

@@ -19,7 +19,7 @@ use super::snapshots::{self, Entry, Relay, account};
 use crate::codec::{OutBuffer, Owner, Source};
 use crate::errors;
 
-/// What the snapshot function returns: the position in the dispatched items (pass, items and checksum), and the
+/// The result of the snapshot function: the position in the dispatched items (pass, items and checksum), and the
 /// snapshot.
 type Made = (u32, Entry, Py<PyBytes>);
 

@@ -37,8 +37,8 @@ def nothing_hangs():
 
 
 def unpacking(folder, files, **options):
-    """Returns a cached section that converts the item `pack` to `files` (contents by path), and the list of the
-    section's calls.
+    """Returns a pair: a cached section that converts the item `pack` to `files` (contents by path), and the list of the
+    paths with which the section's function was called.
     """
     calls = []
 

@@ -85,7 +85,7 @@ def touch(datapipe: Any, _count: Any = None) -> None:
 class Life:
     """A pipeline, a service, and the operations on the loader, drawn from a seed."""
 
-    #: Whether Ctrl-C may be pressed, at moments that depend on the clock.
+    #: Whether runs may press Ctrl-C. The moments of Ctrl-C depend on the clock, so they differ between runs.
     may_press = True
     #: The probability that another interpreter resumes from a state.
     away = 0.03

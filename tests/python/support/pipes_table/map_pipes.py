@@ -1,4 +1,4 @@
-"""Map-style pipes over the source's items by position, which are read in order."""
+"""Map-style pipes that access the items of the source by index. The tests read the indices in order."""
 
 from __future__ import annotations
 

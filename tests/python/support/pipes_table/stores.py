@@ -24,7 +24,7 @@ def content_of(number: int) -> str:
 
 
 def names_in(number: int) -> list[str]:
-    """Returns the names in the folder of a number, in order."""
+    """Returns the sorted names of the files in the folder that belongs to `number`."""
     return sorted(_NAMES[: number % 5])
 
 

@@ -117,7 +117,7 @@ class Program:
 
     @property
     def has_torch_s_order(self) -> bool:
-        """Returns whether torch's own loader must yield equal epochs."""
+        """Returns whether torch's own loader must yield the same epochs as the loader of this package."""
         stateless = self.dataset in ("Indexed", "AtOnce", "Noisy", "Plain") and self.sampler not in orders.STATEFUL
         return stateless and self.in_order and not self.breaks and self.seeds != "none" and not self.broken
 

@@ -33,7 +33,7 @@ class PipeHooks:
     _begins_sources: ClassVar[bool] = True
 
     def _outlives_epochs(self) -> bool:
-        """Returns whether the pipe has state that is kept between epochs, beyond the declarations of its class."""
+        """Returns whether the pipe keeps state between epochs that its class does not declare."""
         return False
 
     def _compare(self, is_strict: bool) -> None:
@@ -68,7 +68,7 @@ class PipeHooks:
         return nullcontext()
 
     def _threads_at_work(self) -> Work | None:
-        """Returns the work of this pipe's threads in this process; None if the threads have no work."""
+        """Returns an object that ends the threads of this pipe in this process; None if the pipe has no threads."""
         return None
 
     def _passes_begun(self) -> int | None:

@@ -55,9 +55,9 @@ class Beginning:
 class PassRecord:
     """Data about the passes of a pipe. The record is never pickled or copied, so a copy of the pipe has no record."""
 
-    #: The number of the current iteration of a PyTorch pipe when its next iteration was requested.
+    #: The `_valid_iterator_id` of a PyTorch pipe when the beginning of its last pass was recorded.
     asked: Any = NEVER
-    #: The number of the current iteration of a PyTorch pipe when a state was loaded.
+    #: The `_valid_iterator_id` of a PyTorch pipe when a state was last loaded into the pipe.
     before: Any = NEVER
     #: The counter of passes when the running pass began; 0 without a running pass.
     stamp: int = 0

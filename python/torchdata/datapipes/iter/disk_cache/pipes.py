@@ -264,7 +264,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         self.timeout = timeout
 
     def reset(self) -> None:
-        """Abandons the work of the last iteration."""
+        """Closes the cache section of the last iteration."""
         if self._section is not None:
             self._section.close()
         super().reset()

@@ -1,6 +1,6 @@
 """Pipes that yield some of their source's items: Filter, Header.
 
-These pipes run in the process that iterates the pipeline and own only their settings.
+These pipes run in the process that iterates the pipeline. Each pipe owns only its settings, and no threads or files.
 """
 
 from __future__ import annotations

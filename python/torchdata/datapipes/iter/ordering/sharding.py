@@ -1,7 +1,7 @@
 """Pipes that divide a pipeline among processes: ShardingFilter, ShardingRoundRobinDispatcher.
 
 These pipes run in the process that iterates the pipeline. The loader calls `apply_sharding` in each worker before the
-first iteration. The pipes own only the number of their shard.
+first iteration. Each pipe owns only the number of its shard, and no threads or files.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class ShardingFilter(IterDataPipe[T_co]):
     Items that are read by index are loaded only by the process that they are assigned to. Items are read by index if a
     map pipe (by `to_iter_datapipe`, `shuffle` or `sample_by`), or a dataset without `__iter__` in an `IterableWrapper`,
     is followed only by `shuffle`, `map` and `sharding_filter`. `map` then calls its function only for items of the
-    process. After an `IterableWrapper` of a range, list, tuple or array, items of other shares also cost nothing.
+    process. If the source is an `IterableWrapper` of a range, list, tuple or array, the filter does not read items of
+    other processes.
 
     Some sources, such as Hugging Face's `IterableDataset`, yield only a part of their items in a worker, according to
     `torch.utils.data.get_worker_info()`. If a `sharding_filter` follows such a source, the source yields all items, so

@@ -42,7 +42,7 @@ class ArrowReader(IterDataPipe[Any]):
             table that `ArrowParts` accepts may be given instead, and is read in order.
         columns: the columns to read, in this order; None (the default) for all.
         parts: the list of parts; the source yields their numbers; None (the default) finds the list in the source.
-        rows: whether items are rows, dicts from column to a Python value. If False, items are frames.
+        rows: whether each item is a row: a dict from column names to Python values. If False, each item is a frame.
         frame_size: rows per frame; the last frame of a part may have fewer. None for one frame per part.
         library: the library of the frames: `"numpy"`, for dicts from column to array; `"pandas"`, `"polars"` or
             `"pyarrow"` (tables).

@@ -235,7 +235,7 @@ class StreamReader(HoldsStream[tuple[str, Any]]):
     """Reads streams: yields pairs of path and content, whole or in chunks. Empty streams yield nothing.
 
     Args:
-        datapipe: yields pairs of path and stream. The streams are closed when they are read.
+        datapipe: yields pairs of path and stream. Each stream is closed after it was read.
         chunk: bytes (characters, for text) per item; None (the default) for the whole stream.
 
     Raises:

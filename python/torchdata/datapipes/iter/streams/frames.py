@@ -116,8 +116,8 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
       becomes None.
 
     Args:
-        source_dp: yields paths of Parquet files, or pairs of path and seekable binary stream. Streams are closed when
-            they are read.
+        source_dp: yields paths of Parquet files, or pairs of path and seekable binary stream. Each stream is closed
+            after it was read.
         dtype: None (the default) for the types in the file; a `pyarrow.Schema` or a mapping from column to a dtype of
             the library; or one dtype for all columns.
         columns: the columns to read, in this order; None (the default) for all. A nested column is `"parent.child"`.

@@ -23,7 +23,7 @@ class JsonParser(ItemByItem[tuple[str, Any]]):
     """Parses JSON files, each as a whole: yields pairs of path and value.
 
     Args:
-        source_datapipe: yields pairs of path and stream, of text or bytes. The streams are closed when they are read.
+        source_datapipe: yields pairs of path and stream, of text or bytes. Each stream is closed after it was read.
         **kwargs: options of `json.loads`: `object_hook`, `parse_float`, `cls`, …
 
     Raises:

@@ -1,9 +1,8 @@
 """Pipes that write files or verify them: Saver, HashChecker.
 
-Role: each pipe yields one item for each item that it reads. The pipes run in the process that iterates them. `Saver`
-    owns
-the file that it writes until the file is complete. `HashChecker` reads streams but leaves them open for the next
-reader, and closes only streams that it refuses.
+Role: each pipe yields one item for each item that it reads. The pipes run in the process that iterates the pipeline.
+`Saver` owns the file that it writes until the file is complete. `HashChecker` leaves the streams that it reads open for
+the next reader, and closes only streams that it refuses.
 """
 
 from __future__ import annotations
@@ -118,11 +117,11 @@ class HashChecker(ItemByItem[tuple[str, Any]]):
         hash_dict: the expected hash of each path, in hexadecimal digits.
         hash_type: `"sha256"` (the default) or `"md5"`.
         rewind: whether a stream is set back to its start, which requires a seekable stream; True by default. If False,
-            the stream is yielded at its end.
+            the yielded stream is positioned at its end.
 
     Raises:
         ValueError: `hash_type` is unknown.
-        TypeError: `hash_dict` is not a mapping; while iterating, data or stream do not contain bytes.
+        TypeError: `hash_dict` is not a mapping; while iterating, a stream contains text instead of bytes.
         RuntimeError: while iterating, the hash differs, or `hash_dict` has no hash for the path.
         io.UnsupportedOperation: while iterating, a stream cannot be rewound.
 

@@ -226,7 +226,7 @@ class LineReader(_Text):
     r"""Yields the lines of streams, as pairs of path and line.
 
     Args:
-        source_datapipe: yields pairs of path and stream. The streams are closed when they are read.
+        source_datapipe: yields pairs of path and stream. Each stream is closed after it was read.
         skip_lines: number of lines that are skipped at the start of each stream; 0 by default.
         strip_newline: whether `\r` and `\n` are removed from both ends of a line; True by default.
         decode: whether lines of bytes are decoded; False by default.
@@ -323,7 +323,7 @@ class CSVParser(_CSV):
     """Yields the rows of CSV files, as lists of str.
 
     Args:
-        source_datapipe: yields pairs of path and stream. The streams are closed when they are read.
+        source_datapipe: yields pairs of path and stream. Each stream is closed after it was read.
         skip_lines: number of lines that are skipped at the start of each stream; 0 by default.
         decode: whether lines of bytes are decoded; True by default.
         encoding: the encoding of lines of bytes; UTF-8 by default.
@@ -373,7 +373,7 @@ class CSVDictParser(_CSV):
     """Yields the rows of CSV files, as dicts with the fields of each file's first row as keys.
 
     Args:
-        source_datapipe: yields pairs of path and stream. The streams are closed when they are read.
+        source_datapipe: yields pairs of path and stream. Each stream is closed after it was read.
         skip_lines: number of lines that are skipped at the start of each stream, before the field names; 0 by default.
         decode: whether lines of bytes are decoded; True by default.
         encoding: the encoding of lines of bytes; UTF-8 by default.

@@ -51,8 +51,8 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
     one array or list of bytes per step. The pipe works without TensorFlow and protobuf.
 
     Args:
-        datapipe: yields pairs of path and binary stream; the streams are closed when they are read. Compressed files
-            must be decompressed before.
+        datapipe: yields pairs of path and binary stream. Each stream is closed after it was read. Compressed streams
+            must be decompressed by an earlier pipe.
         spec: the features to read: a dict from name to a pair of shape and dtype. The shape is a tuple with at most one
             length of -1, or None for the values as they are in the record. The dtype is a dtype of NumPy or torch, or
             None for the type of the record and for bytes (which become nested lists). The steps of a feature list are

@@ -85,7 +85,8 @@ class Pool:
         self.take = self._queue.pop
         #: The error of the source, which follows the results.
         self.source_error: Exception | None = None
-        #: The hold of a saved state, which pauses the threads. The consumer releases the hold before it continues.
+        #: The hold that pauses the threads after a state was saved. The consumer releases the hold before the consumer
+        #: reads the next item.
         self.rest: ReadAheadHold | None = None
 
     def __len__(self) -> int:
@@ -136,7 +137,7 @@ class Pool:
                     self._queue.exchange(slot, detached)
 
     def go_on(self) -> None:
-        """Ends the hold of a saved state, so that the threads resume. Called by the consumer."""
+        """Resumes the threads if they were paused when a state was saved. Called by the consumer."""
         rest, self.rest = self.rest, None
         if rest is not None:
             rest.release()

@@ -37,7 +37,7 @@ class _PrefetchData(ReadAhead):
     def __init__(self, name: str, source: Iterator[Any], buffer_size: int) -> None:
         super().__init__(name, min(buffer_size, sys.maxsize), "torchdata-prefetch")
         self.source: Iterator[Any] | None = source
-        #: The hold of a `pause()` without a later `resume()`.
+        #: The hold on the queue between the calls of `pause()` and `resume()`.
         self.pause: ReadAheadHold | None = None
         #: Whether the iteration was abandoned for good, rather than for the next iteration.
         self.abandoned = False
@@ -226,7 +226,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return self._halt
 
     def _threads_at_work(self) -> Work | None:
-        """The work of this pipe's thread in this process; None without a thread."""
+        """Returns an object that ends the thread of this pipe in this process; None if the pipe has no thread."""
         return None if self._data is None or self._data.is_inherited else self._data
 
     def _end_thread(self) -> None:

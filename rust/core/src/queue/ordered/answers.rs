@@ -26,7 +26,7 @@ pub enum Claim<T> {
     Closed,
 }
 
-/// What a worker stores in a slot.
+/// The content of a slot that a worker has completed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome<T> {
     /// A result.
