@@ -101,8 +101,8 @@ class Tracker:
         self._is_behind_loaded = False
         #: The seeds at the beginning of the epoch that the other loader has run.
         self._ended_seeds: SeedGenerator | None = None
-        #: Where the last epoch ended, if the next epoch depends on that position, or the reason why the position is
-        #: unknown.
+        #: The position at the end of the last epoch, if the next epoch depends on the position, or the reason why the
+        #: position is unknown.
         self.end: Position | str | None = None
         #: The number of epochs begun before the last epoch, if the last epoch was interrupted at its beginning;
         #: otherwise None.

@@ -262,7 +262,7 @@ class LocalPool:
 
     @contextlib.contextmanager
     def _entered(self, shard: ShardReader | None) -> Iterator[None]:
-        """Returns a context with the global generators and the worker info of a shard; None for a new shard."""
+        """Returns a context that sets the global generators and the worker info of a shard; None for a new shard."""
         with one_at_a_time():
             try:
                 with InterruptsDeferred():

@@ -339,7 +339,7 @@ def _parse_skipped(saved: Any) -> Counts | None:
 
 
 def _parse_draws(saved: Any) -> list[list[Any]]:
-    """Returns pairs of a number of indices and a moment. The numbers never decrease."""
+    """Returns pairs (number of indices, moment), in which the numbers never decrease."""
     numbers = [whole(number, "draws") for number, _ in saved]
     if numbers != sorted(numbers) or not all(isinstance(moment, dict) for _, moment in saved):
         raise ValueError("the state is damaged: 'draws' is not a list of moments in ascending order")

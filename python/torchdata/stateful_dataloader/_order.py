@@ -394,7 +394,8 @@ class IndexOrder:
             self._iterator.pass_samples(count * old, most_missing=old - 1)
 
     def _settled(self, now: Moment) -> Moment:
-        """Returns the saved generators, except the own generator of a PyTorch sampler, which draws again at its end."""
+        """Returns the saved generators without the own generator of a PyTorch sampler, because the sampler draws from
+        this generator again."""
         inner = innermost_of(self._sampler)
         own = inner.generator if isinstance(inner, TorchRandomSampler) else None
         return {key: one for key, one in now.items() if own is None or not self._drawing.is_own(key, own)}
@@ -418,7 +419,7 @@ class IndexOrder:
             self._drawing.set(now)
 
     def _end_again(self, state: OrderState) -> None:
-        """Puts a user's sampler into the state that it had at its end, because the next epoch may depend on it."""
+        """Exhausts a user's sampler after its state was loaded, because the next epoch may depend on its end."""
         try:
             next(self._iterator)
         except StopIteration:

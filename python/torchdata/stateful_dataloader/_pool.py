@@ -194,7 +194,7 @@ class WorkerPool(Group):
             self._send_orders(worker)
 
     def settle(self, worker: int) -> Any:
-        """Removes the oldest outstanding order of a worker, whose unit is processed, and returns its index."""
+        """Removes the oldest order of a worker, after the order's unit was processed. Returns the order's index."""
         orders = self.orders[worker]
         _, index = orders.popleft()
         self._taken[worker] -= 1

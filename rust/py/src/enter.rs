@@ -20,10 +20,11 @@ pub struct Slices {
 }
 
 impl Slices {
-    /// For a wait whose event always ends the slice.
+    /// The slices of a wait in which the event always interrupts the sleep.
     pub const LONG: Self = Self { first: LONGEST_SLICE, longest: LONGEST_SLICE };
-    /// For a wait whose event usually ends the slice. The first slice is short, because a fast producer that becomes
-    /// slow may publish a few items without waking up the consumer (see `torchdata_core::link::wake`).
+    /// The slices of a wait in which the event usually interrupts the sleep. The first slice is short, because a fast
+    /// producer that becomes slow may publish a few items without waking up the consumer (see
+    /// `torchdata_core::link::wake`).
     pub const GROWING: Self = Self { first: Duration::from_millis(1), longest: LONGEST_SLICE };
     const POLL: Self = Self { first: Duration::from_micros(20), longest: Duration::from_millis(2) };
 }

@@ -4,8 +4,8 @@
 //! An interrupted `__del__` would thus leave the object unfinalized, and the KeyboardInterrupt would be lost. Therefore
 //! the finalizer is implemented in Rust, where no signals are handled. The finalizer calls the method `_finalize`. If a
 //! signal interrupts this call, the finalizer calls `_finalize` again with an argument that reports the interruption.
-//! The last call must raise the KeyboardInterrupt at its end. If the attribute `_ended` of an object is true, no Python
-//! code runs for the object, because there is nothing to finalize.
+//! The last call must raise the KeyboardInterrupt after finalizing. If the attribute `_ended` of an object is true, no
+//! Python code runs for the object, because there is nothing to finalize.
 //!
 //! The finalizer runs in any thread that drops the last reference or collects garbage.
 

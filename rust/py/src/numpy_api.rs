@@ -23,7 +23,7 @@ pub struct NumPy(NonNull<*const c_void>);
 
 static TABLE: AtomicPtr<*const c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Whether this is NumPy 2, whose dtypes have another layout.
+/// Whether NumPy 2 is loaded. NumPy 2 has another layout of dtypes than NumPy 1.
 static SECOND: AtomicBool = AtomicBool::new(false);
 
 /// The feature version of NumPy 2.0. Later versions have a higher number.

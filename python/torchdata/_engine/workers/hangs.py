@@ -97,7 +97,7 @@ class _WorkMark:
         pid: the process number.
         at: the time when the measurement began.
         looked: the time of the last check.
-        worked: the seconds of work of the process until `at`.
+        worked: the number of seconds that the process had worked until `at`.
         works: whether the process counted as working in the last completed measurement.
     """
 

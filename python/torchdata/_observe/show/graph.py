@@ -131,8 +131,8 @@ def _node(pipes: list[PipeStats]) -> Node:
 
 
 def _heat(nodes: list[Node], processes: list[ProcessStats]) -> None:
-    """Sets each pipe's share of the work of its processes, and each pipe's heat, which is its share of the processes'
-    time."""
+    """Sets each pipe's share of the working time of its processes, and the pipe's heat. The heat is the share of the
+    total time of the processes."""
     own = [sum(p.pipes[i].own_seconds or 0.0 for p in processes) for i in range(len(nodes))]
     known = [any(p.pipes[i].own_seconds is not None for p in processes) for i in range(len(nodes))]
     work = sum(time for time, node in zip(own, nodes, strict=True) if node.kind != "waits")

@@ -25,8 +25,8 @@ def processors_of(processes: Iterable[ProcessStats], before: float = 0.0) -> tup
 
     Args:
         processes: the processes.
-        before: for each process, the seconds outside its work that may have used a processor. Processor time is counted
-            from the start of a process, and includes imports.
+        before: the seconds for which each process may have used a processor before the process worked on items.
+            Processor time is counted from the start of a process, and includes imports.
 
     Returns:
         The two bounds; None if they are unknown.

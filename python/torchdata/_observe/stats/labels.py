@@ -36,7 +36,7 @@ class Flag(enum.IntFlag):
     THREAD = 8
     #: The pipe yields one item for each item that it reads, before it reads the next item.
     ONE_TO_ONE = 16
-    #: The work of the pipe is postponed until a filter has selected the items of its share.
+    #: The pipe processes an item only after a later `sharding_filter` has selected the item.
     PUT_OFF = 32
 
 

@@ -28,9 +28,9 @@ class _Order:
         #: For each worker, the position of each checksum, and the checksum at each position.
         self._positions: dict[int, dict[int, int]] = {}
         self._at: dict[int, dict[int, int]] = {}
-        #: For each pair of neighboring workers, by the number of the first worker, the number of positions with
-        #: different items; `_moved` counts the items whose positions differ between the two workers. Each position and
-        #: each item is counted once.
+        #: Both counters have an entry for each pair of neighboring workers, by the number of the first worker.
+        #: `_differs` counts positions with different items. `_moved` counts items that have different positions in the
+        #: two workers. Each position and each item is counted once.
         self._differs: Counter[int] = Counter()
         self._moved: Counter[int] = Counter()
         #: For each worker, all its checksums, while they may still cover a short source completely.

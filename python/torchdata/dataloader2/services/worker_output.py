@@ -175,8 +175,8 @@ class WorkerOutput(IterDataPipe[Any]):
         return self._children.collector.delivered()
 
     def position(self, delivered: int) -> WorkersPosition | None:
-        """Returns the position of all processes at the moment when `delivered` items had arrived; None if that is too
-        long ago.
+        """Returns the position of all processes when `delivered` items had been received. Returns None if this position
+        is no longer recorded.
 
         This method may be called at any time: while another thread takes items, or from a signal handler.
         """
@@ -189,12 +189,11 @@ class WorkerOutput(IterDataPipe[Any]):
 
     @property
     def shares(self) -> list[int] | None:
-        """For each shard, the number of its items in the epoch; None if these numbers do not show which shards have
-        ended.
+        """The number of items of each shard in the epoch; None if these numbers do not show which shards have ended.
 
-        If the main process takes items in turn, and one worker has delivered two items, then a worker without items has
-        ended, because it was asked before the second item. A dispatching process distributes items evenly among all
-        workers.
+        If the main process takes items from the workers in turn, and one worker has delivered two items, then a worker
+        without items has ended, because this worker's turn was before the second item. A dispatching process
+        distributes items evenly among all workers.
         """
         run = self.run
         if not self.in_order or self.dispatches:
@@ -208,8 +207,8 @@ class WorkerOutput(IterDataPipe[Any]):
         return self._passes == self._passes_before + 1
 
     def untold(self, position: WorkersPosition | None) -> str | None:
-        """Returns the reason why a position lacks the state that processes keep from earlier passes; None if it has
-        that state.
+        """Returns the reason why a position lacks the state that processes keep from earlier passes. Returns None if
+        the position contains this state.
 
         Args:
             position: the position; None for the beginning of the epoch.

@@ -49,8 +49,8 @@ class Shard:
 
 
 class ShardPosition(NamedTuple):
-    """The number of a shard's items that the user has received, and the shard's latest snapshot before these; None for
-    its beginning."""
+    """The number of a shard's items that the user has received, and the shard's latest snapshot before these items.
+    Without a snapshot, the shard starts from its beginning."""
 
     given: Account
     snapshot: Kept | None = None

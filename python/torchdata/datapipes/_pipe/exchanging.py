@@ -34,9 +34,9 @@ __all__ = ["LOCKS", "ShardGlobals", "one_at_a_time"]
 #: The module of the disk cache's locks. A shard that holds such locks must release them before another shard runs.
 LOCKS = "torchdata.datapipes.iter.disk_cache.locks"
 _NUMPY, _WORKER = "numpy.random.mtrand", "torch.utils.data._utils.worker"
-#: The modules that change what is exchanged when they are imported.
+#: Modules that change the contents of the `Exchange` object when they are imported.
 _IMPORTED_LATE = (_NUMPY, "torch", _WORKER, LOCKS)
-#: The variables of which each shard has its own values.
+#: Variables of this package that have a separate value for each shard.
 _VARIABLES = (
     (vars(late_seeding), "awaited"),
     (vars(skipping), "worker"),
@@ -56,7 +56,7 @@ _GAUSS = 16
 
 
 class _Way(NamedTuple):
-    """How generators are saved and loaded.
+    """A method to save and load generators.
 
     Args:
         memory: the parts of memory that are copied.

@@ -38,7 +38,7 @@ class _Depth(threading.local):
 
 _depth = _Depth()
 
-#: The function that describes the running shard to torch, and is called with torch's module when torch is imported.
+#: When torch is imported, this function is called with the module and sets torch's worker info for the running shard.
 telling: Callable[[Any], None] | None = None
 
 

@@ -57,8 +57,8 @@ impl Link {
         Ok(Consumer::new(Arc::clone(&self.layout), peer))
     }
 
-    /// Takes the consumer end of a new link after the producer process was replaced. The new end continues the work of
-    /// `earlier`, the consumer end of the previous link.
+    /// Takes the consumer end of a new link after the producer process was replaced. The new end continues the
+    /// stream and the counters of `earlier`, the consumer end of the previous link.
     pub fn consumer_after(&self, earlier: &Consumer) -> Result<Consumer, OpenError> {
         let mut next = self.consumer(earlier.peer().clone())?;
         next.follow(earlier);

@@ -17,7 +17,7 @@ const COUNT_BITS: u32 = 30;
 const PASS_BITS: u32 = 2;
 const EPOCH_BITS: u32 = 14;
 
-/// What a reader wants from a stream.
+/// A reader's request for items of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Wish {
     /// How many items the reader wants in this stream in total, modulo 2^30.

@@ -3,7 +3,7 @@
 use super::grant::{Grant, Wish};
 use super::stream::Stream;
 
-/// What a reader does with a unit.
+/// The reader's action for a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Judgement {
     /// The unit belongs to the current stream: take it.

@@ -68,8 +68,8 @@ pub struct Sending {
     stream: Stream,
     /// The number of items sent in this stream, modulo 2^30.
     sent: u32,
-    /// How many more items the reader wanted when its word was last read. Meanwhile, the reader may have granted more
-    /// items, or fewer items if it has paused the writer.
+    /// The number of further items that the reader had requested when the writer last read the reader's control word.
+    /// Meanwhile, the reader may have requested more items, or paused the writer.
     credit: u32,
     /// The number of items that must be recomputed before the first item is sent.
     owed: u64,

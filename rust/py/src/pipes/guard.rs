@@ -40,8 +40,9 @@ struct Guard {
     id: u64,
     /// The pipe's token. The pointer is valid as long as the guard owns `token_object`.
     token: *const IterationToken,
-    /// The function that returns the next item, and its argument, which is not owned: the iterator's own function with
-    /// the iterator, or `next_timed` or `next_metered` with this guard.
+    /// The function that returns the next item, and a borrowed reference to the function's argument. The function is
+    /// either the iterator's own function, called with the iterator, or `next_timed` or `next_metered`, called with
+    /// this guard.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
     /// The counter of items on a board, or null. Valid as long as the token exists.

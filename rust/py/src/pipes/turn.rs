@@ -81,8 +81,8 @@ impl Default for Turn {
 }
 
 impl Turn {
-    /// Takes the turn, after all threads that have requested it before. The turn is released when the returned guard is
-    /// dropped.
+    /// Takes the turn, after all threads that requested the turn earlier. The turn is released when the returned guard
+    /// is dropped.
     #[inline]
     pub fn take<'a, 'py>(&'a self, py: Python<'py>) -> PyResult<TakenTurn<'a, 'py>> {
         let thread = this_thread();
@@ -100,7 +100,7 @@ impl Turn {
         })
     }
 
-    /// Waits for the turn, and takes it. `reads` is true if the thread will read, which a closed turn refuses.
+    /// Waits for the turn, and takes it. If `reads` is true, the thread will read, so a closed turn raises an error.
     #[cold]
     fn queue_up(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<()> {
         let is_waiting = self.change(py, |crowd| {

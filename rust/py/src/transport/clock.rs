@@ -35,8 +35,8 @@ pub struct Clock {
     began: Option<Instant>,
     stall: Option<Stall>,
     hang: Option<Hang>,
-    /// The number of processes that were killed while this item was awaited, each of which doubles the time limit of
-    /// the next attempt.
+    /// The number of processes that were killed while this item was awaited. Each killed process doubles the time limit
+    /// of the next attempt.
     tries: u32,
 }
 

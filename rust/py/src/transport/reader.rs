@@ -448,8 +448,8 @@ impl Reader {
     }
 }
 
-/// Callbacks that were removed from a reader, which must be released before the callbacks are dropped, because dropping
-/// may run arbitrary code.
+/// Callbacks that were removed from a reader. The lock of the reader must be released before the callbacks are dropped,
+/// because dropping may run arbitrary code.
 pub type Callbacks = (
     Option<Py<PyAny>>,
     Option<Replacing>,

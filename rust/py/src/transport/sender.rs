@@ -187,12 +187,12 @@ impl Sender {
         Ok(self.outlet()?.producers.iter().flat_map(Producer::accounts).map(entry).collect())
     }
 
-    /// Sends the items of `iterator` as far as the readers want them, until it ends, fails or a command waits. A tuple
-    /// holds the iterators of several shards, which are asked in turn. `turns` exchanges the shards before an item is
-    /// requested from another shard than the previous item.
+    /// Sends the items of `iterator` that the readers request, until the iterator ends or fails, or a command waits. A
+    /// tuple contains the iterators of several shards, which yield items in turn. `turns` exchanges the shards before an
+    /// item is requested from another shard than the previous item.
     ///
-    /// Returns False if a command waits: call it again with the same iterators once the command was obeyed. Returns True
-    /// once all items that are wanted of this pass were sent. Raises the errors of the iterators.
+    /// Returns False if a command waits. The caller then executes the command and calls this method again with the same
+    /// iterators. Returns True once all requested items of this pass were sent. Raises the errors of the iterators.
     #[pyo3(signature = (iterator, turns = None))]
     fn pump(
         &self,

@@ -50,7 +50,7 @@ def await_beginning(queue: ReadAheadQueue) -> None:
 
 
 class Lead(NamedTuple):
-    """How far a thread had read ahead.
+    """The position up to which a thread had read ahead.
 
     Args:
         passes: the number of passes that the pipe had begun since the beginning of the replay.

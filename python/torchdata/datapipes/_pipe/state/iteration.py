@@ -173,8 +173,8 @@ def awaits_iteration(datapipe: Any) -> bool:
 
 
 def beginning_of(datapipe: Any) -> Beginning | None:
-    """Returns the state that the graph up to a pipe had when the pipe's running pass began; None if the state was not
-    recorded."""
+    """Returns the state of a pipe and its sources at the beginning of the pipe's running pass; None if the state was
+    not recorded."""
     beginning = record_of(datapipe).beginning
     if beginning is None or not is_torchs(datapipe):
         return beginning

@@ -214,9 +214,7 @@ class _AISRecipe:
 
 
 class _AISObject(RemoteFile[_AISRecipe]):
-    """A file over an object. The file reads one answer as long as reading is sequential, and sends a new request after
-    a seek.
-    """
+    """A file that reads an object. Sequential reads share one HTTP response, and a seek causes a new request."""
 
     #: The offset of the next byte of the answer.
     _answer_at = 0
