@@ -194,7 +194,7 @@ class Drawing:
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
-        """Returns a context that restores all generators to their previous states at its end."""
+        """Returns a context that restores all generators to their previous states when the context ends."""
         with put_back_afterwards([*self._names, *self._own]):
             yield
 

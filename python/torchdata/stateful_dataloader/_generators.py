@@ -78,7 +78,7 @@ def write(which: Any, state: Any) -> None:
 
 @contextmanager
 def put_back_afterwards(generators: Sequence[Any]) -> Iterator[None]:
-    """Returns a context that restores these generators to their previous states at its end."""
+    """Returns a context that restores these generators to their previous states when the context ends."""
     before = [read(one) for one in generators]
     try:
         yield

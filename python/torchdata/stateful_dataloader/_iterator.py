@@ -73,7 +73,7 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._successor: Iterator[Any] | None = None
         #: How many batches of this epoch earlier runs had returned.
         self._given_before = 0
-        #: Whether the epoch of the state was over, and its workers would have been kept for the next epoch.
+        #: Whether the loaded state is from the end of an epoch with workers that would run the next epoch as well.
         self._lives_on = False
         #: The counts of samples skipped in the epoch; None if samples are not skipped.
         self._skipped = Skipped.of(loader, None if state is None or state.is_over else state.skipped)

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-/// Why a shared region, a link or a watch could not be created or attached.
+/// The reason why a shared region, a link or a watch could not be created or attached.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// A system call failed.
@@ -58,7 +58,7 @@ impl OpenError {
 #[error("the shared memory of a link is corrupted: {0}")]
 pub struct Corrupted(pub &'static str);
 
-/// Why a unit could not be taken from the ring.
+/// The reason why a unit could not be taken from the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TakeError {
     /// The data is not a valid unit.

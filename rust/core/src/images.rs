@@ -16,7 +16,7 @@ pub use fast_image_resize::FilterType as Filter;
 /// The maximum scratch memory that a thread keeps between two images, in bytes.
 const KEPT: usize = 16 << 20;
 
-/// Why an image cannot be resized.
+/// The reason why an image cannot be resized.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ResizeError {
     /// The number of channels is neither 1 nor 3.

@@ -67,8 +67,8 @@ impl SeedGenerator {
         self.worker.next_u64()
     }
 
-    /// Returns the generator of child `id`. The child continues the shared stream, and has an independent worker
-    /// stream. The parent does not change.
+    /// Returns the generator of child `id`. The child's generator continues the shared stream of this generator, and
+    /// has an independent worker stream. This generator does not change.
     ///
     /// The child's key is drawn from a stream whose key combines the parent's key and position with `id`. Therefore the
     /// children of a child, such as the workers of a rank, are also independent.

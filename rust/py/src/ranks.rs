@@ -17,7 +17,7 @@ use torchdata_core::ranks::{Answer, Fault, Verdict, WATCH};
 
 use crate::enter::{self, Slices};
 
-/// Why operations fail: the fault, the ranks at fault, and the rank that has detected the fault.
+/// The reason why operations fail: the fault, the ranks at fault, and the rank that has detected the fault.
 type Blame = (&'static str, Vec<u32>, u32);
 
 #[pyclass(frozen, name = "Meeting", module = "torchdata._native")]

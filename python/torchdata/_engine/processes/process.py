@@ -73,8 +73,8 @@ class Pidfd:
 
     @property
     def has_ended(self) -> bool:
-        """Returns whether the process has exited, reaped or not. Without a descriptor, returns whether the process was
-        reaped."""
+        """Returns whether the process has exited. If the process has no descriptor, an exit is only detected after the
+        process was reaped."""
         if self.descriptor >= 0:
             return is_ready(self.descriptor, 0)
         try:

@@ -72,7 +72,7 @@ def warn_of_stalls(children: Any, seconds: float | None) -> None:
 
 
 class Patience:
-    """Tracks how long processes have not delivered an item, while a thread of the main process waits for each of them.
+    """Measures how long each process has delivered no item while a thread of the main process waits for an item.
 
     Args:
         children: the processes.

@@ -144,7 +144,7 @@ class LocalShards:
         return self
 
     def __next__(self) -> Any:
-        """Returns the next item. Other threads see the shards only between items."""
+        """Returns the next item. Other threads can access the shards only between two items."""
         with one_at_a_time():
             if self._is_busy:
                 self._is_busy, self._has_lost, self._snapshots = False, True, []

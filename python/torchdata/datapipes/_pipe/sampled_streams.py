@@ -46,7 +46,7 @@ class SampledStream:
         self._digest = SampleDigest.of(saved["digest"]) if "digest" in saved else SampleDigest()
         #: The global generators before the stream first drew from them; None if it has not drawn.
         self._generators: dict[str, Any] | None = saved.get("generators")
-        #: Whether the stream has drawn for its second item.
+        #: Whether the stream has drawn random numbers for its second item.
         self._draws = bool(saved.get("draws", False))
         self._has_saved = "digest" in saved
 

@@ -11,7 +11,7 @@ use thiserror::Error;
 /// ADDITEMS, FROZENSET, tuples, MEMOIZE, STACK_GLOBAL, REDUCE, STOP.
 const BARE: &[u8] = b"N\x88\x89]})\x8f(aesu\x90\x91t\x85\x86\x87\x94\x93R.";
 
-/// Why bytes are not accepted as a pickle of plain data.
+/// The reason why bytes are not accepted as a pickle of plain data.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum PlainError {
     /// An instruction that plain data does not need.

@@ -51,7 +51,7 @@ const LONGEST_NUMBER: usize = 100;
 /// The number of bytes of the shortest record: `5 a=\n`.
 const SHORTEST_RECORD: usize = 5;
 
-/// Why an extended header is invalid.
+/// The reason why an extended header is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PaxError {
     /// The record at this offset is invalid.

@@ -3,7 +3,7 @@
 //! The format is described at <https://protobuf.dev/programming-guides/encoding>. Untrusted input gives a value or an
 //! error.
 
-/// Why bytes are not a protocol buffer.
+/// The reason why bytes are not a protocol buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
     /// A field extends beyond the end of its message.

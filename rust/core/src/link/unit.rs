@@ -10,7 +10,7 @@ use crate::integrity::{Checksum, sample};
 
 /// The kind of a unit that is a fragment of a buffer.
 pub(crate) const KIND_FRAGMENT: u16 = u16::MAX;
-/// The kind of the first fragment of a unit. Earlier fragments belong to an abandoned unit.
+/// The kind of the first fragment of a unit. Fragments before the first fragment belong to an abandoned unit.
 pub(crate) const KIND_FIRST_FRAGMENT: u16 = u16::MAX - 1;
 
 /// A flag in the kind of an item. It is set if equal items may have different bytes in different runs, for example in a
@@ -55,7 +55,7 @@ pub(crate) struct UnitHeader {
 /// header, block table and padding.
 pub(crate) const UNIT_HEADER: u64 = 24;
 pub(crate) const BLOCK_ENTRY: u64 = 16;
-/// A flag in the total length of padding. Lengths are multiples of 8, so this bit is otherwise 0.
+/// A flag in the length of a unit that is padding. Lengths are multiples of 8, so this bit is 0 for other units.
 const PAD: u32 = 1;
 
 /// The meaning of the first word of a unit.

@@ -47,8 +47,8 @@ pub enum Acknowledged {
     Begun,
     /// After the last item, because the main process waits until the state is restored.
     Done,
-    /// Both before the first item and after the last item, for a dispatching process: the dispatching process finishes
-    /// the epoch only after its readers, and the main process commands these readers next.
+    /// Before the first item and after the last item. Used for a dispatching process, because the dispatching process
+    /// finishes the epoch only after its readers, and the main process commands these readers next.
     Both,
 }
 

@@ -46,7 +46,7 @@ pub enum Fault {
     Left,
 }
 
-/// Why an operation has failed. All ranks receive the same reason and the same list of ranks at fault.
+/// The reason why an operation has failed. All ranks receive the same reason and the same list of ranks at fault.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Verdict {
     /// The reason.

@@ -8,11 +8,11 @@ use super::malformed;
 
 /// How the elements of a tensor are encoded.
 pub enum Layout {
-    /// Contiguous, in the order of their indices.
+    /// The elements are contiguous, in the order of their indices.
     Contiguous,
-    /// Without gaps, in memory order; the decoded tensor has these strides, counted in elements.
+    /// The elements are encoded in memory order, and have no gaps. The decoded tensor has these strides, in elements.
     AsTheyLie(Vec<i64>),
-    /// Elements with gaps, which a copy removes; the decoded tensor has these strides.
+    /// The elements have gaps, so the encoder copies the elements. The decoded tensor has these strides.
     Apart(Strided, Vec<i64>),
 }
 

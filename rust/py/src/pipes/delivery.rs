@@ -43,7 +43,7 @@ enum DeliveryStep<'py> {
 pub struct Delivery {
     source: GilCell<Option<EpochSource>>,
     valid: AtomicI64,
-    /// Changes whenever `source` or `valid` changes.
+    /// A number that changes whenever `source` or `valid` changes.
     version: GilNumber,
     turn: Py<Turn>,
     /// Whether the user has requested an item in the current epoch.

@@ -112,8 +112,9 @@ impl FilterIterator {
         Ok(None)
     }
 
-    /// Needs no `__clear__`. Like the built-in `filter`, this iterator never changes its references, so a reference
-    /// cycle through it contains another object that was changed later, and the garbage collector clears that object.
+    /// The iterator needs no `__clear__`. Like the built-in `filter`, this iterator never changes its references. A
+    /// reference cycle through the iterator therefore contains another object that was changed later, and the garbage
+    /// collector clears that object.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.source)?;
         visit.call(&self.predicate)?;
@@ -154,7 +155,7 @@ impl IndexedIterator {
         })
     }
 
-    /// Needs no `__clear__`, for the same reason as `FilterIterator`.
+    /// The iterator needs no `__clear__`, for the same reason as `FilterIterator`.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.item_at)?;
         visit.call(&self.indices)?;

@@ -110,7 +110,7 @@ impl SequenceIterator {
         }
     }
 
-    /// Needs no `__clear__`, for the same reason as `FilterIterator`.
+    /// The iterator needs no `__clear__`, for the same reason as `FilterIterator`.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.sequence)
     }

@@ -87,7 +87,7 @@ impl StreamProgress {
 pub enum Given {
     /// All delivered items.
     All,
-    /// This many.
+    /// The number of items in this counter.
     Counted(Arc<GilNumber>),
     /// Unknown.
     Unknown,

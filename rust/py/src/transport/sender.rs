@@ -153,8 +153,8 @@ impl Sender {
     }
 
     /// Makes the pump call `noter(shard)` after each snapshot, and at the end of a shard. `noter` must not send units.
-    /// It returns None, or an object that is passed to the `on_note` callback of the process that reads the shard's
-    /// link.
+    /// `noter` returns None or a note. The process that reads the shard's link passes the note to its callback
+    /// `on_note`.
     fn take_notes(&self, noter: Py<PyAny>) -> PyResult<()> {
         self.outlet()?.noter = Some(noter);
         Ok(())
@@ -188,8 +188,8 @@ impl Sender {
     }
 
     /// Sends the items of `iterator` that the readers request, until the iterator ends or fails, or a command waits. A
-    /// tuple contains the iterators of several shards, which yield items in turn. `turns` exchanges the shards before an
-    /// item is requested from another shard than the previous item.
+    /// tuple contains the iterators of several shards, which yield items in turn. `turns` exchanges the shards
+    /// before an item is requested from another shard than the previous item.
     ///
     /// Returns False if a command waits. The caller then executes the command and calls this method again with the same
     /// iterators. Returns True once all requested items of this pass were sent. Raises the errors of the iterators.

@@ -213,8 +213,8 @@ class FSSpecFileOpener(OpensFiles):
 class FSSpecSaver(SavesItems):
     """Saves the data of pairs of metadata and data by fsspec: yields the URL of each file when it is written.
 
-    A local file appears when it is complete. Other file systems upload the data while it is written. If writing fails,
-    the upload is canceled, provided that the file system supports this.
+    A local file gets its name only when it is complete. Other file systems upload the data while it is written.
+    If writing fails, the upload is canceled, provided that the file system supports this.
 
     Args:
         source_datapipe: yields pairs of metadata and data: bytes for a binary mode, and a str otherwise.

@@ -171,8 +171,9 @@ class IoPathFileOpener(_HasPathManager, OpensFiles):
 class IoPathSaver(_HasPathManager, SavesItems):
     """Saves the data of pairs of metadata and data by iopath: yields the path of each file when it is written.
 
-    An existing local file stays unchanged. A new file appears when it is complete, so several processes may save the
-    same files, and no lock files remain. Directories are created. Files that handlers save elsewhere are replaced.
+    An existing local file stays unchanged. A new file gets its name only when it is complete, so several processes may
+    save the same files, and no lock files remain. Directories are created. An existing file that is not local, because
+    a handler saves it to other storage, is replaced.
 
     Args:
         source_datapipe: yields pairs of metadata and data: bytes for a binary mode, and a str otherwise.

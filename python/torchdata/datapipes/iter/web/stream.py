@@ -167,7 +167,7 @@ class _Body(io.RawIOBase):
         #: How many bytes of the response precede the position.
         self._early = 0
         self._failure: Exception | None = None
-        #: The remaining retries since bytes last arrived; None: all of them.
+        #: The remaining retries; None if no request has been retried since bytes were last received.
         self._retry: Any = None
 
     @property

@@ -213,7 +213,7 @@ impl<T> OrderedQueue<T> {
 
     /// Records that the worker of a slot no longer uses the source, and will store the outcome later.
     ///
-    /// The slot stays reserved. A hold then does not wait for this worker.
+    /// The slot stays reserved, but a hold on the queue does not wait for the worker.
     pub fn leave_source(&self, slot: Slot) {
         let mut state = self.lock();
         if let Some(at) = state.find(slot) {
