@@ -1,9 +1,9 @@
 """Threads of this package: starts them, with a clear error if the system cannot, and ends them at interpreter exit.
 
 Role: ends the threads at exit, because a daemon thread that still runs foreign code could crash the process. Code that
-starts threads registers the `Work` that ends them. At exit, all work is closed, and all threads are awaited together.
-The main thread runs the code that ends the threads. A forked child has none of its parent's threads, and removes the
-parent's work.
+starts threads registers a `Work` object that ends the threads. At exit, the main thread closes all `Work` objects, and
+then waits for all threads together. A forked child has none of its parent's threads, and therefore removes the parent's
+`Work` objects.
 """
 
 from __future__ import annotations
@@ -105,15 +105,15 @@ class Work(Protocol):
         """Waits at most `seconds` until the threads have ended, except for the calling thread."""
 
 
-#: Work with threads that must end at interpreter exit, by id; some of this work may no longer exist. A WeakSet is
-#: unsuitable, because it runs Python code when work is freed, and a KeyboardInterrupt in that code would be lost.
+#: References to the `Work` objects whose threads must end at interpreter exit, by the object's id. A WeakSet is
+#: unsuitable, because it runs Python code when an object is freed, and a KeyboardInterrupt in this code would be lost.
 _running: dict[int, weakref.ref[Any]] = {}
-#: Entries of finished work are removed when there are this many entries.
+#: Entries of freed objects are removed when there are this many entries.
 _full = 64
 
 
 def end_at_exit(work: Work) -> None:
-    """Registers work with threads that must end at interpreter exit, if the work still exists at that time."""
+    """Registers an object whose threads must end at interpreter exit, if the object still exists at that time."""
     global _full
     if len(_running) >= _full:
         for key in list(_running):

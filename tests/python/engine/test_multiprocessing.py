@@ -144,7 +144,7 @@ class Shared:
 
 
 def settled(read, quiet=0.3):
-    """Returns a value after it has not changed for some time."""
+    """Calls `read` until its result has not changed for `quiet` seconds, and returns the result."""
     value, since = read(), time.monotonic()
     while time.monotonic() - since < quiet:
         if (now := read()) != value:

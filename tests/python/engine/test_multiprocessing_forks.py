@@ -36,8 +36,8 @@ WAYS = {
 
 
 class Forks:
-    """A function that forks a process at each third item. The process exits in a given way. Returns the item and the
-    exit code.
+    """A function that forks a process at each third item, and returns the item and the exit code of the process. An
+    argument determines how the process exits.
     """
 
     def __init__(self, way):

@@ -13,7 +13,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 TORCH = importlib.util.find_spec("torch") is not None
 
-#: How many workers each family starts.
+#: The number of workers of each family.
 WORKERS = 2
 
 

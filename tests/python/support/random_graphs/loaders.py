@@ -12,7 +12,7 @@ from random_graphs.graphs import Graph
 
 
 class Loader:
-    """The random loader of a seed.
+    """A random loader that is determined by a seed.
 
     Args:
         number: the seed.
