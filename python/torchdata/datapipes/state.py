@@ -185,8 +185,8 @@ class _Saving:
         """Returns the ids of the pipes that continue their passes.
 
         Args:
-            alone: whether to include pipes with a reader that has not begun, such as another child of a fork. The
-                reader may still begin, or the fork may start over.
+            alone: whether the result includes a pipe if one of its readers has not begun. An example of such a reader
+                is the second child of a `Forker`. The reader may still begin, or the `Forker` may start over.
         """
         used = {id(self.end)} if self._has_begun(self.end) else set()
         for reader in reversed(self.pipes):  # readers precede their sources

@@ -69,8 +69,9 @@ class ReadingServiceInterface(ABC):
 
     Attributes:
         _pause: stops reading ahead, as `_pause(pause_fn=None)`; a function that `pause_fn` returns is applied to the
-            graph. None if the service cannot be paused.
-        _resume: continues to read ahead, as `_resume(resume_fn=None)`; None if the service cannot be paused.
+            graph. The attribute is None if the service cannot be paused.
+        _resume: continues to read ahead, as `_resume(resume_fn=None)`; the attribute is None if the service cannot be
+            paused.
         _limit: receives a limit, as `_limit(num_batches, limit_fn=None)`; None if the service does not receive limits.
             The loader itself counts the items.
 
