@@ -50,8 +50,8 @@ class FinishedIterator(Iterator[Any]):
     Args:
         iterator: the pipeline's iterator, if its attributes can still be read, or None.
         error: the message of the `RuntimeError` that `next` raises; None for a normal end.
-        told: the identifier of the thread that has received the error, in which the iteration ends without a second
-            error; 0 for none.
+        told: the identifier of the thread that has received the error; 0 if no thread has. In this thread, a further
+            `next` raises StopIteration instead of the error.
     """
 
     def __init__(self, iterator: Any = None, error: str | None = None, told: int = 0) -> None:

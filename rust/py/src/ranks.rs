@@ -100,8 +100,8 @@ impl PyMeeting {
 
 #[pymethods]
 impl PyMeeting {
-    /// Creates the meeting of rank 0, to which the other `size - 1` ranks will connect. Takes ownership of a listening
-    /// socket.
+    /// Creates the meeting of rank 0. The other `size - 1` ranks will connect to its listening socket, which this
+    /// function takes over.
     #[staticmethod]
     fn host(descriptor: RawFd, size: u32, hello: [u8; 16], welcome: [u8; 16]) -> PyResult<Self> {
         let listener = TcpListener::from(owned(descriptor)?);

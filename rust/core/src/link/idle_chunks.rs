@@ -17,8 +17,8 @@ pub const PERIOD: Duration = Duration::from_secs(2);
 /// Records when each chunk was last touched.
 #[derive(Debug)]
 pub struct IdleChunks {
-    /// For each chunk, the period in which it was last touched, or None if it has no free pages to return. Chunks after
-    /// the end of the list were never touched.
+    /// The period in which each chunk was last touched. The entry of a chunk without free pages is None. Chunks after the
+    /// end of the list were never touched.
     touched: Vec<Option<u64>>,
     /// The number of entries in `touched` that are Some.
     known: usize,

@@ -58,7 +58,7 @@ impl<M> QueuePosition<M> {
         self.ahead.iter().map(move |index| index - base)
     }
 
-    /// Returns all marks, including those that are no longer needed.
+    /// Returns all marks, also the spent marks, which no state needs any more.
     pub fn marks(&self) -> impl Iterator<Item = &M> {
         std::iter::once(&self.mark).chain(self.marks.values()).chain(&self.spent)
     }
