@@ -1,5 +1,4 @@
-//! Selects the peer of the next item for a reader of several links, and decides what the reader does while that item is
-//! missing.
+//! Selects the peer of the next item for a reader of several links, and what the reader does until the item arrives.
 
 use crate::round_robin::RoundRobin;
 
@@ -8,8 +7,7 @@ use crate::round_robin::RoundRobin;
 pub enum Next {
     /// Deliver the next item of this peer.
     Deliver(usize),
-    /// Receive the next item of this peer before the peer's turn, because the peer whose turn it is waits for another
-    /// process.
+    /// Receive this peer's next item before its turn, because the peer whose turn it is waits for another process.
     TakeIn(usize),
     /// Wait until something changes.
     Wait,
@@ -34,8 +32,7 @@ pub struct Collecting {
 }
 
 impl Collecting {
-    /// Creates the state for this number of peers. With `in_order`, peers take turns strictly; otherwise items are
-    /// delivered in the order in which they arrive.
+    /// Creates the state for a number of peers. Without `in_order`, items are delivered in the order of arrival.
     pub fn new(peers: usize, in_order: bool) -> Self {
         Self { turn: RoundRobin::new(peers, in_order), has_died: false }
     }
@@ -60,10 +57,8 @@ impl Collecting {
         self.turn.next()
     }
 
-    /// Returns the next step.
-    ///
-    /// `ready` returns whether an item of a peer can be delivered. `arrived` returns whether an item can be received.
-    /// `starves` returns whether the peer waits for the dispatching process.
+    /// Returns the next step. `ready` returns whether an item of a peer can be delivered, `arrived` whether an item can
+    /// be received, and `starves` whether the peer waits for the dispatching process.
     #[inline]
     pub fn next(
         &mut self,
@@ -85,9 +80,8 @@ impl Collecting {
         self.to_take_in(arrived, |peer| peer == current && starves(peer)).map_or(Next::Wait, Next::TakeIn)
     }
 
-    /// Returns a peer whose next item must be received before its turn because another peer starves, or None.
-    ///
-    /// Called directly while the main process waits for something other than an item.
+    /// Returns a peer whose next item must be received before its turn because another peer starves, or None. Called
+    /// directly while the main process waits for something other than an item.
     pub fn to_take_in(
         &self,
         mut arrived: impl FnMut(usize) -> bool,

@@ -6,8 +6,7 @@ pub type Slot = u64;
 /// The result of a request to use the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reserve {
-    /// The worker must compute one item, and then store the outcome with [`put`](OrderedQueue::put) or release the slot
-    /// with [`skip`](OrderedQueue::skip).
+    /// The worker must compute one item, then call [`put`](OrderedQueue::put) or [`skip`](OrderedQueue::skip).
     Granted(Slot),
     /// Until the timeout, the queue was full or on hold, or another worker used the source.
     TimedOut,
