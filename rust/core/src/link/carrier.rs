@@ -174,8 +174,7 @@ pub struct Carrier {
 }
 
 impl Carrier {
-    /// Takes the consumer end of `inbound` and the producer end of `outbound`. `peer` is the bell of the opposite
-    /// process.
+    /// Takes the consumer end of `inbound` and the producer end of `outbound`. `peer` is the opposite process's bell.
     pub fn new(inbound: &Link, outbound: &Link, peer: BellRef) -> Result<Self, OpenError> {
         Ok(Self {
             inbound: inbound.consumer(peer.clone())?,

@@ -1,8 +1,7 @@
 //! The consumer end of a link.
 //!
 //! The consumer runs in the receiving process and does not trust the producer: a unit is copied out of shared memory,
-//! and all lengths, offsets and the checksum are verified before the data is used. Inconsistent data is reported as
-//! [`Corrupted`].
+//! and all lengths, offsets and the checksum are verified before use. Inconsistent data is reported as [`Corrupted`].
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -317,8 +316,7 @@ impl Consumer {
         Ok(self.next::<false>(unit)?.is_some())
     }
 
-    /// Replaces `unit` with the next unit of any stream, for carriers. Returns this stream, or None if there is no
-    /// unit.
+    /// Replaces `unit` with the next unit of any stream, and returns the stream, or None without a unit. For carriers.
     pub(super) fn take_any(&mut self, unit: &mut Unit) -> Result<Option<Stream>, TakeError> {
         self.next::<true>(unit)
     }

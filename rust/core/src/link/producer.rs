@@ -493,8 +493,7 @@ impl Producer {
     /// Writes `total` bytes of padding from the tail to the end of the ring.
     fn write_pad(&self, total: u64) {
         let pad = First::pad(self.cursor.tail(), total);
-        // SAFETY: at least 8 free, contiguous bytes follow the tail, because tail and end of the ring are multiples of
-        // 8.
+        // SAFETY: at least 8 free, contiguous bytes follow the tail, because tail and ring end are multiples of 8.
         unsafe { self.layout.ring_ptr(self.cursor.tail()).cast::<u64>().write(pad) };
     }
 

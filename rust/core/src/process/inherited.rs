@@ -137,8 +137,7 @@ impl Descriptor {
     /// Returns the descriptor, or None if this process has closed it.
     pub fn get(&self) -> Option<BorrowedFd<'_>> {
         let open = self.0.state.load(Ordering::Relaxed) == DESCRIPTOR;
-        // SAFETY: the descriptor is open while the state is DESCRIPTOR. A child changes the state before it has
-        // threads.
+        // SAFETY: the descriptor is open in state DESCRIPTOR. A child changes the state before it has threads.
         open.then(|| unsafe { BorrowedFd::borrow_raw(self.0.start.load(Ordering::Relaxed) as i32) })
     }
 }

@@ -104,8 +104,7 @@ impl Grant {
         })
     }
 
-    /// Returns how many more items are accepted if `wanted` items are wanted in total and `sent` were sent, modulo
-    /// 2^30.
+    /// Returns how many more items are accepted if `wanted` are wanted in total and `sent` were sent, modulo 2^30.
     #[inline]
     pub fn credit(wanted: u32, sent: u32) -> u32 {
         difference(u64::from(wanted), u64::from(sent), COUNT_BITS).max(0) as u32

@@ -5,7 +5,6 @@
 //! 4096     page of process 0    PageHeader, `pipes` PipeRecords, `flows` Flows, rounded up to memory pages
 //! …        page of process 1
 //! …
-//! …        page of the main process before the last restart of workers
 //! ```
 //!
 //! All fields have a fixed width, and may be zero. Only the process that owns a page writes to it.
@@ -258,8 +257,7 @@ pub(super) fn middle_of(step: usize) -> f64 {
 }
 
 impl PipeRecord {
-    /// Records a measured call: `own` nanoseconds in this pipe only. It represents `weight` calls with `all`
-    /// nanoseconds.
+    /// Records a measured call: `own` nanoseconds in this pipe only. It stands for `weight` calls of `all` nanoseconds.
     pub fn sample(&self, own: u64, all: u64, weight: u64) {
         add(&self.samples, 1);
         add(&self.own, all);

@@ -61,8 +61,7 @@ pub(super) struct State<T> {
     /// Whether a worker uses the source.
     pub source_taken: bool,
     pub closed: bool,
-    /// Whether the end is stored; `broken` means that the consumer must receive an error before more items are
-    /// computed.
+    /// Whether the end is stored; `broken` if the consumer must receive an error before more items are computed.
     pub finished: bool,
     pub broken: bool,
     /// Whether the consumer has received the end.
