@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-/// If taking the lock takes longer than this, the lock was not free. PyTorch holds the lock while it copies 5 KB, which
-/// takes 3 µs.
+/// If taking the lock takes longer, the lock was not free. PyTorch holds it for 3 µs to copy 5 KB.
 const FREE: Duration = Duration::from_micros(30);
 /// If the lock was not free at first, it must then be free in this many consecutive attempts, and other threads can
 /// take the lock during `PAUSE` between two attempts.

@@ -1,5 +1,4 @@
-//! Exchanges the variables of modules and the states of random number generators that each shard of a process has for
-//! itself.
+//! Exchanges the module variables and states of random number generators that each shard of a process has for itself.
 //!
 //! A shard may run for only a few microseconds before another shard runs, so the exchange takes no Python code. Signal
 //! handlers therefore never see a part of one shard and a part of another.
@@ -12,8 +11,7 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-/// The list of variables and generators to exchange when another shard of the process runs. The list is replaced if
-/// another library is loaded.
+/// The variables and generators to exchange when another shard runs. Replaced if another library is loaded.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Exchange {
     /// Entries of dicts, or attributes of other objects, and the values that they have. None also means a missing entry.
@@ -158,7 +156,7 @@ impl ShardTurns {
         self.entered.load(Relaxed)
     }
 
-    /// Makes a shard the one that runs.
+    /// Switches the process to a shard.
     pub fn enter(&self, py: Python<'_>, shard: usize) -> PyResult<()> {
         let left = self.entered.swap(shard, Relaxed);
         if shard != left {

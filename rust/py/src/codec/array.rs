@@ -15,7 +15,6 @@ use super::malformed;
 use crate::buffers::ArenaBuffer;
 use crate::numpy_api::numpy;
 
-/// The maximum number of dimensions of an array.
 pub const MOST_DIMENSIONS: usize = 64;
 
 /// The order of an array's axes in memory, outermost axis first.
@@ -199,8 +198,7 @@ pub fn make<'py>(
         None => (std::ptr::null_mut(), flags),
     };
     let numpy = numpy(py)?;
-    // SAFETY: dtype, dimensions and strides are valid. `data`, if given, covers the array, and its owner keeps it
-    // alive.
+    // SAFETY: dtype, shape and strides are valid. `data`, if given, covers the array, and its owner keeps it alive.
     let array = unsafe { numpy.array(descr, shape, strides, data.cast(), flags)? };
     if let Some((_, base)) = over {
         numpy.set_base(&array, base)?;
@@ -216,8 +214,7 @@ pub fn data_of(array: &Bound<'_, PyAny>) -> *mut u8 {
 pub fn scalar_parts(scalar: &Bound<'_, PyAny>) -> PyResult<Option<(Dtype, Vec<u8>)>> {
     let py = scalar.py();
     let numpy = numpy(py)?;
-    // SAFETY: callers pass NumPy scalars that exist while their dtype is read. One element of a plain dtype is written,
-    // which fits into the buffer.
+    // SAFETY: callers pass existing NumPy scalars. The written element of a plain dtype fits into the buffer.
     unsafe {
         let descr = numpy.dtype_of(scalar)?;
         let Some((dtype, size)) = Dtype::of(py, descr.as_ptr().cast()) else { return Ok(None) };

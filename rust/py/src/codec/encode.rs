@@ -49,7 +49,6 @@ impl Within<'_> {
         self.alone && unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 1 + isize::from(self.depth > 0)
     }
 
-    /// Returns the state for the members of a container.
     fn within(self, container: &Bound<'_, PyAny>) -> Self {
         Self { alone: self.is_alone(container), depth: self.depth + 1, ..self }
     }
@@ -84,12 +83,10 @@ pub struct Encoder {
     announced: u64,
     /// The memory ranges of the item's tensors: the end address for each start address.
     spans: BTreeMap<usize, usize>,
-    /// The member that must be pickled because it may share objects with other members, and the offset of this member
-    /// in the payload.
+    /// The member that must be pickled because it may share objects with others, and its offset in the payload.
     pickled_member: Option<(usize, Py<PyAny>)>,
-    /// Whether an equal item may be encoded to other bytes the next time. The bytes depend on the identity of objects
-    /// if they contain pickles or references to strings, and on the memory order if they contain arrays; otherwise they
-    /// depend only on the values in the item.
+    /// Whether an equal item may be encoded to other bytes. Pickles and references to strings depend on the identity of
+    /// objects, arrays on the memory order, and all other bytes only on the values in the item.
     pub opaque: bool,
 }
 
@@ -134,8 +131,7 @@ impl Encoder {
         self.payload.extend_from_slice(&(len as u64).to_le_bytes());
     }
 
-    /// Records an object that may appear twice in the item. An object with two references cannot appear twice, because
-    /// one reference belongs to the encoder.
+    /// Records an object that may appear twice in the item. One reference belongs to the encoder, so two are too few.
     fn visit(&mut self, object: &Bound<'_, PyAny>) -> Result<(), Stop> {
         // SAFETY: reads the reference count of an existing object.
         if unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 2 {
@@ -175,8 +171,7 @@ impl Encoder {
         Ok(false)
     }
 
-    /// Records the memory of a tensor. If two tensors of the item share memory, the item must be pickled, because only
-    /// pickle preserves the sharing.
+    /// Records a tensor's memory. Tensors that share memory must be pickled, because only pickle preserves sharing.
     fn visit_span(&mut self, (start, end): Span) -> Result<(), Stop> {
         if start == end {
             return Ok(());

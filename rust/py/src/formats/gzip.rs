@@ -99,8 +99,7 @@ impl GzipReader {
     }
 }
 
-/// Skips zeros before the next member. Returns false if the stream ends, or if other data follows, which gzip(1)
-/// ignores, too.
+/// Skips zeros before the next member. Returns false at the end, or if other data follows, which gzip(1) ignores, too.
 fn another_member(stream: &mut impl BufRead) -> Result<bool, Error> {
     loop {
         let bytes = stream.fill_buf()?;
@@ -117,7 +116,6 @@ fn another_member(stream: &mut impl BufRead) -> Result<bool, Error> {
     }
 }
 
-/// Reads from a Python stream.
 struct GzipSource {
     read: Py<PyAny>,
     piece: Vec<u8>,

@@ -63,7 +63,6 @@ impl Delivery {
         Arc::clone(&self.given)
     }
 
-    /// Resumes watching after a fork.
     #[cold]
     fn go_on_watching(&self, py: Python<'_>) {
         match self.watched.with(py, |watched| *watched) {
@@ -146,8 +145,7 @@ impl Delivery {
             None => None,
             Some(iterator) => {
                 let class = iterator.get_type();
-                // SAFETY: the slot of an existing type contains an iternext function, or NULL if the type is not an
-                // iterator.
+                // SAFETY: the slot of an existing type: an iternext function, or NULL if it is not an iterator.
                 let next: Option<ffi::iternextfunc> =
                     unsafe { std::mem::transmute(ffi::PyType_GetSlot(class.as_type_ptr(), ffi::Py_tp_iternext)) };
                 let next = next.ok_or_else(|| {
@@ -209,8 +207,7 @@ impl Delivery {
         self.pulse.is_inside()
     }
 
-    /// Whether the computation of the last item was interrupted, for example by Ctrl-C. If the computation was
-    /// interrupted, pipes may have lost items.
+    /// Whether the computation of the last item was interrupted, as by Ctrl-C, so that pipes may have lost items.
     #[getter]
     fn cut(&self) -> bool {
         self.pulse.signs() & CUT != 0
@@ -221,8 +218,7 @@ impl Delivery {
         self.pulse.set_sign(CUT, cut);
     }
 
-    /// Calls the function that `watch_with` has set with `key` if an item takes longer than `seconds`, and again
-    /// whenever the duration has doubled.
+    /// Calls the function from `watch_with` with `key` if an item takes `seconds`, and whenever the time has doubled.
     fn watch(&self, py: Python<'_>, key: u64, seconds: f64) {
         let how = (key, duration(seconds));
         self.watched.with(py, |watched| *watched = Some(how));
@@ -234,8 +230,7 @@ impl Delivery {
         watching::watch(py).end(&self.pulse);
     }
 
-    /// Returns the next item of the epoch without counting it, even if the calling iterator is not valid. Raises
-    /// StopIteration at the end.
+    /// Returns the next item without counting it, even to an invalid iterator. Raises StopIteration at the end.
     #[pyo3(name = "step")]
     fn step_from_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match self.step(py) {
