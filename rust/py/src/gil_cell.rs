@@ -15,9 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::prelude::*;
 
-/// A value that attached threads access one at a time.
-///
-/// A reader that waits does not borrow the value, so signal handlers and other threads find a consistent value.
+/// A value that attached threads access one at a time. A reader that waits does not borrow the value, so signal
+/// handlers and other threads find a consistent value.
 pub struct GilCell<T>(Cell<T>);
 
 // SAFETY: `with` requires a token of the interpreter, which one thread has at a time, and no `look` releases the GIL.

@@ -50,9 +50,8 @@ struct SecondDescr {
 /// The newest supported ABI version, which is the version of NumPy 2.
 const NEWEST_ABI: c_uint = 0x0200_0000;
 
-/// Returns NumPy's C API. Imports NumPy if necessary.
-///
-/// If NumPy is already loaded, this runs no Python code, so no signal handler can run.
+/// Returns NumPy's C API, and imports NumPy if necessary. If NumPy is already loaded, this call runs no Python code, so
+/// no signal handler can run.
 #[inline]
 pub fn numpy(py: Python<'_>) -> PyResult<NumPy> {
     // SYNC(numpy): pairs with `look_up`.
@@ -186,8 +185,7 @@ impl NumPy {
     /// Creates an array over `data`, or with its own memory if `data` is NULL. NumPy determines most flags.
     ///
     /// # Safety
-    /// `dtype` is built-in. `strides` is NULL or as long as `shape`. `data`, if given, covers the array and outlives
-    /// it.
+    /// `dtype` is built-in. `strides` is NULL or as long as `shape`. `data`, if given, covers and outlives the array.
     pub unsafe fn array<'py>(
         self,
         dtype: Bound<'py, PyAny>,

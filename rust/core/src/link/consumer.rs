@@ -213,9 +213,8 @@ impl Consumer {
         self.flow.items.store(self.before.wrapping_add(self.taken), Ordering::Relaxed);
     }
 
-    /// Counts a delivered item, and allows the producer to send one more item.
-    ///
-    /// A sleeping producer is woken up when half of its window is free, or immediately if the ring is empty.
+    /// Counts a delivered item, and allows the producer to send one more item. A sleeping producer is woken up when
+    /// half of its window is free, or immediately if the ring is empty.
     #[inline]
     pub fn item_taken(&mut self) {
         self.count();
@@ -301,7 +300,6 @@ impl Consumer {
     }
 
     /// Returns whether to copy a buffer of `len` bytes, because a lease would leave the producer too little memory.
-    ///
     /// Leases use at most half of the arena and of the blocks. The other half is for data in flight.
     pub fn should_copy(&self, len: usize) -> bool {
         let config = self.layout.config;
@@ -316,7 +314,7 @@ impl Consumer {
         Ok(self.next::<false>(unit)?.is_some())
     }
 
-    /// Replaces `unit` with the next unit of any stream, and returns the stream, or None without a unit. For carriers.
+    /// Replaces `unit` with the next unit of any stream. Returns the stream, or None if there is no unit.
     pub(super) fn take_any(&mut self, unit: &mut Unit) -> Result<Option<Stream>, TakeError> {
         self.next::<true>(unit)
     }

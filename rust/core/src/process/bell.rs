@@ -11,7 +11,7 @@
 //! decrements the count of sleepers, unless a ringing thread has claimed the sleeper. The number of claims is stored
 //! next to the count of sleepers, so each claim also changes the stored value.
 //!
-//! A stray write may make a sleeper sleep until its timeout, or waste a ring. The next claim repairs the bell.
+//! A stray write may delay a sleeper until its timeout, or cause a useless ring. The next claim repairs the bell.
 
 use std::time::Duration;
 

@@ -31,7 +31,7 @@ const FEW: usize = 32;
 const PRICE: u64 = 8;
 /// The maximum time for yields to unrelated threads, in nanoseconds, that is not compensated yet.
 const CREDIT: u64 = 100_000_000;
-/// After too much time for unrelated threads, waits do not yield for this multiple of the last yield's duration.
+/// If unrelated threads used too much time, waits do not yield for this multiple of the last yield's duration.
 const REST: u64 = 50;
 
 /// The yield statistics of a process.

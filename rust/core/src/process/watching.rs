@@ -3,7 +3,7 @@
 //! A watched caller has a [`Pulse`] (heartbeat), which it updates in each call by plain stores. One thread per process
 //! reads the heartbeats of all callers. The thread holds no Python lock and sleeps on a [`Parker`]. The thread runs
 //! while a caller is watched, and stops before a fork, so that the child does not inherit incomplete state. The next
-//! call of a watched caller restarts the thread. A child has its own [`Watch`] in case it was not.
+//! call of a watched caller restarts the thread. A child creates its own [`Watch`], in case the thread still ran.
 
 use std::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU8, AtomicU64,

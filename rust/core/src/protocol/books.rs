@@ -195,7 +195,7 @@ impl<S> Books<S> {
         self.longest = 2 * kept;
     }
 
-    /// Returns the accounts of all peers `back` deliveries ago, and the next peer then. None if the log is too short.
+    /// Returns each peer's account `back` deliveries ago, and the next peer then, or None if the log is too short.
     pub fn accounts(&self, back: u64) -> Option<(Vec<Account>, usize)> {
         let mut accounts: Vec<Account> = self.peers.iter().map(|peer| peer.taken).collect();
         let back = usize::try_from(back).ok().filter(|&back| back <= self.log.len())?;

@@ -43,10 +43,9 @@ impl Role {
     }
 }
 
-/// The counters of all processes of a loader, in shared memory.
-///
-/// In a forked child that does not belong to the loader, the memory is private and zero (see `Mapping::wipe_on_fork`).
-/// Other processes therefore do not see what this child counts.
+/// The counters of all processes of a loader, in shared memory. In a forked child that does not belong to the loader,
+/// the memory is private and zero (see `Mapping::wipe_on_fork`). Other processes therefore do not see what this child
+/// counts.
 #[derive(Debug)]
 pub struct Board {
     region: Region,

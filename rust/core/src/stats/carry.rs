@@ -1,8 +1,8 @@
 //! Copies the counters of a process on another machine to the main process.
 //!
-//! A process on another machine counts on a board on its own machine. A copy of its page is sent to the main process
-//! and written into the main process's board. In this board, the copy looks like the page of a local process. If the
-//! process is replaced, a page is sent in the opposite direction, so that the replacement continues the counts.
+//! A process on another machine counts on a board on its own machine. A copy of its page is written into the main
+//! process's board. In the main process's board, the copy looks like the page of a local process. If the process is
+//! replaced, a page is sent in the opposite direction, so that the replacement continues the counts.
 //!
 //! All values keep their meaning, except times, which were measured with the clock of the other machine. When a page
 //! arrives, its times are shifted by the difference between the two clocks, so these times are too late by the transfer
@@ -128,7 +128,7 @@ impl PageRef {
         }
     }
 
-    /// In the main process: stores another machine's counters and system times of a process. Fails like `take_in`.
+    /// In the main process: stores counters and system times of a process on another machine. Fails like `take_in`.
     pub fn hear(&self, carried: &[u8], [ran, stood, lived]: [u64; 3]) -> Result<(), Corrupted> {
         self.take_in(carried)?;
         let header = self.header();

@@ -7,7 +7,7 @@
 //! …
 //! ```
 //!
-//! All fields have a fixed width, and may be zero. Only the process that owns a page writes to it.
+//! All fields have a fixed width, and zero is valid. Only the process that owns a page writes to it.
 
 use std::sync::atomic::Ordering::{self, Relaxed};
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, fence};
@@ -340,7 +340,8 @@ pub(super) struct PageHeader {
     pub inside: AtomicU64,
     /// The number of measured calls of the last pipe.
     pub inside_samples: AtomicU64,
-    /// 1 if a remote process has exited. The main process writes the fields from `gone` to `frames`, and the last two.
+    /// 1 if a remote process has exited. The main process writes the fields `gone` to `frames`, and the last two
+    /// fields.
     pub gone: AtomicU64,
     /// When the counters of a process on another machine were last received, or 0 for a local process.
     pub heard: AtomicU64,

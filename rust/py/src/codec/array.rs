@@ -127,7 +127,6 @@ pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
 
 /// Returns the arena block under an array that `torchdata.empty` has created. The array must cover the whole block,
 /// which must not be accessible through another array, a buffer, a tensor or a weak reference. Otherwise returns None.
-///
 /// The caller ensures that nothing except the item refers to the array.
 pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Arc<Block>> {
     let mut object = array.as_ptr();
@@ -151,9 +150,8 @@ pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Ar
 }
 
 /// Returns the arena block under a tensor that `torchdata.empty` has created over an array. The tensor must cover the
-/// whole block under the array. Otherwise returns None.
-///
-/// The caller ensures that nothing except the item refers to the array and the tensor.
+/// whole block under the array. Otherwise returns None. The caller ensures that nothing except the item refers to the
+/// array and the tensor.
 pub fn block_under(array: &Bound<'_, PyAny>, data: *const u8, len: usize) -> Option<Arc<Block>> {
     let base = array.getattr("base").ok()?;
     // SAFETY: reads the reference count of an existing object. The array and this function have one reference each.

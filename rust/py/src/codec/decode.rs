@@ -19,9 +19,8 @@ use super::{Tag, malformed, numbers};
 use crate::buffers::LeasedBuffer;
 use crate::errors;
 
-/// Decodes an item from its inline part and its large buffers.
-///
-/// If `may_lease` is true, arrays use the memory of leased buffers; otherwise this memory is copied.
+/// Decodes an item from its inline part and its large buffers. If `may_lease` is true, arrays use the memory of leased
+/// buffers; otherwise this memory is copied.
 pub fn decode<'py>(
     py: Python<'py>,
     payload: &[u8],

@@ -95,7 +95,6 @@ static HAS_REFUSED: AtomicBool = AtomicBool::new(false);
 /// The name of a capsule that still owns its tensor.
 const UNUSED: &CStr = c"dltensor";
 
-/// The objects of torch that this module uses.
 struct Torch {
     exchange: Option<&'static ExchangeApi>,
     to_capsule: Py<PyAny>,
@@ -284,8 +283,7 @@ impl Torch {
         let py = item.py();
         if let Some(describe) = self.exchange.and_then(|exchange| exchange.describe) {
             let mut described = MaybeUninit::uninit();
-            // SAFETY: the table belongs to the item's class. The call writes the description, or returns -1 with an
-            // exception.
+            // SAFETY: the table belongs to the item's class. The call writes the description, or raises and returns -1.
             return unsafe {
                 if describe(item.as_ptr(), described.as_mut_ptr()) == 0 {
                     Ok(Some((described.assume_init(), None)))
@@ -354,9 +352,8 @@ impl<M> Home<M> {
     }
 }
 
-/// Creates a tensor that uses existing memory.
-///
-/// `extents` contains the shape, followed by the strides in elements. All elements must be within the memory.
+/// Creates a tensor that uses existing memory. `extents` contains the shape, followed by the strides in elements. All
+/// elements must be within the memory.
 pub fn tensor_over<'py>(
     py: Python<'py>,
     element: ElementType,

@@ -131,7 +131,8 @@ impl Encoder {
         self.payload.extend_from_slice(&(len as u64).to_le_bytes());
     }
 
-    /// Records an object that may appear twice in the item. One reference belongs to the encoder, so two are too few.
+    /// Records an object that may appear twice in the item. An object with two references cannot appear twice, because
+    /// one reference belongs to the encoder.
     fn visit(&mut self, object: &Bound<'_, PyAny>) -> Result<(), Stop> {
         // SAFETY: reads the reference count of an existing object.
         if unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 2 {

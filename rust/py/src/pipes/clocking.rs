@@ -6,9 +6,8 @@
 //! depends on the duration of root calls. The interval varies at random, so that measured calls do not coincide with a
 //! periodic pattern of the pipeline. A call never represents more than the time since the last measured call.
 //!
-//! Each root call may require many nested calls. A guard therefore skips this module if its last call was nested and no
-//! root call is measured ([`is_measuring`]). It still calls this module sometimes, because later calls may not be
-//! nested.
+//! Each root call may require many nested calls. A guard skips this module if its last call was nested and no root call
+//! is measured ([`is_measuring`]). The guard still calls this module sometimes, in case calls are no longer nested.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};

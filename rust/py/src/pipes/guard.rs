@@ -352,8 +352,7 @@ unsafe extern "C" fn next_ranged(object: *mut ffi::PyObject) -> *mut ffi::PyObje
     }
 }
 
-/// Begins a profiler range, and returns the function that ends it. An error is only reported, so that loading
-/// continues.
+/// Begins a profiler range, and returns the function that ends it. Errors are only reported, so that loading continues.
 ///
 /// # Safety
 /// The pipe exists.

@@ -71,8 +71,7 @@ impl FilterIterator {
 
 #[pymethods]
 impl FilterIterator {
-    /// `on_dropped(item)` gets dropped items of types not in `plain`. `to_bool(result)` converts other results than
-    /// bools.
+    /// `on_dropped(item)` gets dropped items of types not in `plain`. `to_bool(result)` converts non-bool results.
     #[new]
     fn new(
         source: &Bound<'_, PyAny>,

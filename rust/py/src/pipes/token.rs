@@ -35,8 +35,7 @@ impl BoardSlot {
 pub struct IterationToken {
     /// The number of the valid iterator, or 0 before the first iterator. Each call of `begin` increments the number.
     current: AtomicU64,
-    /// The items that the valid iterator has yielded or skipped, also before a resume. Saved states contain this
-    /// number.
+    /// The items that the valid iterator has yielded or skipped, also before a resume. States contain this number.
     own: AtomicU64,
     /// The pipe's record on a board of counters, which counts items for display: a boxed `BoardSlot`, or null. If a
     /// loader has replaced the pipe by a copy, the tokens of the pipe and of its copy may count in the same record.

@@ -80,7 +80,6 @@ pub struct ReadAheadQueue {
     /// The process of the worker threads, identified by its number of forks and its process id.
     generation: u64,
     process: u32,
-    /// The name of the pipe, used in messages.
     name: String,
     /// Whether buffered objects are kept when the queue is closed.
     keeps: bool,

@@ -66,7 +66,7 @@ impl Access {
         })
     }
 
-    /// Waits for the reading thread, which flags have asked to stop, and returns the reader.
+    /// Waits until the reading thread has stopped, and returns the reader. Flags must already ask the thread to stop.
     fn hold_once_left(&self, py: Python<'_>) -> PyResult<Held<'_, Reader>> {
         self.owner.check()?; // in a forked child, the reading thread of the parent does not exist
         let mut held = None;

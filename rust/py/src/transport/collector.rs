@@ -216,8 +216,7 @@ impl Collector {
     /// Returns the positions of all peers after `delivered` items of the epoch, or now if `delivered` is None. The
     /// result is a tuple: for each peer, the delivered items and the latest snapshot before them; the peer that sends
     /// the next item; and the matching snapshot of the dispatching process. Returns None if the log is too short. Can
-    /// be called at any time, from any thread. Do not pass a number that Python code counts, because it is updated too
-    /// late.
+    /// be called at any time, from any thread. Do not pass a number that Python code counts, which is updated too late.
     #[pyo3(signature = (delivered=None))]
     #[expect(clippy::type_complexity, reason = "a tuple for Python")]
     fn positions(
@@ -244,7 +243,6 @@ impl Collector {
         self.access.hold()?.await_relayed(py, Stream::first(epoch))
     }
 
-    /// Returns the number of items that this collector has delivered in the current epoch.
     fn delivered(&self, py: Python<'_>) -> u64 {
         self.books.with(py, |books| books.total())
     }
@@ -310,7 +308,6 @@ impl Collector {
         Ok(self.access.hold()?.peers.links().iter().map(Consumer::leased).collect())
     }
 
-    /// Acknowledges `count` messages to the sender.
     fn acknowledge(&self, count: u64) -> PyResult<()> {
         self.access.hold()?.peers.links()[0].acknowledge(count);
         Ok(())
@@ -346,8 +343,7 @@ impl Collector {
     }
 
     /// Visits nothing while a thread reads, because that thread's reference keeps this object alive. The lock is only
-    /// used with the GIL, which the garbage collector also holds, so all passes of a collection visit the same
-    /// references.
+    /// used with the GIL, which the garbage collector also holds, so all passes visit the same references.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.access.try_hold().map_or(Ok(()), |reader| reader.traverse(&visit))
     }

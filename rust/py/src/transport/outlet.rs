@@ -394,7 +394,7 @@ impl Outlet {
         Ok(Placed::At(Part::Streamed(unsafe { sampled_len(from, len) })))
     }
 
-    /// Copies a buffer into a block of the arena, after waiting for blocks in use. None if no memory will become free.
+    /// Copies a buffer into an arena block, if necessary after a wait. Returns None if no memory will become free.
     fn put_in_arena(
         &mut self,
         py: Python<'_>,

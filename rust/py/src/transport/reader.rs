@@ -203,8 +203,7 @@ impl Reader {
         self.peers.snapshots_taken_in(peer).iter().try_for_each(|taken| self.keep_unit(py, peer, &taken.unit))
     }
 
-    /// Takes a peer's next unit, and stores a snapshot or keeps another unit for reading. Returns whether there was
-    /// one.
+    /// Takes a peer's next unit: stores a snapshot, or keeps another unit. Returns whether there was a unit.
     fn take_snapshot(&mut self, py: Python<'_>, peer: usize) -> PyResult<bool> {
         let taken = self.peers.take(peer)?;
         if taken && snapshots::is_snapshot(self.peers.current.unit.kind) {

@@ -1,8 +1,7 @@
 //! Snapshots of a graph that are sent over a link: their schedule, their format, and their storage.
 //!
 //! A child takes snapshots between items, without a request. If the ring or the arena has no room, a snapshot is
-//! dropped, so that it never delays an item. A snapshot consists of little-endian words and the content, inline or in a
-//! block:
+//! dropped, so that it never delays an item. A snapshot has little-endian words and the content, inline or in a block:
 //!
 //! ```text
 //! pass | share: pass, items, checksum | links | by link: items, checksum | content
@@ -65,7 +64,6 @@ impl Cadence {
         self.clock.sample().is_some_and(|now| now >= self.due)
     }
 
-    /// Records that a snapshot which was started at `began` is complete.
     pub fn made(&mut self, began: Instant) {
         let now = Instant::now();
         self.took.rotate_left(1);
@@ -194,7 +192,6 @@ impl<'a> Opened<'a> {
         Ok(Some(Snapshot { sent, share: self.share, content: self.content(py)? }))
     }
 
-    /// Decodes a snapshot of the dispatching process.
     pub fn dealt(self, py: Python<'_>) -> PyResult<Dealt<Content>> {
         let content = self.content(py)?;
         let mut accounts = self.accounts;

@@ -23,7 +23,8 @@ static TURNS: Turns = Turns::new();
 /// true.
 ///
 /// `meter` counts the wait, unless it ends after a few checks. `asleep` is called before the first sleep. After each
-/// slice, Python's signals are handled (for Ctrl-C), and `tick` is called. An error from either ends the wait.
+/// slice, Python's signals are handled (for Ctrl-C), and `tick` is called. An error from a signal handler or `tick`
+/// ends the wait.
 pub fn wait_until(
     py: Python<'_>,
     bell: &BellRef,

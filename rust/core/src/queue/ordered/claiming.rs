@@ -69,7 +69,7 @@ impl<T> OrderedQueue<T> {
         next
     }
 
-    /// Claims submitted items, in order: an empty list if none can be claimed now, or None if none will be submitted.
+    /// Claims submitted items in order. The list is empty if none can be claimed now, and None if none will follow.
     ///
     /// There are `sharers` workers. Each worker gets an equal part of the available items, but at least `least` and at
     /// most `most`. Several items are only returned together if `joins` is true for each of them. `take` removes the
