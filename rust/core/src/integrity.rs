@@ -3,12 +3,12 @@
 //! The checks detect accidents, such as stray pointers, but not attacks. The checks protect the words and units on
 //! which the protocol depends. Blocks are not protected, because a check would cost as much as a copy.
 
-/// An odd constant. With this constant, every change within one byte of a value changes the check.
+/// An odd constant, so that every change within one byte of a value changes the check.
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// A constant that makes a word of zeros invalid, because wiped memory consists of zeros.
 const NOT_ZERO: u64 = 0x5bd1;
 /// `KEYS` are combined with the operands of the multiplications, because a product of zeros would be zero. `STEPS` are
-/// added to the keys for each pair of words, so that the order of words matters. All constants are digits of pi.
+/// added to the keys for each pair of words, so that the order of words matters. The constants are digits of pi.
 const KEYS: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 const STEPS: [u64; 2] = [0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
 

@@ -217,7 +217,8 @@ impl NumPy {
 
     /// Makes `array` keep `base` alive, which owns the memory of the array.
     pub fn set_base(self, array: &Bound<'_, PyAny>, base: Bound<'_, PyAny>) -> PyResult<()> {
-        // SAFETY: the entry is PyArray_SetBaseObject. It takes the reference to `base` even if it fails.
+        // SAFETY: the entry is PyArray_SetBaseObject. PyArray_SetBaseObject takes the reference to `base` even after an
+        // error.
         let done = unsafe {
             let set: unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyObject) -> c_int = self.entry(282);
             set(array.as_ptr(), base.into_ptr())

@@ -102,7 +102,7 @@ impl Probe {
     #[inline]
     pub fn pending(&self) -> bool {
         let header = self.layout.header();
-        // Equal positions have equal words, even with their checksums. The consumer detects and reports damage.
+        // Equal positions have equal words, because a word is a position and its checksum. The consumer detects damage.
         header.tail.load(Ordering::Relaxed) != header.head.load(Ordering::Relaxed)
     }
 

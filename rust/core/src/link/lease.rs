@@ -27,8 +27,8 @@ pub(super) struct Returns {
 #[derive(Debug)]
 struct Queue {
     cursor: ProducerCursor,
-    /// Blocks that did not fit into the return ring. This only happens if a producer sends one block many times,
-    /// because the ring has as many entries as there can be allocated blocks.
+    /// Blocks that did not fit into the return ring. The ring is full only if a producer sends one block many times,
+    /// because the ring has an entry for each possible block.
     overflow: Vec<u64>,
 }
 
@@ -102,7 +102,7 @@ impl Lease {
         self.len
     }
 
-    /// Copies the bytes, so that the producer cannot change them while decoding reads some of them more than once.
+    /// Copies the bytes, so that the producer cannot change the bytes while they are decoded, some of them twice.
     pub fn private_copy(&self) -> Result<Vec<u8>, NoMemory> {
         let mut copy = Vec::new();
         self.copy_into(&mut copy)?;

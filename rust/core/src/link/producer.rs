@@ -204,7 +204,7 @@ impl Producer {
         self.sending.owed()
     }
 
-    /// Counts a recomputed item. `table` contains the lengths of its buffers as returned by [`sampled_len`].
+    /// Counts a recomputed item. `table` contains the lengths of the item's buffers as returned by [`sampled_len`].
     pub fn made_again(&mut self, kind: u16, table: &[u64], payload: &[u8]) {
         let mut copy = vec![0; payload.len().next_multiple_of(8)];
         let mut before = self.header(kind, table.len(), payload.len()).checksum(0);

@@ -26,7 +26,8 @@ pub fn current() -> u64 {
 pub fn generation() -> u64 {
     if !HOOKED.load(Relaxed) {
         // Registering the hook before setting the flag ensures that every returned number counts later forks. SAFETY:
-        // `in_child` only changes atomics and maps memory. It neither locks nor allocates, so it can run in a child.
+        // `in_child` only changes atomics and maps memory. `in_child` neither locks nor allocates, so a child can run
+        // it.
         let failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         HOOKED.store(failed == 0, Relaxed);
     }

@@ -214,7 +214,7 @@ fn joined(mut spans: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
 /// # Safety
 /// The entry is a mapping of this process, and all its readers accept zeros.
 unsafe fn wipe(entry: &InheritedEntry) {
-    // SAFETY: the owner removes the entry before it unmaps, so it still exists and the range is not used otherwise.
+    // SAFETY: the owner removes the entry before unmapping, so the owner exists and the range has no other use.
     unsafe { put_zeros(entry.start.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed)) };
 }
 

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use super::account::Account;
 
-/// The position of a worker in the dispatched items. The default is the beginning of an epoch, without a snapshot.
+/// The position of a worker in the dispatched items. The default is the beginning of an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Share {
     /// The pass, counted from 1.
@@ -65,7 +65,7 @@ struct Peer<S> {
     ended: bool,
     /// Whether the first snapshot is at or before every position that may be requested.
     begun: bool,
-    /// Snapshots, oldest first. Only the first is certainly at or before the position that the user has reached.
+    /// Snapshots, oldest first. Only the first snapshot is surely at or before the user's position.
     snapshots: VecDeque<Snapshot<S>>,
 }
 
@@ -174,7 +174,7 @@ impl<S> Books<S> {
         self.peers[peer].taken
     }
 
-    /// Counts a delivered item. `lag` maps the number of deliveries to how many of them the user lacks, if known.
+    /// Counts a delivered item. `lag` maps the number of deliveries to the number that the user lacks, if known.
     #[inline]
     pub fn deliver(&mut self, peer: usize, digest: u64, lag: impl FnOnce(u64) -> Option<u64>) {
         let taken = &mut self.peers[peer].taken;

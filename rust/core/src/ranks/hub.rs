@@ -59,7 +59,7 @@ impl Hub {
         self.operation == 0 && rank > 0 && (rank as usize) < self.seats.len()
     }
 
-    /// Records that a member has connected. This counts as the member's value for the opening.
+    /// Records that a member has connected. The connection counts as the member's value for the opening.
     pub fn seat(&mut self, rank: u32) {
         self.seats[rank as usize] = Seat::Taken { heard: None };
         self.values[rank as usize] = Some(0);

@@ -323,7 +323,7 @@ impl Meeting {
         self.send(table);
     }
 
-    /// Returns the descriptors that a forked child inherits. Connections stay open while the child has them open.
+    /// Returns the descriptors that a forked child inherits. Connections stay open while a child holds them.
     pub fn descriptors(&self) -> Vec<i32> {
         use std::os::fd::AsRawFd;
         let sources = self.shared.lock().sources();

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Rank 0 is the [`hub`], and all other ranks are [`member`]s, connected to the hub. In an operation, each rank submits
-//! a value, and all receive the minimum. Only the hub sees all connections, so only it decides that an operation has
-//! failed, and sends the reason to all ranks. A member decides alone only if the hub is disconnected or silent.
+//! a value, and all receive the minimum. Only the hub sees all connections, so only the hub decides that an operation
+//! has failed, and sends the reason to all ranks. A member decides alone only if the hub is disconnected or silent.
 //!
 //! Member and hub are pure state machines: they process events and times, and produce messages. [`meeting`] sends them
 //! over sockets. The thread of a `Meeting` does not depend on the program, so a busy rank still sends heartbeats.

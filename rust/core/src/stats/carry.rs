@@ -68,7 +68,7 @@ fn moved(moment: u64, by: u64) -> u64 {
 
 impl PageRef {
     fn sequence_at(&self, word: usize) -> &Sequence {
-        // SAFETY: there is a sequence number at this offset. It is inside the page, aligned and atomic.
+        // SAFETY: there is a sequence number at this offset. The number is inside the page, aligned and atomic.
         unsafe { &*self.at::<Sequence>(word * WORD) }
     }
 

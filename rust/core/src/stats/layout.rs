@@ -257,7 +257,8 @@ pub(super) fn middle_of(step: usize) -> f64 {
 }
 
 impl PipeRecord {
-    /// Records a measured call: `own` nanoseconds in this pipe only. It stands for `weight` calls of `all` nanoseconds.
+    /// Records a measured call: `own` nanoseconds in this pipe only. The call stands for `weight` calls of `all`
+    /// nanoseconds.
     pub fn sample(&self, own: u64, all: u64, weight: u64) {
         add(&self.samples, 1);
         add(&self.own, all);

@@ -59,7 +59,7 @@ enum Bulk<'a> {
 }
 
 impl Bulk<'_> {
-    /// Returns address and length of the bytes. They may be in shared memory, so copy them before interpreting them.
+    /// Returns address and length of the bytes. Bytes in shared memory must be copied before use.
     fn location(&self) -> (*const u8, usize) {
         match self {
             Bulk::Inline(bytes) => (bytes.as_ptr(), bytes.len()),
@@ -88,7 +88,8 @@ impl Bulk<'_> {
 
     fn to_bytes<'py>(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let (data, len) = self.location();
-        // SAFETY: the memory is valid for its length as long as `self`. The interpreter copies it into a new object.
+        // SAFETY: the memory is valid for its length as long as `self`. The interpreter copies the bytes into a new
+        // object.
         unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyBytes_FromStringAndSize(data.cast(), len as ffi::Py_ssize_t)) }
     }
 

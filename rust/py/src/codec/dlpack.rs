@@ -1,8 +1,8 @@
 //! Exchanges tensors with torch through DLPack, the binary interface of array libraries (dmlc.github.io/dlpack).
 //!
 //! If torch has the function table `__dlpack_c_exchange_api__` of DLPack 1.2, tensors are described without an
-//! additional object, and created without a capsule. Older releases of torch only have `torch.utils.dlpack`. Both
-//! interfaces are public and produce the same results.
+//! additional object, and created without a capsule. Older releases of torch only have `torch.utils.dlpack`. The two
+//! interfaces of torch are public and produce the same results.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -113,7 +113,8 @@ struct Torch {
 
 /// Returns the objects of torch. The first call imports torch.
 ///
-/// FORK: this function uses no lock, for the same reason as `helpers`. A fork waits until the import is complete.
+/// FORK: this function uses no lock, which a forked child could inherit in locked state. A fork waits until the import
+/// is complete.
 fn torch(py: Python<'_>) -> PyResult<&'static Torch> {
     static TORCH: OnceBox<Torch> = OnceBox::new();
     TORCH.get_or_try_init(|| {

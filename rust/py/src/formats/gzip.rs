@@ -22,7 +22,7 @@ const FIRST: u8 = 0x1f;
 pub struct GzipReader {
     /// The state of the current member, or None between two members and after the last member.
     decoder: Option<GzDecoder<GzipSource>>,
-    /// The stream after the last member. This reference is dropped with the GIL held, because dropping without the GIL
+    /// The stream after the last member. The reference is dropped with the GIL held, because dropping without the GIL
     /// would take a lock of PyO3, and a child that another thread forks could inherit the locked lock.
     ended: Option<GzipSource>,
     buffer: Vec<u8>,

@@ -120,7 +120,7 @@ pub struct Timed {
     pub passed: u64,
 }
 
-/// Makes a call, and measures it if a measurement is due. The bool shows whether the call was nested.
+/// Makes a call, and measures it if a measurement is due. The returned bool is true for a nested call.
 #[inline]
 pub fn timed<T>(call: impl FnOnce() -> T) -> (T, bool, Option<Timed>) {
     CLOCKING.with(|thread| {

@@ -475,7 +475,7 @@ fn outcome(
     explained(error, pipe, token.yielded(), iterator)
 }
 
-/// Removes stack frames of this package from an exception and adds the pipe's name. Returns Ok if it is skipped.
+/// Removes this package's frames from an exception and adds the pipe's name. Returns Ok to skip the exception.
 #[cold]
 fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = pipe.py();

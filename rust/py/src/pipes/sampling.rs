@@ -1,4 +1,4 @@
-//! Random orders of map pipes, equal to `random.Random(seed).sample(range(count), count)`, in 2 % of the time.
+//! Random orders of map pipes, equal to `random.Random(seed).sample(range(count), count)`, in 2 % of Python's time.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;

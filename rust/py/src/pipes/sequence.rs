@@ -103,7 +103,7 @@ impl SequenceIterator {
                 return Ok(None);
             }
             let item = self.item(py, position as usize)?;
-            // Otherwise, another thread has taken this item meanwhile.
+            // If the position has changed, another thread has taken this item.
             if self.position.replace(position, position + 1) {
                 return Ok(Some(item));
             }

@@ -53,7 +53,8 @@ impl IterationToken {
         self.current.load(Relaxed) == id
     }
 
-    /// Returns the board's counter of items for the current iterator, or null. It is valid as long as the token.
+    /// Returns the board's counter of items for the current iterator, or null. The pointer is valid as long as the
+    /// token.
     pub fn counter(&self) -> *const AtomicU64 {
         self.place().map_or(ptr::null(), |place| &raw const place.pipe.record().yielded)
     }

@@ -282,8 +282,8 @@ impl ReadAheadQueue {
         self.settle(Some(slot), Outcome::Item(Entry { mark, ..Entry::new(item) }))
     }
 
-    /// Stores the result of a slot, with the number of the item and the state after it. If another slot and the source
-    /// are available immediately, reserves both and returns the slot.
+    /// Stores the result of a slot, with the number of the item and the state after it. If the source and another slot
+    /// are free, reserves the source and the slot, and returns the slot.
     fn put_and_reserve(
         &self,
         slot: Slot,
@@ -456,9 +456,10 @@ impl ReadAheadQueue {
         self.get().map_or(0, Queue::len)
     }
 
-    /// Waits for the lock of the queue. An object that one pass of the garbage collector visits and the next pass does
-    /// not would be mistaken for garbage. Threads hold the lock only for a few instructions and do not need the GIL
-    /// while they hold it. In a forked child, the lock may never be released, so nothing is visited or collected.
+    /// Waits for the lock of the queue. If one pass of the garbage collector visited an object and the next pass did
+    /// not, the object would be mistaken for garbage. Threads hold the lock only for a few instructions and do not need
+    /// the GIL while they hold it. In a forked child, the lock may never be released, so nothing is visited or
+    /// collected.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(queue) = self.get() else { return Ok(()) };
         queue.try_for_each(|_, view| view.content().visit(&visit))?;

@@ -1,7 +1,7 @@
 //! The Python class `Carrier`, which exchanges frames with another machine.
 //!
 //! A carrier runs in the main process, and in the process that hosts a worker on another machine. Several threads of
-//! such a process may call the carrier. The carrier's lock is never held while a thread waits for the GIL.
+//! this process may call the carrier. The carrier's lock is never held while a thread waits for the GIL.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};

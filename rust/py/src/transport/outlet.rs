@@ -310,7 +310,7 @@ impl Outlet {
         if self.departing.is_none() { Ok(Sent::Done) } else { self.go_on_with(py, None) }
     }
 
-    /// Sends the current unit. It is abandoned if a signal handler or `tick` raises, or if the deadline expires.
+    /// Sends the current unit. The unit is abandoned if a signal handler or `tick` raises, or if the deadline expires.
     pub fn go_on_with(&mut self, py: Python<'_>, tick: Option<&Bound<'_, PyAny>>) -> PyResult<Sent> {
         let Some(mut departing) = self.departing.take() else { return Ok(Sent::Done) };
         let sent = self.send(py, &mut departing, tick)?;

@@ -1,7 +1,8 @@
 //! The sending side of links: the pump that runs a worker's pipe, or distributes items from the dispatching process.
 //!
-//! The pump runs in a child's main thread. It loops over the pipe's iterator, so that sending an item creates no Python
-//! frame of this package. Commands are executed between items, or while an item waits for space (see `outlet.rs`).
+//! The pump runs in a child's main thread. The pump loops over the pipe's iterator, so that sending an item creates no
+//! Python frame of this package. Commands are executed between items, or while an item waits for space (see
+//! `outlet.rs`).
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};

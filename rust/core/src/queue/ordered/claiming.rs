@@ -72,9 +72,9 @@ impl<T> OrderedQueue<T> {
     /// Claims submitted items in order. The list is empty if none can be claimed now, and None if none will follow.
     ///
     /// There are `sharers` workers. Each worker gets an equal part of the available items, but at least `least` and at
-    /// most `most`. Several items are only returned together if `joins` is true for each of them. `take` removes the
-    /// part that the worker needs from an item. The rest of the item stays in the slot for `put_some` or `hand_back`.
-    /// Both closures are called under the lock and must not call this queue.
+    /// most `most`. Several items are only returned together if `joins` is true for each item. `take` removes the part
+    /// that the worker needs from an item. The rest of the item stays in the slot for `put_some` or `hand_back`.
+    /// `joins` and `take` are called under the lock, and must not call this queue.
     pub fn claim_some<X>(
         &self,
         (least, most): (usize, usize),
@@ -133,8 +133,8 @@ impl<T> OrderedQueue<T> {
         unwanted
     }
 
-    /// Returns claimed items to the queue. They are claimed before all other items. `restore` combines the removed part
-    /// of an item with the part in the slot. Returns unneeded parts, which the caller drops.
+    /// Returns claimed items to the queue. Returned items are claimed before all other items. `restore` combines the
+    /// removed part of an item with the part in the slot. Returns unneeded parts, which the caller drops.
     pub fn hand_back<X>(&self, parts: Vec<(Slot, X)>, restore: impl Fn(&mut T, X)) -> Vec<X> {
         let mut state = self.lock();
         let mut unwanted = Vec::new();

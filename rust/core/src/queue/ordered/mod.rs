@@ -125,7 +125,7 @@ impl<T> OrderedQueue<T> {
         }
     }
 
-    /// Reserves the source and a slot for its next item, if both are available. Called by workers.
+    /// Reserves the source and a slot for its next item, if they are free. Called by workers.
     pub fn try_reserve(&self) -> Reserve {
         let mut state = self.lock();
         if state.is_over() {
