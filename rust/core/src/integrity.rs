@@ -214,8 +214,7 @@ mod tests {
                 }
             }
         }
-        // A change within one byte of any value changes the product by one of these amounts, each of which is larger than
-        // what the bits below the check can represent.
+        // A change within one byte changes the product by one of these amounts, which exceed the bits below the check.
         for byte in 0..6 {
             for change in 1..=255_u64 {
                 let moved = (change << (8 * byte)).wrapping_mul(WORD);

@@ -1,9 +1,9 @@
 //! Delays a fork until the lock of PyTorch's global generator is free. Only Python code can take this lock.
 //!
-//! The hook of the C library is used because it runs after all hooks of Python, some of which release the GIL. The GIL
-//! is not released between this hook and the fork. Therefore a thread that has drawn a random number must wait for the
-//! GIL before it draws another number. If another thread waits for the lock without the GIL, it gets the lock while
-//! this thread repeatedly takes and releases the lock.
+//! The hook of the C library is used because it runs after Python's own hooks, which may release the GIL. The GIL is
+//! not released between this hook and the fork. Therefore a thread that has drawn a random number must wait for the GIL
+//! before it draws another number. If another thread waits for the lock without the GIL, it gets the lock while this
+//! thread repeatedly takes and releases the lock.
 
 use std::cell::RefCell;
 use std::io;

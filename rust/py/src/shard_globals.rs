@@ -86,7 +86,7 @@ impl SavedGlobals {
         self.save_again(py)
     }
 
-    /// Sets the variables and generators of the process to those that were saved last.
+    /// Sets the variables and generators of the process to the values that were saved last.
     fn load(&mut self, py: Python<'_>) -> PyResult<()> {
         self.is_away = false;
         let Some(exchange) = &self.exchange else { return Ok(()) };
@@ -108,8 +108,9 @@ impl SavedGlobals {
 }
 
 impl SavedGlobals {
-    /// Saves the globals of this shard, which runs, and loads those of another shard. Returns false and changes nothing
-    /// if this is not enough, because a library was loaded meanwhile, or because the shards must do something else.
+    /// Saves the globals of this shard, which runs, and loads the globals of another shard. Returns false and changes
+    /// nothing if this is not enough, because a library was loaded meanwhile, or because the shards must do something
+    /// else.
     fn switch_to(&mut self, py: Python<'_>, other: &mut Self) -> PyResult<bool> {
         let (Some(exchange), Some(of_other)) = (&self.exchange, &other.exchange) else { return Ok(false) };
         let is_enough = self.is_all && other.is_all && !self.is_away && other.is_away && exchange.is(of_other);

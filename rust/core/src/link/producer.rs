@@ -235,7 +235,7 @@ impl Producer {
             .expect("callers check `fits` first")
     }
 
-    /// Abandons a unit of which some fragments were pushed.
+    /// Abandons a unit after some of its fragments were pushed.
     pub fn give_up(&mut self) {
         self.streaming = false;
     }

@@ -60,7 +60,7 @@ const PAD: u32 = 1;
 pub(crate) enum First {
     /// Verified padding up to the end of the ring.
     Pad,
-    /// A unit of `total` bytes, of which only the length is verified.
+    /// A unit of `total` bytes. Only its length is verified.
     Unit { total: u32, check: u32 },
 }
 

@@ -7,7 +7,7 @@ use crate::round_robin::RoundRobin;
 pub enum Next {
     /// Deliver the next item of this peer.
     Deliver(usize),
-    /// Receive this peer's next item before its turn, because the peer whose turn it is waits for another process.
+    /// Receive this peer's next item before its turn, because the next peer in turn waits for another process.
     TakeIn(usize),
     /// Wait until something changes.
     Wait,
@@ -20,10 +20,10 @@ pub enum Next {
 /// The order of the peers, and whether a process has exited.
 ///
 /// **Receiving before the turn.** In strict order, a window limits how many items each worker can be ahead. With a
-/// dispatching process, the window could cause a deadlock: the worker whose turn it is waits for the dispatching
-/// process, which waits until a second worker accepts an item, while the second worker has used up its window and waits
-/// for the main process. Therefore a worker reports when it waits for a dispatched item. While a worker waits for a
-/// dispatched item, the main process receives items of other workers before their turn.
+/// dispatching process, the window could cause a deadlock. The next worker in turn waits for the dispatching process.
+/// The dispatching process waits until a second worker accepts an item. The second worker has used up its window and
+/// waits for the main process. Therefore a worker reports when it waits for a dispatched item. While a worker waits for
+/// a dispatched item, the main process receives items of other workers before their turn.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Collecting {
     turn: RoundRobin,
@@ -52,7 +52,7 @@ impl Collecting {
         self.turn.is_in_order()
     }
 
-    /// Returns the peer whose turn it is, or None if all peers have ended.
+    /// Returns the next peer in turn, or None if all peers have ended.
     pub fn turn(&self) -> Option<usize> {
         self.turn.next()
     }

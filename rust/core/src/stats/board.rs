@@ -274,7 +274,7 @@ impl PageRef {
         self.header().first.end(nanoseconds());
     }
 
-    /// Sets from which link the first item is expected.
+    /// Sets the link from which the first item is expected.
     pub fn set_first_whom(&self, flow: Option<usize>) {
         self.header().first.whom.store(flow.map_or(0, |flow| flow as u32 + 1), Relaxed);
     }
@@ -315,7 +315,7 @@ impl PageRef {
         self.header().oversized.store(bytes, Relaxed);
     }
 
-    /// Adds the time of `weight` calls of the last pipe, of which one was measured.
+    /// Adds the time of `weight` calls of the last pipe, which one measured call represents.
     pub fn inside(&self, nanoseconds: u64, weight: u64) {
         super::layout::add(&self.header().inside, nanoseconds.saturating_mul(weight));
         super::layout::add(&self.header().inside_samples, 1);

@@ -174,7 +174,7 @@ mod tests {
         Board::create(BoardConfig { pages: 2, flows, pipes }, true).unwrap()
     }
 
-    /// Creates a board as on another machine, whose process waits for space and a command, and uses all counters.
+    /// Creates a board as on another machine. Its process waits for space and a command, and uses all counters.
     fn elsewhere() -> (Arc<Board>, PageRef) {
         let board = board(2, 3);
         let page = board.page(1).unwrap();

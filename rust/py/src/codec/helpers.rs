@@ -53,7 +53,7 @@ pub enum Kind {
     Other,
 }
 
-/// The types whose kind is known. Each has a permanent reference, so that no other type reuses its address.
+/// The types with a known kind. Each has a permanent reference, so that no other type reuses its address.
 ///
 /// FORK: the lock is only taken with the GIL held, and never held while Python code runs. Because Python forks with the
 /// GIL held, a forked child never finds this mutex locked.

@@ -337,7 +337,7 @@ impl Peers {
 
     /// While a peer starves, receives items of other peers before their turn, so that these peers can compute more.
     pub fn help_starving(&mut self, py: Python<'_>, collecting: &Collecting) -> PyResult<()> {
-        // An item of the peer whose turn it is does not end this loop, because the awaited answer follows that item.
+        // An item of the next peer in turn does not end this loop, because the awaited answer follows that item.
         let starving: Vec<bool> = (0..self.len()).map(|peer| self.consumer(peer).starves()).collect();
         while let Some(peer) = self.next_to_take_in(collecting, &starving) {
             self.take_in(py, peer, collecting.turn())?;

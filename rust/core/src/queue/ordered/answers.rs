@@ -17,7 +17,7 @@ pub enum Reserve {
 /// The result of a request for a submitted item.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Claim<T> {
-    /// The item of a slot, of which the queue keeps a copy until the worker has stored an outcome.
+    /// The item of a slot. The queue keeps a copy of the item until the worker has stored an outcome.
     Given(Slot, T),
     /// No submitted item is available, or the queue is on hold.
     TimedOut,
