@@ -300,7 +300,7 @@ impl Consumer {
     }
 
     /// Returns whether to copy a buffer of `len` bytes, because a lease would leave the producer too little memory.
-    /// Leases use at most half of the arena and of the blocks. The other half is for data in flight.
+    /// Leases use at most half of the arena and of the blocks, because data in flight needs the other half.
     pub fn should_copy(&self, len: usize) -> bool {
         let config = self.layout.config;
         let leases = self.returns.count();

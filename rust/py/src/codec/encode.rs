@@ -429,7 +429,7 @@ impl Encoder {
         Ok(spans)
     }
 
-    /// Encodes contiguous bytes that belong to `owner`. Short bytes are sent inline, and long bytes as a buffer.
+    /// Encodes contiguous bytes that belong to `owner`. A few bytes are sent inline, and many bytes as a buffer.
     fn dense(&mut self, owner: &Bound<'_, PyAny>, data: *const u8, len: usize) -> PyResult<()> {
         if self.is_inline(len) {
             self.reserve(len)?;
@@ -456,7 +456,7 @@ impl Encoder {
         room.map_err(|_| PyMemoryError::new_err(format!("there is no memory for {len} more bytes of an encoded item")))
     }
 
-    /// Encodes bytes with any layout. Short bytes are sent inline, and long bytes as a buffer.
+    /// Encodes bytes with any layout. A few bytes are sent inline, and many bytes as a buffer.
     fn bulk(&mut self, py: Python<'_>, source: Source) -> PyResult<()> {
         let len = source.len();
         if !self.is_inline(len) {

@@ -34,7 +34,7 @@ enum DeliveryStep<'py> {
     Item(Bound<'py, PyAny>),
     End,
     Error(PyErr),
-    /// Another thread or a signal handler has ended the epoch. If an item was read, the item was dropped.
+    /// Another thread or a signal handler has ended the epoch. An item that was already read is dropped.
     Left,
 }
 

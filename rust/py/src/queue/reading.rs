@@ -33,7 +33,7 @@ pub struct SourceReader {
     index: AtomicU64,
     /// Whether the source has ended, or has raised an error and was not read since then.
     ended: AtomicBool,
-    /// The error that taking the state after the last item has raised. The error is raised instead of the next item.
+    /// The error of taking the state after the last item. This error is raised instead of the next item.
     untold: GilCell<Option<Py<PyAny>>>,
 }
 

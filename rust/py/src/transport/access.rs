@@ -141,7 +141,7 @@ impl Access {
         self.set_paused(true);
     }
 
-    /// Replaces `dead` and all other exited processes. Returns false if another thread is reading, which then does so.
+    /// Replaces all exited processes, including `dead`. Returns false if a reading thread will replace the processes.
     pub fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.owner.check()?;
         self.refuse_here("a process has exited and cannot be replaced while this thread waits for an item")?;

@@ -118,7 +118,7 @@ impl Collector {
         Ok(())
     }
 
-    /// Replaces `dead` and all other exited processes. Returns False if another thread is reading, which then does so.
+    /// Replaces all exited processes, including `dead`. Returns False if a reading thread will replace the processes.
     fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.access.replace_dead(py, dead)
     }
