@@ -55,8 +55,8 @@ impl Within<'_> {
 }
 
 enum Stop {
-    /// The item must be pickled as a whole. The reason is that an object appears twice in the item, that an object may
-    /// appear twice because a member is pickled, or that the nesting is too deep.
+    /// The item must be pickled as a whole, because an object appears twice in the item, because an object may appear
+    /// twice in a pickled member, or because the nesting is too deep.
     Whole,
     Error(PyErr),
 }

@@ -290,10 +290,10 @@ impl Sender {
         }
     }
 
-    /// Sends a message of the control protocol over the first link. Raises TimeoutError if the peer does not read it
-    /// within `seconds`. `order` is the epoch that the message starts, or a larger number for a stop. The order ends
-    /// the peer's running epoch. `tick` is called several times per second during the wait; if it raises, the message
-    /// is not sent.
+    /// Sends a message of the control protocol over the first link. Raises TimeoutError if the peer does not read the
+    /// message within `seconds`. `order` is the epoch that the message starts, or a larger number for a stop. The order
+    /// ends the peer's running epoch. `tick` is called several times per second during the wait; if it raises, the
+    /// message is not sent.
     #[pyo3(signature = (message, seconds = None, order = None, tick = None))]
     fn send_message(
         &self,
