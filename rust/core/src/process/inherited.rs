@@ -196,7 +196,7 @@ fn span(entry: &InheritedEntry) -> (usize, usize) {
     (start, start + len.next_multiple_of(SMALLEST_PAGE))
 }
 
-/// Merges adjacent ranges, because the links of many workers are adjacent, and one call can then replace several.
+/// Merges adjacent ranges. The links of many workers are adjacent, so that one call can replace several links.
 fn joined(mut spans: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
     spans.sort_unstable();
     spans.dedup_by(|next, last| {

@@ -323,7 +323,7 @@ impl Meeting {
         self.send(table);
     }
 
-    /// Returns the descriptors that a forked child inherits. Connections stay open while a child holds them.
+    /// Returns the descriptors that a forked child inherits. An inherited descriptor keeps its connection open.
     pub fn descriptors(&self) -> Vec<i32> {
         use std::os::fd::AsRawFd;
         let sources = self.shared.lock().sources();
