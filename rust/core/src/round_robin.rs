@@ -80,9 +80,8 @@ impl RoundRobin {
         self.ended.len()
     }
 
-    /// Returns the next peer if it is `ready`. If the next peer is not ready, returns None in strict order, and
-    /// otherwise the first ready peer after it, which becomes the next peer. Call [`advance`](Self::advance) after
-    /// taking the peer's item.
+    /// Returns the next peer if it is `ready`. If it is not, returns None in strict order, and otherwise the first
+    /// ready peer after it, which becomes the next peer. Call [`advance`](Self::advance) after taking the peer's item.
     #[inline]
     pub fn choose(&mut self, mut ready: impl FnMut(usize) -> bool) -> Option<usize> {
         let current = self.next()?;

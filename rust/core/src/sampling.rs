@@ -43,8 +43,7 @@ impl MersenneTwister {
         word ^ (word >> 18)
     }
 
-    /// Returns a number below `limit`, which is not 0. Like Python, draws numbers with the limit's bit length until a
-    /// number is below the limit.
+    /// Returns a number below `limit` (not 0). Like Python, draws numbers of the same bit length until one is below.
     fn below(&mut self, limit: u32) -> u32 {
         let spare = limit.leading_zeros();
         loop {

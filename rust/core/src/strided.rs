@@ -95,8 +95,7 @@ impl Strided {
     /// Copies the elements to `to`.
     ///
     /// # Safety
-    /// `from` points to the first readable element. `to` is writable for `len` bytes, and does not overlap the
-    /// elements.
+    /// `from` points to the first readable element. `to` is writable for `len` bytes, and overlaps no element.
     pub unsafe fn copy(&self, from: *const u8, to: *mut u8) {
         // SAFETY: guaranteed by the caller.
         unsafe { self.copy_around(&self.around, from, to, self.len) }

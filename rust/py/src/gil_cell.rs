@@ -2,8 +2,7 @@
 //!
 //! With a GIL, one thread is attached at a time, so no locked instructions are needed. A free-threaded interpreter
 //! attaches many threads at once, so the extension for it uses a mutex and atomic operations. Other builds use no
-//! mutex, because an uncontended mutex takes ten times as long as a `RefCell`: several percent of the time of a small
-//! item.
+//! mutex, because an uncontended mutex takes ten times as long as a `RefCell`: several percent of a small item's time.
 //!
 //! FORK: on a free-threaded interpreter, `os.fork` first stops all attached threads. A thread stops only between calls
 //! into the interpreter, never during an access, so a child inherits no locked mutex.

@@ -217,8 +217,7 @@ impl NumPy {
 
     /// Makes `array` keep `base` alive, which owns the memory of the array.
     pub fn set_base(self, array: &Bound<'_, PyAny>, base: Bound<'_, PyAny>) -> PyResult<()> {
-        // SAFETY: the entry is PyArray_SetBaseObject. PyArray_SetBaseObject takes the reference to `base` even after an
-        // error.
+        // SAFETY: the entry is PyArray_SetBaseObject, which takes the reference to `base` even after an error.
         let done = unsafe {
             let set: unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyObject) -> c_int = self.entry(282);
             set(array.as_ptr(), base.into_ptr())

@@ -18,7 +18,6 @@ pub struct Exchange {
     expected: Vec<(Py<PyAny>, Py<PyString>, Py<PyAny>)>,
     /// Modules' dicts, and the names of the variables in them.
     variables: Vec<(Py<PyDict>, Py<PyString>)>,
-    /// The memory of the generators.
     memory: Vec<PyBuffer<u8>>,
 }
 
@@ -62,7 +61,6 @@ impl Exchange {
 pub struct SavedGlobals {
     exchange: Option<Py<Exchange>>,
     values: Vec<Py<PyAny>>,
-    /// The bytes of each buffer of `exchange`.
     memory: Vec<Vec<u8>>,
     /// Whether another shard runs.
     #[pyo3(get)]
@@ -109,8 +107,7 @@ impl SavedGlobals {
 
 impl SavedGlobals {
     /// Saves the globals of this shard, which runs, and loads the globals of another shard. Returns false and changes
-    /// nothing if this is not enough, because a library was loaded meanwhile, or because the shards must do something
-    /// else.
+    /// nothing if a library was loaded meanwhile, or if the shards must do something else.
     fn switch_to(&mut self, py: Python<'_>, other: &mut Self) -> PyResult<bool> {
         let (Some(exchange), Some(of_other)) = (&self.exchange, &other.exchange) else { return Ok(false) };
         let is_enough = self.is_all && other.is_all && !self.is_away && other.is_away && exchange.is(of_other);

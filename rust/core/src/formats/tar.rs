@@ -1,8 +1,7 @@
 //! Reads the headers of regular files in tar archives, and checks the format of extended headers.
 //!
 //! Most archives of datasets contain only regular files with short names, so this module reads only their headers.
-//! Python's `tarfile` reads all other headers (see tar(5)), extended headers after [`pax_records`] has checked the
-//! format.
+//! Python's `tarfile` reads other headers (see tar(5)), extended headers after [`pax_records`] has checked the format.
 
 /// The number of bytes of a header. Data is padded to a multiple of this number.
 pub const BLOCK: usize = 512;

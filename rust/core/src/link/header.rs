@@ -154,7 +154,6 @@ pub(crate) fn returned_offset(position: u64, entry: u64) -> Option<u64> {
     (return_entry(position, offset) == entry).then_some(offset)
 }
 
-/// A memory region with a checked layout.
 #[derive(Debug)]
 pub(crate) struct Layout {
     region: Region,

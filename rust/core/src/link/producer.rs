@@ -54,7 +54,6 @@ pub enum Push {
     Full,
 }
 
-/// The count of the items of one shard.
 #[derive(Debug, Clone, Copy, Default)]
 struct Strand {
     account: Account,

@@ -25,9 +25,8 @@ pub fn current() -> u64 {
 /// Returns the number of forks since the first call in an ancestor process, so a child and its parent differ.
 pub fn generation() -> u64 {
     if !HOOKED.load(Relaxed) {
-        // Registering the hook before setting the flag ensures that every returned number counts later forks. SAFETY:
-        // `in_child` only changes atomics and maps memory. `in_child` neither locks nor allocates, so a child can run
-        // it.
+        // The hook is registered before the flag is set, so that every returned number counts later forks. SAFETY:
+        // `in_child` only changes atomics and maps memory, without locks or allocation, so a child can run it.
         let failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         HOOKED.store(failed == 0, Relaxed);
     }

@@ -2,8 +2,7 @@
 //!
 //! A worker that is started by `fork` inherits all mappings of the main process, such as links of other workers and
 //! loaders. While the worker keeps these mappings, their memory is not freed, even if all other processes have unmapped
-//! it. Therefore this module registers all links. Before a child starts threads, it drops the links that it does not
-//! need.
+//! it. Therefore this module registers all links. Before a child starts threads, it drops links that it does not need.
 //!
 //! The list of mappings is not locked, because another thread may register an entry during a fork, and the child would
 //! then inherit a locked lock. A child ignores each incomplete entry and keeps the mapping of that entry.

@@ -66,10 +66,9 @@ impl Replacing {
         self.resting[child]
     }
 
-    /// Returns the children to replace. The remaining exited children are not needed until the next epoch. `ended`
-    /// contains for each worker whether the main process has all its items of the epoch. While a worker repeats an
-    /// epoch with a dispatching process, exited children are replaced even then, because the worker may wait for
-    /// dispatched items.
+    /// Returns the children to replace. Other exited children are not needed in this epoch. `ended` contains for each
+    /// worker whether the main process has all its items of the epoch. While a worker repeats an epoch with a
+    /// dispatching process, exited children are replaced even then, because the worker may wait for dispatched items.
     pub fn wanted(&mut self, dead: &[usize], ended: &[bool]) -> Vec<usize> {
         let wanted: Vec<usize> = match self.dispatches {
             true if dead.is_empty() || !self.repeating && ended.iter().all(|&ended| ended) => Vec::new(),

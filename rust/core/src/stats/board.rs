@@ -44,7 +44,7 @@ impl Role {
 }
 
 /// The counters of all processes of a loader, in shared memory. In a forked child that does not belong to the loader,
-/// the memory is private and zero (see `Mapping::wipe_on_fork`). Other processes therefore do not see what this child
+/// the memory is private and zero (see `Mapping::wipe_on_fork`). Other processes therefore do not see this child's
 /// counts.
 #[derive(Debug)]
 pub struct Board {

@@ -257,8 +257,7 @@ pub(super) fn middle_of(step: usize) -> f64 {
 }
 
 impl PipeRecord {
-    /// Records a measured call: `own` nanoseconds in this pipe only. The call stands for `weight` calls of `all`
-    /// nanoseconds.
+    /// Records a measured call: `own` nanoseconds in this pipe only. It represents `weight` calls of `all` nanoseconds.
     pub fn sample(&self, own: u64, all: u64, weight: u64) {
         add(&self.samples, 1);
         add(&self.own, all);
@@ -341,8 +340,7 @@ pub(super) struct PageHeader {
     pub inside: AtomicU64,
     /// The number of measured calls of the last pipe.
     pub inside_samples: AtomicU64,
-    /// 1 if a remote process has exited. The main process writes the fields `gone` to `frames`, and the last two
-    /// fields.
+    /// 1 if a remote process has exited. The main process writes the fields `gone` to `frames` and the last two fields.
     pub gone: AtomicU64,
     /// When the counters of a process on another machine were last received, or 0 for a local process.
     pub heard: AtomicU64,

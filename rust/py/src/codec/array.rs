@@ -75,7 +75,6 @@ pub struct ArrayParts<'a> {
     pub shape: &'a [npy_intp],
     pub data: *mut u8,
     pub len: usize,
-    /// The layout of the elements, if they are not contiguous.
     pub strided: Option<Strided>,
 }
 
@@ -149,9 +148,8 @@ pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Ar
     whole.then(|| Arc::clone(block))
 }
 
-/// Returns the arena block under a tensor that `torchdata.empty` has created over an array. The tensor must cover the
-/// whole block under the array. Otherwise returns None. The caller ensures that nothing except the item refers to the
-/// array and the tensor.
+/// Returns the arena block under a tensor that `torchdata.empty` has created over an array. Returns None unless the
+/// tensor covers the whole block. The caller ensures that nothing except the item refers to the array and the tensor.
 pub fn block_under(array: &Bound<'_, PyAny>, data: *const u8, len: usize) -> Option<Arc<Block>> {
     let base = array.getattr("base").ok()?;
     // SAFETY: reads the reference count of an existing object. The array and this function have one reference each.

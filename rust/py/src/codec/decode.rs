@@ -88,7 +88,7 @@ impl Bulk<'_> {
 
     fn to_bytes<'py>(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let (data, len) = self.location();
-        // SAFETY: the memory is valid for its length as long as `self`. The interpreter copies the bytes into a new
+        // SAFETY: the memory is valid for its length as long as `self`. The interpreter copies the bytes to a new
         // object.
         unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyBytes_FromStringAndSize(data.cast(), len as ffi::Py_ssize_t)) }
     }

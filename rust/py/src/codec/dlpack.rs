@@ -113,8 +113,7 @@ struct Torch {
 
 /// Returns the objects of torch. The first call imports torch.
 ///
-/// FORK: this function uses no lock, which a forked child could inherit in locked state. A fork waits until the import
-/// is complete.
+/// FORK: this function uses no lock that a child could inherit. A fork waits until the import is complete.
 fn torch(py: Python<'_>) -> PyResult<&'static Torch> {
     static TORCH: OnceBox<Torch> = OnceBox::new();
     TORCH.get_or_try_init(|| {

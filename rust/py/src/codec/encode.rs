@@ -70,9 +70,7 @@ impl From<PyErr> for Stop {
 /// Encodes items. An encoder can be reused, which avoids allocating its vectors again.
 #[derive(Default)]
 pub struct Encoder {
-    /// The inline part of the last item.
     pub payload: Vec<u8>,
-    /// The large buffers of the last item.
     pub buffers: Vec<OutBuffer>,
     /// The addresses of this item's containers and arrays that are also referenced from outside the item.
     visited: FxHashSet<usize>,

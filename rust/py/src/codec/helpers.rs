@@ -24,9 +24,9 @@ pub struct Helpers {
 
 /// Returns the helpers. The first call looks up the helpers.
 ///
-/// FORK: the look-up uses no lock. If several threads look them up, the first result is kept. The module
-/// `torchdata._engine.workers.child`, which creates loaders, has already imported the helpers' modules, so no fork
-/// happens during an import.
+/// FORK: the look-up uses no lock. If several threads look up the helpers, the first result is kept.
+/// `torchdata._engine.workers.child`, which creates loaders, has imported the helpers' modules, so no fork happens
+/// meanwhile.
 pub fn helpers(py: Python<'_>) -> PyResult<&'static Helpers> {
     static HELPERS: OnceBox<Helpers> = OnceBox::new();
     HELPERS.get_or_try_init(|| {

@@ -20,7 +20,6 @@ pub enum Whole {
     Longer,
 }
 
-/// Returns the number of bytes of a value in a block.
 fn width(element: Tag) -> usize {
     if element == Tag::True { 1 } else { 8 }
 }

@@ -17,7 +17,6 @@ pub enum OutBuffer {
     Block(Arc<Block>),
 }
 
-/// The object that keeps the memory of a buffer alive.
 pub enum Owner {
     Object {
         _object: Py<PyAny>,
@@ -40,7 +39,6 @@ pub struct Source {
     /// The address of the first element, stored as a number so that it can be sent to other threads.
     address: usize,
     len: usize,
-    /// The layout of the elements, if they are not contiguous.
     strided: Option<Box<Strided>>,
     _owner: Owner,
 }

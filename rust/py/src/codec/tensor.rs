@@ -6,7 +6,6 @@ use torchdata_core::strided::Strided;
 use super::dlpack::{ElementType, Exported, reach};
 use super::malformed;
 
-/// How the elements of a tensor are encoded.
 pub enum Layout {
     /// The elements are contiguous, in the order of their indices.
     Contiguous,

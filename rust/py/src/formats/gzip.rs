@@ -119,7 +119,6 @@ fn another_member(stream: &mut impl BufRead) -> Result<bool, Error> {
 struct GzipSource {
     read: Py<PyAny>,
     piece: Vec<u8>,
-    /// The number of used bytes of the piece.
     taken: usize,
 }
 

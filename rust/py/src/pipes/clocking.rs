@@ -37,7 +37,6 @@ pub fn is_measuring() -> bool {
     MEASURING.load(Relaxed) != 0
 }
 
-/// The state of this module for one thread.
 struct Clocking {
     /// The number of nested calls in progress, including the root call.
     depth: Cell<u32>,
@@ -50,7 +49,6 @@ struct Clocking {
     gap: Cell<u64>,
     /// The upper limit for the mean of the next gap (see [`next_gap`]).
     most: Cell<u64>,
-    /// When the last measured root call ended.
     last: Cell<u64>,
     /// The average nanoseconds of recent root calls.
     usual: Cell<u64>,

@@ -9,7 +9,6 @@ use pyo3::types::{PyList, PyRange, PyRangeMethods, PyTuple};
 
 use crate::gil_cell::GilNumber;
 
-/// How to access the items of a sequence.
 enum SequenceKind {
     Range { start: i64, step: i64 },
     List,

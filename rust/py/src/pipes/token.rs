@@ -40,7 +40,6 @@ pub struct IterationToken {
     /// The pipe's record on a board of counters, which counts items for display: a boxed `BoardSlot`, or null. If a
     /// loader has replaced the pipe by a copy, the tokens of the pipe and of its copy may count in the same record.
     place: AtomicPtr<BoardSlot>,
-    /// The record to use after the next call of `begin`.
     pending: AtomicPtr<BoardSlot>,
     finished: AtomicBool,
     /// Whether the next `begin` resumes from a loaded state instead of resetting the pipe.
@@ -53,8 +52,7 @@ impl IterationToken {
         self.current.load(Relaxed) == id
     }
 
-    /// Returns the board's counter of items for the current iterator, or null. The pointer is valid as long as the
-    /// token.
+    /// Returns the board's item counter for the current iterator, or null. The pointer is valid as long as the token.
     pub fn counter(&self) -> *const AtomicU64 {
         self.place().map_or(ptr::null(), |place| &raw const place.pipe.record().yielded)
     }

@@ -209,7 +209,6 @@ impl Turn {
 #[pyclass(subclass, frozen, module = "torchdata._native")]
 pub struct SharedIterator {
     turn: Py<Turn>,
-    /// The `next` method of the subclass, which is looked up once.
     next: OnceLock<Py<PyAny>>,
     meter: Meter,
 }

@@ -458,8 +458,7 @@ impl ReadAheadQueue {
 
     /// Waits for the lock of the queue. If one pass of the garbage collector visited an object and the next pass did
     /// not, the object would be mistaken for garbage. Threads hold the lock only for a few instructions and do not need
-    /// the GIL while they hold it. In a forked child, the lock may never be released, so nothing is visited or
-    /// collected.
+    /// the GIL while they hold it. In a forked child, the lock may never be released, so nothing is visited.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(queue) = self.get() else { return Ok(()) };
         queue.try_for_each(|_, view| view.content().visit(&visit))?;

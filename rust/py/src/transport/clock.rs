@@ -30,7 +30,6 @@ pub struct Clock {
     limit: Option<Duration>,
     /// The kind of peer, for the error message.
     name: String,
-    /// When the wait for the next item began.
     began: Option<Instant>,
     stall: Option<Stall>,
     hang: Option<Hang>,

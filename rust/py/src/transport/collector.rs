@@ -35,8 +35,7 @@ use crate::seconds::duration;
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Collector {
     access: Access,
-    /// The positions and snapshots of all peers. The positions and snapshots are consistent at any time, even for other
-    /// threads.
+    /// The positions and snapshots of all peers, which are consistent at any time, even for other threads.
     books: Arc<GilCell<Books<Content>>>,
     pub(super) relay: Arc<Relay>,
 }

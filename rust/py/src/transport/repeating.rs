@@ -88,7 +88,7 @@ impl Outlet {
         Ok(self.go_on(py)? == Sent::Done)
     }
 
-    /// Takes a snapshot, in a worker one per shard, and sends it if there is space. Then encodes a note, which `go_on`
+    /// Takes a snapshot, in a worker one per shard, and sends it if there is space. Encodes a note, which `go_on`
     /// sends.
     #[cold]
     pub fn snapshot(&mut self, py: Python<'_>) -> PyResult<()> {

@@ -1,6 +1,6 @@
 //! The sending side of links: the pump that runs a worker's pipe, or distributes items from the dispatching process.
 //!
-//! The pump runs in a child's main thread. The pump loops over the pipe's iterator, so that sending an item creates no
+//! The pump runs in a child's main thread, and loops over the pipe's iterator, so that sending an item creates no
 //! Python frame of this package. Commands are executed between items, or while an item waits for space (see
 //! `outlet.rs`).
 
@@ -63,9 +63,9 @@ impl Sender {
 
 #[pymethods]
 impl Sender {
-    /// Takes the producer end of each link. `peers` and `own` are the bell indices of the opposite processes and of
-    /// this process. A pending message in the `control` link interrupts the pump and every wait. A single link carries
-    /// `shards` shards.
+    /// Takes the producer end of each link. `peers` and `own` are bell indices of the opposite processes and of this
+    /// one. A pending message in the `control` link interrupts the pump and every wait. A single link carries `shards`
+    /// shards.
     #[new]
     #[pyo3(signature = (links, board, own, peers, control = None, shards = 1))]
     fn new(
@@ -292,8 +292,7 @@ impl Sender {
 
     /// Sends a message of the control protocol over the first link. Raises TimeoutError if the peer does not read the
     /// message within `seconds`. `order` is the epoch that the message starts, or a larger number for a stop. The order
-    /// ends the peer's running epoch. `tick` is called several times per second during the wait; if it raises, the
-    /// message is not sent.
+    /// ends the peer's running epoch. `tick` is called several times per second; if it raises, the message is not sent.
     #[pyo3(signature = (message, seconds = None, order = None, tick = None))]
     fn send_message(
         &self,

@@ -206,7 +206,7 @@ fn lease_as_bytes(py: Python<'_>, lease: &Lease) -> PyResult<Content> {
     let len = lease.len().try_into().unwrap_or(isize::MAX);
     // SAFETY: the lease's memory is valid for its length. The memory is not accessed as a slice, because a faulty
     // producer may write at the same time, causing only wrong bytes. The call returns a new `bytes`, or NULL with an
-    // exception set.
+    // error.
     unsafe {
         let bytes = ffi::PyBytes_FromStringAndSize(lease.as_mut_ptr().cast::<c_char>(), len);
         Ok(Bound::from_owned_ptr_or_err(py, bytes)?.cast_into_unchecked().unbind())

@@ -136,8 +136,8 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Waits up to `timeout` until [`try_reserve`](Self::try_reserve) may have a result; returns false after the
-    /// timeout. Does not reserve the source, because the worker may then wait for the GIL, and would block a worker
-    /// with the GIL.
+    /// timeout. Does not reserve the source, because the worker may then wait for the GIL, and would block other
+    /// workers.
     pub fn wait_reservable(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();
