@@ -315,7 +315,7 @@ impl PageRef {
         self.header().oversized.store(bytes, Relaxed);
     }
 
-    /// Adds the time of `weight` calls of the last pipe, which one measured call represents.
+    /// Adds the time of a measured call of the last pipe. The call represents `weight` calls.
     pub fn inside(&self, nanoseconds: u64, weight: u64) {
         super::layout::add(&self.header().inside, nanoseconds.saturating_mul(weight));
         super::layout::add(&self.header().inside_samples, 1);

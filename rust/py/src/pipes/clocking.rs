@@ -4,7 +4,8 @@
 //! root call. About one root call per `interval` is measured, together with all calls nested in it. The own time of a
 //! pipe is the time of its calls minus the time of the pipes from which it reads in the same thread. The interval
 //! depends on the duration of root calls. The interval varies at random, so that measured calls do not coincide with a
-//! periodic pattern of the pipeline. A call never represents more than the time since the last measured call.
+//! periodic pattern of the pipeline. A measured call never represents more time than has passed since the previous
+//! measured call.
 //!
 //! Each root call may require many nested calls. A guard skips this module if its last call was nested and no root call
 //! is measured ([`is_measuring`]). The guard still calls this module sometimes, in case calls are no longer nested.
