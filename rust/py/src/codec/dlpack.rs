@@ -166,7 +166,7 @@ pub struct Exported<'py> {
 }
 
 impl<'py> Exported<'py> {
-    /// Describes an exact tensor. Returns None if it has additional state, or elements outside of its storage.
+    /// Describes an exact tensor. Returns None if the tensor has other state, or elements outside of its storage.
     pub fn of(item: &Bound<'py, PyAny>) -> PyResult<Option<Self>> {
         let py = item.py();
         let torch = torch(py)?;

@@ -161,7 +161,8 @@ fn notice(thread: &Clocking, took: u64) -> Timed {
     Timed { own: None, whole: Some((took, 1)), passed: 0 }
 }
 
-/// Returns how many calls a measured call represents: only itself if slow, because all slow calls are recorded.
+/// Returns how many calls a measured call represents. A slow call represents itself, because all slow calls are
+/// recorded.
 fn stands_for(took: u64, weight: u64) -> u64 {
     if took < NOTICED { weight } else { 1 }
 }

@@ -54,7 +54,8 @@ pub struct FilterIterator {
 }
 
 impl FilterIterator {
-    /// Converts a StopIteration of the predicate, which would look like the end of the data (PEP 479).
+    /// Converts the predicate's StopIteration to another error, because it would look like the end of the data (PEP
+    /// 479).
     #[cold]
     fn failure(&self, py: Python<'_>, error: PyErr) -> PyErr {
         if !error.is_instance_of::<PyStopIteration>(py) {
