@@ -1,8 +1,9 @@
 //! Checks that a pickle contains only the instructions that Python writes for plain data.
 //!
 //! An unpickler executes instructions. Untrusted instructions could change objects, or make the unpickler allocate
-//! gigabytes for a large memo index or length. No instruction of plain data changes objects, protocol 5 writes no memo
-//! indices, and lengths are compared with the available bytes. The unpickler decides which functions may be called.
+//! gigabytes for a large memo index or length. Plain data needs no instructions that change objects, protocol 5 writes
+//! no memo indices, and lengths are compared with the available bytes. The unpickler decides which functions may be
+//! called.
 
 use thiserror::Error;
 
