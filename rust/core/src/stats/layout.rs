@@ -257,7 +257,7 @@ pub(super) fn middle_of(step: usize) -> f64 {
 }
 
 impl PipeRecord {
-    /// Records a measured call: `own` nanoseconds in this pipe only. It represents `weight` calls of `all` nanoseconds.
+    /// Records a measured call of `own` nanoseconds in this pipe, which represents `weight` calls of `all` nanoseconds.
     pub fn sample(&self, own: u64, all: u64, weight: u64) {
         add(&self.samples, 1);
         add(&self.own, all);

@@ -297,7 +297,8 @@ impl Peers {
             return Ok(());
         }
         if !may_lease {
-            // The unit may be kept for long, so it is copied: the sender's memory is meant for units in flight.
+            // The unit is copied, because it may be kept for long, and the sender's memory is meant for units in
+            // flight.
             count_copies(consumer, &unit);
             let buffers = std::mem::take(&mut unit.buffers);
             unit.buffers = py.detach(|| buffers.into_iter().map(Buffer::into_owned).collect());
