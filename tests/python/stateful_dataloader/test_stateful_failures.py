@@ -272,11 +272,7 @@ def test_batches_that_nobody_reads_do_not_delay_the_end(monkeypatch: pytest.Monk
     """The worker is waiting for space in shared memory when the main process stops it."""
     monkeypatch.setattr(shutdown, "ASKED", 1000.0)  # prevents the worker from being killed
     loader = StatefulDataLoader(
-        range(100_000),
-        batch_size=1000,
-        num_workers=1,
-        collate_fn=lambda batch: [[1] * 60_000],
-        prefetch_factor=50,
+        range(100_000), batch_size=1000, num_workers=1, collate_fn=lambda batch: [[1] * 60_000], prefetch_factor=50
     )
     iterator = iter(loader)
     next(iterator)

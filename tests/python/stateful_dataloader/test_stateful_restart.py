@@ -95,10 +95,7 @@ def kill(loader: Any, worker: int, blow: signal.Signals = signal.SIGKILL) -> Non
 
 
 def read(
-    loader: Any,
-    deaths: dict[tuple[int, int], int],
-    breaks: int | None = None,
-    blow: signal.Signals = signal.SIGKILL,
+    loader: Any, deaths: dict[tuple[int, int], int], breaks: int | None = None, blow: signal.Signals = signal.SIGKILL
 ) -> list[list[Any]]:
     """Runs three epochs. A worker is killed before some batches, and the second epoch is left early."""
     epochs = []

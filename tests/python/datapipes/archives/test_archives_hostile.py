@@ -15,11 +15,7 @@ import zipfile
 import pytest
 
 from stream_checks import check_restore, open_files, read
-from torchdata.datapipes.iter import (
-    FileOpener,
-    IterableWrapper,
-    TarArchiveLoader,
-)
+from torchdata.datapipes.iter import FileOpener, IterableWrapper, TarArchiveLoader
 from torchdata.datapipes.iter.archives import archive, tar
 
 KINDS = ["tar", "tar.gz", "zip"]

@@ -35,20 +35,7 @@ pytestmark = pytest.mark.usefixtures("client")
 
 @pytest.mark.parametrize(
     "prefix",
-    [
-        "",
-        "t",
-        "train",
-        "train/",
-        "train/3",
-        "train/3.bin",
-        "train-",
-        "o",
-        "other/x.txt",
-        "nothing",
-        "empty",
-        "empty/",
-    ],
+    ["", "t", "train", "train/", "train/3", "train/3.bin", "train-", "o", "other/x.txt", "nothing", "empty", "empty/"],
 )
 def test_the_objects_whose_keys_begin_with_a_prefix_are_listed_in_order(prefix):
     assert listed(f"s3://first/{prefix}") == urls("first", prefix)
