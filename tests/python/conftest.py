@@ -56,6 +56,16 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Pauses garbage collection during the imports, whose objects stay alive."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """Makes importing torch faster in processes that tests start (see `support/lean`).
 
@@ -106,12 +116,7 @@ def may_run_beside(path: Path) -> bool:
 
 
 #: For each requested mark, a function that returns whether a file may contain such tests.
-HAS_SOME = {
-    "alone": may_run_alone,
-    "not alone and not ray": may_run_beside,
-    "ray": is_of_ray,
-    "unit": is_unit,
-}
+HAS_SOME = {"alone": may_run_alone, "not alone and not ray": may_run_beside, "ray": is_of_ray, "unit": is_unit}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchdata.dataloader2 import (
-    DataLoader2,
-    InProcessReadingService,
-    MultiProcessingReadingService,
-)
+from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import Adapter, CacheTimeout, ShardingPolicy, Shuffle
 from torchdata.dataloader2.graph import list_dps, traverse_dps
 from torchdata.datapipes import iter as iter_pipes

@@ -56,8 +56,7 @@ def test_without_logging_configured_the_line_is_printed() -> None:
     assert (done.stdout, done.stderr) == ("", "torchdata: 2 workers: it is so\n")
 
 
-@pytest.mark.parametrize("saved_by", ["auto", 3])
-@pytest.mark.parametrize(("cores", "workers"), [(3, 2), (4, 3), (6, 5)])
+@pytest.mark.parametrize(("saved_by", "cores", "workers"), [("auto", 3, 2), (3, 4, 3), ("auto", 6, 5)])
 def test_the_shards_of_a_state_run_in_the_workers_that_are_chosen(machine_of, saved_by, cores, workers) -> None:
     machine_of(4)
     loader = DataLoader2(batches(), reading_service=MultiProcessingReadingService(saved_by, "fork"))

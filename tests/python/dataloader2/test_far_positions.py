@@ -23,7 +23,7 @@ from torchdata.nodes import IterableWrapper as Node
 from torchdata.nodes import Loader, MapStyleWrapper, ParallelMapper
 from torchdata.stateful_dataloader import StatefulDataLoader, _cadence
 
-SIZE, NEAR, FAR = 6000, 100, 5100
+SIZE, NEAR, FAR = 1800, 100, 1500
 #: The number of reads of all processes.
 reads = multiprocessing.get_context("fork").Value("q", 0)
 context = "fork"

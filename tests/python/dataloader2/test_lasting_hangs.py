@@ -28,8 +28,15 @@ def loader(dispatches: bool, method: str) -> DataLoader2[Any]:
 
 
 @pytest.mark.filterwarnings("ignore:.*worker process")
-@pytest.mark.parametrize(("dispatches", "method"), [(False, "fork"), (True, "fork"), (False, "spawn")])
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("number", "dispatches", "method"),
+    [
+        (signal.SIGSTOP, False, "fork"),
+        (signal.SIGSTOP, True, "fork"),
+        (signal.SIGKILL, True, "fork"),
+        (signal.SIGKILL, False, "spawn"),
+    ],
+)
 def test_a_state_can_be_taken_before_the_first_item_of_an_epoch_that_a_worker_has_not_begun(
     number: signal.Signals, dispatches: bool, method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -13,13 +13,7 @@ import pytest
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.dataloader2.linter import DataPipeLintWarning, lint
-from torchdata.datapipes.iter import (
-    SHARDING_PRIORITIES,
-    IterableWrapper,
-    IterDataPipe,
-    Mapper,
-    SampleMultiplexer,
-)
+from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe, Mapper, SampleMultiplexer
 from torchdata.datapipes.map import SequenceWrapper
 
 

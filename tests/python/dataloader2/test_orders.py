@@ -86,7 +86,7 @@ def test_workers_that_read_different_orders_are_an_error(method: str) -> None:
     fails(IterableWrapper(Shuffled(20)).sharding_filter(), 2, method)
 
 
-@pytest.mark.parametrize("size", [6, 36, 37, 500, 20_000])
+@pytest.mark.parametrize("size", [6, 36, 37, 500, 5000])
 def test_sources_of_all_sizes_are_compared(size: int) -> None:
     fails(IterableWrapper(Shuffled(size)).sharding_filter(), 3)
 
@@ -102,8 +102,9 @@ def test_a_loader_of_a_data_set_compares_the_items_before_it_batches_them() -> N
         list(loader)
 
 
-@pytest.mark.parametrize("size", [6, 40, 500, 20_000])
-@pytest.mark.parametrize("make", [SizedSampler, Shuffled], ids=["with a length", "without one"])
+@pytest.mark.parametrize(
+    ("make", "size"), [(SizedSampler, 6), (SizedSampler, 500), (Shuffled, 6), (Shuffled, 40), (Shuffled, 2000)]
+)
 def test_the_indices_of_a_sampler_are_compared(make: Any, size: int) -> None:
     pipe = SequenceWrapper(range(size)).sample_by(make(size)).map(str).sharding_filter()
     fails(pipe, 3)

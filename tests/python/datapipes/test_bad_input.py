@@ -36,14 +36,7 @@ import rarfile
 from archive_bytes import tar_of, zip_of
 from stream_checks import open_files, read
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.datapipes.iter import (
-    FileLister,
-    FileOpener,
-    FSSpecFileOpener,
-    IoPathFileOpener,
-    IterableWrapper,
-    Saver,
-)
+from torchdata.datapipes.iter import FileLister, FileOpener, FSSpecFileOpener, IoPathFileOpener, IterableWrapper, Saver
 from torchdata.datapipes.iter.archives import archive, tar
 
 with warnings.catch_warnings():
@@ -115,11 +108,7 @@ KINDS: dict[str, Bad] = {
     "zip, wrong checksum": Bad(ZIP, flipped(ZIP, 99), from_zip, "ZipArchiveLoader", zipfile.BadZipFile),
     "zip, name that leads out": Bad(ZIP, zip_of("../a", TEXT), from_zip, "ZipArchiveLoader", zipfile.BadZipFile),
     "zip, bomb": Bad(
-        ZIP,
-        zip_of("a", bytes(4 << 20), zipfile.ZIP_DEFLATED),
-        from_zip,
-        "ZipArchiveLoader",
-        zipfile.BadZipFile,
+        ZIP, zip_of("a", bytes(4 << 20), zipfile.ZIP_DEFLATED), from_zip, "ZipArchiveLoader", zipfile.BadZipFile
     ),
     "rar, truncated": Bad(
         RAR, RAR[:-60], lambda files: files.load_from_rar().map(read), "RarArchiveLoader", rarfile.Error
@@ -128,11 +117,7 @@ KINDS: dict[str, Bad] = {
         RECORDS, RECORDS[:-1], lambda files: files.load_from_tfrecord(), "TFRecordLoader", RuntimeError
     ),
     "tfrecord, wrong checksum": Bad(
-        RECORDS,
-        flipped(RECORDS, -1),
-        lambda files: files.load_from_tfrecord(),
-        "TFRecordLoader",
-        RuntimeError,
+        RECORDS, flipped(RECORDS, -1), lambda files: files.load_from_tfrecord(), "TFRecordLoader", RuntimeError
     ),
     "parquet, truncated": Bad(
         PARQUET,

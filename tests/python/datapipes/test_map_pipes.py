@@ -54,10 +54,7 @@ PIPES = {
     "UnZipper": (lambda: numbers(2).zip(SequenceWrapper("ab")).unzip(2, columns_to_skip=[0])[0], ["a", "b"]),
     "ArrowParts": (lambda: ArrowParts(pyarrow.table({"a": pyarrow.chunked_array([[1, 2], [3]])})), [0, 1]),
     "InMemoryCacheHolder": (lambda: numbers(3).map(plus_one).in_memory_cache(), [1, 2, 3]),
-    "IterToMapConverter": (
-        lambda: iter_pipes.IterableWrapper(range(3)).enumerate().to_map_datapipe(),
-        [0, 1, 2],
-    ),
+    "IterToMapConverter": (lambda: iter_pipes.IterableWrapper(range(3)).enumerate().to_map_datapipe(), [0, 1, 2]),
 }
 
 

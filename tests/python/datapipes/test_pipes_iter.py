@@ -16,10 +16,7 @@ from pipes_table.core import is_even, plus_one
 from torchdata.datapipes import DataChunk
 from torchdata.datapipes._pipe.graph.traversal import LARGEST_STRUCTURE, sources_of
 from torchdata.datapipes.datapipe import IterDataPipe
-from torchdata.datapipes.iter import (
-    IterableWrapper,
-    Sampler,
-)
+from torchdata.datapipes.iter import IterableWrapper, Sampler
 from torchdata.datapipes.state import load_state, save_state
 from torchdata.datapipes.utils._streams import StreamWrapper
 
@@ -209,10 +206,7 @@ def test_a_full_buffer_of_small_groups_raises_an_error_unless_they_are_dropped()
     sizes = {"buffer_size": 3, "group_size": 3, "guaranteed_group_size": 2}
     with pytest.raises(RuntimeError, match="Failed to group items"):
         list(IterableWrapper(range(5)).groupby(lambda n: n, **sizes))
-    assert list(IterableWrapper([1, 2, 3, 3]).groupby(lambda n: n, drop_remaining=True, **sizes)) == [
-        [3, 3],
-        [2],
-    ]
+    assert list(IterableWrapper([1, 2, 3, 3]).groupby(lambda n: n, drop_remaining=True, **sizes)) == [[3, 3], [2]]
 
 
 #: Orders that torchdata 0.9.0 yields for `IterableWrapper(range(10)).shuffle(buffer_size=…).set_seed(…)`.

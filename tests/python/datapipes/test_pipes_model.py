@@ -101,7 +101,7 @@ def test_every_position_is_restored_exactly(row: Row) -> None:
 @each_row
 def test_a_restored_pipe_is_saved_and_restored_again(row: Row) -> None:
     first = list(seed(built(row), 1))
-    for head, state in positions(seed(built(row), 1)):
+    for head, state in list(positions(seed(built(row), 1)))[1::2]:
         untouched, advanced = built(row), built(row)
         load_state(untouched, pickle.loads(state))
         load_state(advanced, pickle.loads(cloudpickle.dumps(save_state(untouched))))
@@ -138,11 +138,14 @@ def test_iterating_twice_after_loading_starts_over(row: Row) -> None:
 def test_every_position_is_restored_for_any_parameters(row: Row, data: st.DataObject) -> None:
     items = data.draw(st.lists(st.integers(0, 20), max_size=15))
     params = {name: data.draw(strategy, label=name) for name, strategy in row.params.items()}
-    states = list(positions(seed(built(row, items, **params), 1)))
-    head, state = data.draw(st.sampled_from(states), label="position")
+    whole = modelled(row, items, **params)
+    position = data.draw(st.integers(0, len(whole) + 1), label="position")
+    pipe = seed(built(row, items, **params), 1)
+    iterator = iter(pipe)
+    head = list(itertools.islice(iterator, position))  # the last position is after the end
     restored = built(row, items, **params)
-    load_state(restored, pickle.loads(state))
-    assert head + list(restored) == modelled(row, items, **params)
+    load_state(restored, pickle.loads(cloudpickle.dumps(save_state(pipe))))
+    assert head + list(restored) == whole
 
 
 @each_row
@@ -155,7 +158,7 @@ def test_a_second_epoch_with_the_same_seed_equals_the_first(row: Row) -> None:
 @each_row
 def test_iterating_after_a_break_starts_over(row: Row) -> None:
     expected = modelled(row)
-    for stop in range(1, len(expected) + 1):
+    for stop in {1, 2, len(expected) // 2, len(expected)} & {*range(1, len(expected) + 1)}:
         pipe = seed(built(row), 1)
         for count, _ in enumerate(pipe, 1):
             if count == stop:

@@ -166,12 +166,7 @@ def test_reducers_that_users_register_are_called(loopback, monkeypatch):
     assert loopback.one([Odd(2020, 2, 3)]) == [datetime.date(1999, 2, 3)]
 
 
-DAMAGED = [
-    [1, 2, 3] * 2000,
-    [2**63 + 5] * 6000,
-    [0.5] * 6000,
-    [True, False] * 12_000,
-]
+DAMAGED = [[1, 2, 3] * 2000, [2**63 + 5] * 6000, [0.5] * 6000, [True, False] * 12_000]
 
 MARK = "what follows is damaged"
 

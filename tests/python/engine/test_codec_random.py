@@ -76,24 +76,7 @@ VIEWS = [
     lambda a: a.copy(order="F"),
     lambda a: a.copy()[::-1],
 ]
-DTYPES = [
-    "?",
-    "u1",
-    "i2",
-    "i4",
-    "f2",
-    "f4",
-    "f8",
-    "c8",
-    "g",
-    "M8[s]",
-    "M8[25us]",
-    "m8[D]",
-    "m8",
-    ">i4",
-    "S3",
-    "O",
-]
+DTYPES = ["?", "u1", "i2", "i4", "f2", "f4", "f8", "c8", "g", "M8[s]", "M8[25us]", "m8[D]", "m8", ">i4", "S3", "O"]
 
 arrays = st.builds(
     lambda dtype, size, view: VIEWS[view](whole(dtype, size)),
@@ -190,10 +173,7 @@ class Comparison:
     @staticmethod
     def check_array(sent, received):
         # NumPy may convert an array with non-native byte order to native byte order when it unpickles the array.
-        assert (sent.dtype.newbyteorder("="), sent.shape) == (
-            received.dtype.newbyteorder("="),
-            received.shape,
-        )
+        assert (sent.dtype.newbyteorder("="), sent.shape) == (received.dtype.newbyteorder("="), received.shape)
         np.testing.assert_array_equal(received, sent)
         assert not np.shares_memory(sent, received)
 
@@ -206,9 +186,7 @@ class Comparison:
 
 
 @settings(
-    max_examples=100,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(sent=items(), budget=st.sampled_from([64 << 20, 64 << 20, 40_000]))
 @pytest.mark.filterwarnings("ignore:The 'generic' unit")  # NumPy 2.5 warns that these units are deprecated

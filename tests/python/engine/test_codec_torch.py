@@ -218,11 +218,7 @@ OVERLAPPING = {
     "columns and a row": lambda: [BIG[:20, 3], BIG[:20, 4], BIG[2]],
     "a storage": lambda: (BIG[0, 3:8].clone(), ROW[2:5], {"all": StorageOf(ROW)}),
     "in named tuples": lambda: [Pair(BIG[0, 0:20], 1), Pair(BIG[0, 10:30], 2)],
-    "of other types": lambda: [
-        BIG[0, 1:20],
-        BIG[0, 10:30].view(torch.uint8)[1:],
-        BIG[0, :15].view(torch.int32),
-    ],
+    "of other types": lambda: [BIG[0, 1:20], BIG[0, 10:30].view(torch.uint8)[1:], BIG[0, :15].view(torch.int32)],
     "of an array": lambda: [torch.from_numpy(ELEMENTS[:7]), torch.from_numpy(ELEMENTS[4:])],
     "of one memory at odd places": lambda: [
         torch.from_numpy(ELEMENTS.view(np.uint8)[3:80]),

@@ -23,14 +23,14 @@ SUPPORT = Path(__file__).parents[1] / "support"
 
 #: The command lines of the drivers.
 RUNS = [
-    "lives --calm --runs 14",
+    "lives --calm --runs 9",
     "lives --calm --runs 2 --seed 101 --start-methods spawn",
     "lives --calm --runs 2 --seed 201 --start-methods forkserver",
     "lives --calm --runs 3 --seed 301 --start-methods remote",
-    "lives --calm --blows --runs 6",
+    "lives --calm --blows --runs 4",
     "lives --calm --blows --runs 2 --seed 101 --start-methods spawn",
     "lives --calm --blows --runs 2 --seed 201 --start-methods forkserver",
-    "graph-lives --calm --runs 6",
+    "graph-lives --calm --runs 4",
     "graph-lives --calm --runs 1 --seed 5 --start-methods spawn",
     "files --runs 6",
 ]
@@ -98,4 +98,6 @@ def test_the_driver_reports_a_loader_that_resumes_elsewhere(monkeypatch: pytest.
                 run.check(life)
             except Differs:
                 found += 1
-    assert found > 2
+        if found > 2:
+            return
+    pytest.fail(f"{found} of the loaders were noticed")

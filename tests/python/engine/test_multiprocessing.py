@@ -9,12 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from torchdata.dataloader2 import (
-    DataLoader2,
-    InProcessReadingService,
-    MultiProcessingReadingService,
-    reading_service,
-)
+from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService, reading_service
 from torchdata.dataloader2.linter import DataPipeLintWarning
 from torchdata.dataloader2.utils import process_reset_fn
 from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
@@ -244,14 +239,7 @@ def add_epoch_seed(datapipe, worker_info, seed_generator):
 def test_functions_put_into_the_module_prepare_the_graph_in_workers(method, monkeypatch):
     """Some packages contain a copy of the function from torchdata 0.9, with all its parameters."""
 
-    def init(
-        datapipe,
-        worker_info,
-        custom_init_fn,
-        worker_prefetch_cnt,
-        dispatching_req_queue,
-        dispatching_res_queue,
-    ):
+    def init(datapipe, worker_info, custom_init_fn, worker_prefetch_cnt, dispatching_req_queue, dispatching_res_queue):
         from torchdata.dataloader2 import communication  # noqa: F401
         from torchdata.dataloader2.graph import find_dps, traverse_dps
         from torchdata.dataloader2.graph.cutting import _DummyIterDataPipe

@@ -208,8 +208,7 @@ def test_workers_that_hang_end_when_main_is_killed(script, method):
 
 
 @pytest.mark.parametrize(
-    ("method", "ending"),
-    with_methods("pass", "del it", "sys.exit(0)", "dl.shutdown(); dl.shutdown()", "del dl, it"),
+    ("method", "ending"), with_methods("pass", "del it", "sys.exit(0)", "dl.shutdown(); dl.shutdown()", "del dl, it")
 )
 def test_the_interpreter_exits_whatever_state_the_loader_is_in(script, method, ending):
     path = script(

@@ -216,10 +216,7 @@ class EndsLoops(IterDataPipe):
 @pytest.mark.parametrize("name", STEERING)
 def test_an_object_that_is_not_an_exception_arrives_as_a_runtime_error(name):
     datapipe = IterableWrapper(range(9)).sharding_filter().map(FailsAt(3, STEERING[name]))
-    with (
-        loader(datapipe) as dl,
-        pytest.raises(RuntimeError, match=f"Caught {name} in worker process 1") as caught,
-    ):
+    with loader(datapipe) as dl, pytest.raises(RuntimeError, match=f"Caught {name} in worker process 1") as caught:
         list(dl)
     assert type(caught.value) is RuntimeError
     assert type(caught.value.__cause__).__name__ == name

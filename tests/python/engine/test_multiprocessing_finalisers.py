@@ -209,11 +209,7 @@ def test_at_the_end_of_the_program_nothing_is_printed_and_nothing_left():
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=250,
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, env=environment, timeout=250
     )
     assert (run.returncode, run.stderr) == (0, "")
     assert len(run.stdout.split()) == 2

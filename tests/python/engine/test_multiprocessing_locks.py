@@ -103,11 +103,7 @@ def unread():
 
 @pytest.mark.parametrize(
     ("busy", "threads"),
-    [
-        *itertools.product(["torch_numbers", "many_small_torch_numbers"], [1, 3]),
-        ("numpy_numbers", 3),
-        ("output", 3),
-    ],
+    [*itertools.product(["torch_numbers", "many_small_torch_numbers"], [1, 3]), ("numpy_numbers", 3), ("output", 3)],
 )
 def test_loaders_start_while_threads_of_main_draw_and_print(busy, threads, unread, tmp_path):
     run_busy(busy, "of_a_loader", unread, threads, 5, tmp_path / "program.py")

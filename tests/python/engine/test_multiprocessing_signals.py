@@ -219,10 +219,7 @@ def test_a_handler_that_a_worker_sets_itself_runs_there():
 
     before = signal.signal(signal.SIGALRM, lambda *_: None)
     try:
-        with (
-            loader(IterableWrapper([0]).map(alarmed), 1) as dl,
-            pytest.raises(TimeoutError, match="the worker's own"),
-        ):
+        with loader(IterableWrapper([0]).map(alarmed), 1) as dl, pytest.raises(TimeoutError, match="the worker's own"):
             list(dl)
     finally:
         signal.signal(signal.SIGALRM, before)

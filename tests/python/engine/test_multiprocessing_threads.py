@@ -97,10 +97,6 @@ def test_threads_may_fork_workers_while_others_use_the_extension_for_the_first_t
     script = loaded + ROUNDS.format(rounds=4, deadline=60)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=250,
+        [sys.executable, "-W", "ignore", "-c", script], env=environment, capture_output=True, text=True, timeout=250
     )
     assert run.returncode == 0, run.stderr

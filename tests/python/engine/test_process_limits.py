@@ -96,13 +96,7 @@ PROGRAM = """
 """
 
 #: The parts of the package that may fail to start a process or thread, as errors name them.
-WHO = (
-    "worker process ",
-    "the dispatching process",
-    "resource tracker",
-    "torchdata-prefetch",
-    "torchdata-threadpool",
-)
+WHO = ("worker process ", "the dispatching process", "resource tracker", "torchdata-prefetch", "torchdata-threadpool")
 users = itertools.count(70_000 + os.getpid() % 1000 * 100)
 
 

@@ -24,10 +24,7 @@ from torchdata._observe.stats.model import LoaderStats, ProcessStats
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
-pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.filterwarnings("ignore:.* has taken its place"),
-]
+pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:.* has taken its place")]
 
 WORKERS = 2
 

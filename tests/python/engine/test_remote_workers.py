@@ -23,10 +23,7 @@ from torchdata._engine.remote import host as host_module
 from torchdata._engine.remote import worker as worker_module
 from torchdata._engine.remote.host import Pulled
 from torchdata._engine.workers import epochs as epochs_module
-from torchdata.dataloader2 import (
-    DataLoader2,
-    WorkerExitedError,
-)
+from torchdata.dataloader2 import DataLoader2, WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
 
 pytestmark = [

@@ -11,7 +11,7 @@ import pytest
 
 import families
 from families import FAMILIES
-from process_checks import MULTIPROCESSING, loader, nothing_is_left  # noqa: F401
+from process_checks import MULTIPROCESSING, loader, nothing_is_left, with_methods  # noqa: F401
 from torchdata._engine.processes import positions
 from torchdata.datapipes.iter import IterableWrapper
 
@@ -109,8 +109,7 @@ class OpensAnew:
         return row(self.file, x)[0]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("method", "family"), with_methods(*FAMILIES))
 def test_an_object_that_reopens_its_file_when_unpickled_has_a_position_in_each_worker(family, method, path):
     rows = bytes(x % 256 for x in range(COUNT))
     path.write_bytes(b"".join(bytes([x]) * ROW for x in rows))

@@ -151,11 +151,7 @@ def test_states_have_the_layout_of_torchdata_0_11() -> None:
             [5, 6, 7, 8],
         ),
         (SamplerWrapper(range(9)), {"_num_yielded": 7, "_epoch": 0}, [7, 8]),
-        (
-            Unbatcher(Batcher(numbers(9), 3)),
-            {"source": {"source": {"_num_yielded": 3}}, "batch_idx": 2},
-            [5, 6, 7, 8],
-        ),
+        (Unbatcher(Batcher(numbers(9), 3)), {"source": {"source": {"_num_yielded": 3}}, "batch_idx": 2}, [5, 6, 7, 8]),
     ]
     for node, state, rest in pairs:
         loader = Loader(node)
@@ -182,16 +178,8 @@ def test_states_have_the_layout_of_torchdata_0_11() -> None:
         (lambda: Prefetcher(numbers(1), 0), ValueError, "Prefetcher: prefetch_factor must be at least 1"),
         (lambda: Prefetcher(numbers(1), 1, -1), ValueError, "snapshot_frequency must be at least 0"),
         (lambda: ParallelMapper(numbers(1), abs, -1), ValueError, "num_workers must be at least 0"),
-        (
-            lambda: ParallelMapper(numbers(1), abs, 1, method="fiber"),
-            ValueError,
-            "method must be .* but got 'fiber'",
-        ),
-        (
-            lambda: ParallelMapper(numbers(1), abs, 1, max_concurrent=2),
-            ValueError,
-            "max_concurrent must be at most",
-        ),
+        (lambda: ParallelMapper(numbers(1), abs, 1, method="fiber"), ValueError, "method must be .* but got 'fiber'"),
+        (lambda: ParallelMapper(numbers(1), abs, 1, max_concurrent=2), ValueError, "max_concurrent must be at most"),
         (lambda: ParallelMapper(numbers(1), abs, 1, prebatch=0), ValueError, "prebatch must be at least 1"),
         (lambda: IterableWrapper(3), TypeError, "IterableWrapper: iterable must be iterable"),
         (lambda: SamplerWrapper(3), TypeError, "SamplerWrapper: sampler must be iterable"),
@@ -199,26 +187,10 @@ def test_states_have_the_layout_of_torchdata_0_11() -> None:
         (lambda: Loader([1]), TypeError, "Loader: root must be a node"),
         (lambda: MultiNodeRoundRobinSampler({}), ValueError, "source_nodes must be a dict of nodes"),
         (lambda: MultiNodeRoundRobinSampler({"a": [1]}), TypeError, r"source_nodes\['a'\] must be a node"),
-        (
-            lambda: MultiNodeRoundRobinSampler({"a": numbers(1)}, "SOON"),
-            ValueError,
-            "stop_criteria must be one of",
-        ),
-        (
-            lambda: MultiNodeWeightedSampler({"a": numbers(1)}, {"b": 1.0}),
-            ValueError,
-            "the names of source_nodes",
-        ),
-        (
-            lambda: MultiNodeWeightedSampler({"a": numbers(1)}, {"a": 0.0}),
-            ValueError,
-            "positive finite numbers",
-        ),
-        (
-            lambda: MultiNodeWeightedSampler({"a": numbers(1)}, {"a": [1.0]}),
-            ValueError,
-            "positive finite numbers",
-        ),
+        (lambda: MultiNodeRoundRobinSampler({"a": numbers(1)}, "SOON"), ValueError, "stop_criteria must be one of"),
+        (lambda: MultiNodeWeightedSampler({"a": numbers(1)}, {"b": 1.0}), ValueError, "the names of source_nodes"),
+        (lambda: MultiNodeWeightedSampler({"a": numbers(1)}, {"a": 0.0}), ValueError, "positive finite numbers"),
+        (lambda: MultiNodeWeightedSampler({"a": numbers(1)}, {"a": [1.0]}), ValueError, "positive finite numbers"),
     ],
 )
 def test_a_wrong_argument_raises_an_error_that_names_node_and_argument(

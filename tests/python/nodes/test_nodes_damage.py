@@ -76,11 +76,7 @@ CASES: list[tuple[Callable[[], BaseNode[Any]], list[str], list[Any]]] = [
     (weighted, ["weighted_sampler_state"], [None, 3]),
     (weighted, ["datasets_exhausted"], [{"a": True}, 3, {"a": 1, "b": 0}]),
     (weighted, ["dataset_node_states"], [{"a": None}, []]),
-    (
-        lambda: MultiNodeRoundRobinSampler({"a": numbers(3), "b": numbers(3)}),
-        ["current_dataset_index"],
-        [-1, 2, 10**9],
-    ),
+    (lambda: MultiNodeRoundRobinSampler({"a": numbers(3), "b": numbers(3)}), ["current_dataset_index"], [-1, 2, 10**9]),
     (lambda: from_pipe(PipeOf(range(9)), seed=1), ["iterable", "epoch"], [-1, "1", 10**30]),
 ]
 

@@ -71,9 +71,7 @@ def test_a_length_is_the_number_of_items_of_an_epoch() -> None:
         lambda: MultiNodeRoundRobinSampler({"a": Filter(numbers(3), bool)}),
     ],
 )
-def test_an_unknown_length_raises_a_type_error_but_the_loader_can_be_read(
-    make: Callable[[], BaseNode[Any]],
-) -> None:
+def test_an_unknown_length_raises_a_type_error_but_the_loader_can_be_read(make: Callable[[], BaseNode[Any]]) -> None:
     loader = Loader(make())
     with pytest.raises(TypeError, match=r"no length|has no len\(\)"):
         len(loader)

@@ -153,9 +153,7 @@ def fails_at_three(number: int) -> int:
     ],
     ids=["prefetch", "function", "source", "prebatch"],
 )
-def test_an_error_comes_in_its_place_with_its_traceback_and_what_follows_it_can_be_read(
-    node: BaseNode[int],
-) -> None:
+def test_an_error_comes_in_its_place_with_its_traceback_and_what_follows_it_can_be_read(node: BaseNode[int]) -> None:
     node.reset()
     assert [next(node) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(KeyError, match="three") as caught:
@@ -292,9 +290,7 @@ def test_a_reset_in_the_middle_starts_again_and_leaves_one_set_of_threads(
 
 
 @each_kind
-def test_a_shutdown_ends_the_threads_and_keeps_the_position(
-    kind: Callable[[BaseNode[Any]], BaseNode[Any]],
-) -> None:
+def test_a_shutdown_ends_the_threads_and_keeps_the_position(kind: Callable[[BaseNode[Any]], BaseNode[Any]]) -> None:
     loader = Loader(Mapper(kind(numbers(30)), abs))
     iterator = iter(loader)
     seen = [next(iterator) for _ in range(5)]
@@ -408,9 +404,7 @@ def test_the_next_epoch_does_not_depend_on_how_far_threads_have_read() -> None:
             loader.shutdown()
 
 
-def test_abandoning_an_epoch_does_not_wait_endlessly_for_a_slow_source(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_abandoning_an_epoch_does_not_wait_endlessly_for_a_slow_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReadSource, "patience", 0.2)
     read: list[int] = []
 

@@ -23,10 +23,7 @@ TORCH = importlib.util.find_spec("torch") is not None
 #: Docstrings with examples that need PyTorch, and docstrings that show NumPy arrays, which would be tensors with
 #: PyTorch.
 NEED_TORCH = {"torchdata.dataloader2.reading_service.SequentialReadingService"}
-SHOW_ARRAYS = {
-    "torchdata.datapipes.iter.Collator",
-    "torchdata.datapipes.utils.collate.default_collate",
-}
+SHOW_ARRAYS = {"torchdata.datapipes.iter.Collator", "torchdata.datapipes.utils.collate.default_collate"}
 
 
 def unimportable(name: str) -> None:
@@ -69,10 +66,7 @@ def test_every_example_in_the_sources_is_found() -> None:
 
 @pytest.mark.parametrize("docstring", DOCSTRINGS, ids=lambda docstring: docstring.name)
 def test_the_example_of_a_docstring_prints_what_it_shows(
-    docstring: doctest.DocTest,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
+    docstring: doctest.DocTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     if docstring.name in NEED_TORCH:
         pytest.importorskip("torch")

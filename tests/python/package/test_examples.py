@@ -23,14 +23,7 @@ def launchers() -> dict[str, list[str]]:
     return {
         "one_process.py": [],
         "workers.py": [],
-        "ranks_torchrun.py": [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-        ],
+        "ranks_torchrun.py": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
         "ranks_mpirun.py": [mpirun(), "-n", "2", sys.executable],
     }
 

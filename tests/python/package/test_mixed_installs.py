@@ -20,7 +20,7 @@ PACKAGE = Path(torchdata.__file__).parent
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns a folder with a copy of the package, like site-packages."""
     folder = tmp_path_factory.mktemp("site")
-    shutil.copytree(PACKAGE, folder / "torchdata", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PACKAGE, folder / "torchdata")
     return folder
 
 

@@ -30,8 +30,7 @@ def test_it_holds_no_module_and_needs_exactly_this_version(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("file", "before"),
-    [(".github/workflows/release.yml", "upload-artifact"), ("Makefile", "clean:")],
+    ("file", "before"), [(".github/workflows/release.yml", "upload-artifact"), ("Makefile", "clean:")]
 )
 def test_it_is_built_and_tried_next_to_the_package(file: str, before: str) -> None:
     text = (ROOT / file).read_text(encoding="utf-8")

@@ -16,12 +16,7 @@ import pytest
 
 from process_checks import loader
 from torchdata.datapipes import functional_datapipe
-from torchdata.datapipes.iter import (
-    FileLister,
-    IterDataPipe,
-    TFRecordExample,
-    TFRecordExampleSpec,
-)
+from torchdata.datapipes.iter import FileLister, IterDataPipe, TFRecordExample, TFRecordExampleSpec
 from torchdata.datapipes.utils import StreamWrapper
 from torchdata.datapipes.utils import common as ours
 

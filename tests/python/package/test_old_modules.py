@@ -71,10 +71,7 @@ def test_old_modules_of_the_linter_and_of_services_can_be_imported() -> None:
     from torchdata.dataloader2.random.seed_generator import SeedGenerator
 
     assert all(
-        map(
-            inspect.isroutine,
-            [set_graph_random_seed, find_dps, _check_shuffle_before_sharding, process_init_fn],
-        )
+        map(inspect.isroutine, [set_graph_random_seed, find_dps, _check_shuffle_before_sharding, process_init_fn])
     )
     assert inspect.isclass(SeedGenerator)
 
@@ -123,9 +120,7 @@ def test_a_name_that_was_not_set_is_not_deleted() -> None:
     assert module.default_timeout_in_s == 1800
 
 
-def test_the_time_that_workers_have_to_join_is_patched_where_it_is_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_time_that_workers_have_to_join_is_patched_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     given = []
     wait = shutdown.wait_for_all
     monkeypatch.setattr(

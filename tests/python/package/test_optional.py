@@ -52,12 +52,7 @@ NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
     ("HuggingFaceHubReader", "datasets", "huggingface", lambda: pipes.HuggingFaceHubReader("squad")),
     ("DataFrameMaker", "pandas", "parquet", lambda: IterableWrapper([]).dataframe()),
     ("DataFrameMaker", "polars", "polars", lambda: IterableWrapper([]).dataframe(library="polars")),
-    (
-        "ParquetDataFrameLoader",
-        "pyarrow",
-        "parquet",
-        lambda: list(IterableWrapper(["a"]).load_parquet_as_df()),
-    ),
+    ("ParquetDataFrameLoader", "pyarrow", "parquet", lambda: list(IterableWrapper(["a"]).load_parquet_as_df())),
     (
         "reading zstd",
         "zstandard",
@@ -85,12 +80,7 @@ NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
     ("RayReadingService", "ray", "ray", lambda: RayReadingService(1)),
     ("the live view", "rich", "top", lambda: live(None, 1.0, False)),
     ("to_graph", "graphviz", "graph", lambda: to_graph(IterableWrapper([]))),
-    (
-        "progress",
-        "tqdm",
-        "progress",
-        lambda: list(DataLoader2(IterableWrapper([])).progress(**bar_of("tqdm"))),
-    ),
+    ("progress", "tqdm", "progress", lambda: list(DataLoader2(IterableWrapper([])).progress(**bar_of("tqdm")))),
     ("progress", "rich", "top", lambda: list(DataLoader2(IterableWrapper([])).progress(**bar_of("rich")))),
     ("metrics.prometheus", "prometheus_client", "prometheus", lambda: metrics.prometheus(loader, 0)),
 ]

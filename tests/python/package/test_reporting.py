@@ -250,8 +250,7 @@ def test_a_note_about_a_single_pipe_has_no_position():
 
 
 @pytest.mark.parametrize(
-    ("before", "ordinal"),
-    [(0, "1st"), (1, "2nd"), (2, "3rd"), (3, "4th"), (10, "11th"), (20, "21st"), (111, "112th")],
+    ("before", "ordinal"), [(0, "1st"), (1, "2nd"), (2, "3rd"), (3, "4th"), (10, "11th"), (20, "21st"), (111, "112th")]
 )
 def test_items_are_counted_in_words(before, ordinal):
     def fails(number):

@@ -13,17 +13,10 @@ import pytest
 
 from pipes_of_users import Cutting, TupleState, plus_one, threads
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.dataloader2.graph import (
-    find_dps,
-    list_dps,
-    traverse_dps,
-)
+from torchdata.dataloader2.graph import find_dps, list_dps, traverse_dps
 from torchdata.dataloader2.graph.settings import apply_random_seed
 from torchdata.datapipes import functional_datapipe
-from torchdata.datapipes.iter import (
-    IterableWrapper,
-    IterDataPipe,
-)
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.datapipes.map import SequenceWrapper
 from torchdata.datapipes.state import save_state
 
@@ -73,10 +66,7 @@ def test_torchs_loader_reads_our_pipes_and_applies_its_settings(workers: int) ->
 @pytest.mark.parametrize("workers", [0, 2])
 def test_torchs_loader_reads_our_map_pipes(workers: int) -> None:
     pipe = SequenceWrapper(range(6)).map(plus_one)
-    assert [batch.tolist() for batch in data.DataLoader(pipe, 3, num_workers=workers)] == [
-        [1, 2, 3],
-        [4, 5, 6],
-    ]
+    assert [batch.tolist() for batch in data.DataLoader(pipe, 3, num_workers=workers)] == [[1, 2, 3], [4, 5, 6]]
 
 
 def types_of(graph: Any) -> Any:
@@ -165,9 +155,7 @@ def test_forms_registered_with_either_decorator_are_found_on_both_kinds(register
 
 
 @pytest.mark.usefixtures("forms")
-def test_methods_that_users_put_on_one_base_are_found_on_pipes_of_the_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_methods_that_users_put_on_one_base_are_found_on_pipes_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(IterDataPipe, "ours_for_test", lambda self, n: (type(self).__name__, n), raising=False)
     monkeypatch.setattr(data.IterDataPipe, "theirs_for_test", lambda self, n: (type(self).__name__, n), raising=False)
     for pipe in (IterableWrapper([1]), data.datapipes.iter.IterableWrapper([1])):
@@ -234,8 +222,7 @@ def test_without_a_seed_seeds_come_from_torchs_generator() -> None:
     for _ in range(2):
         torch.manual_seed(11)
         with DataLoader2(
-            IterableWrapper(range(50)).shuffle().sharding_filter(),
-            reading_service=MultiProcessingReadingService(2),
+            IterableWrapper(range(50)).shuffle().sharding_filter(), reading_service=MultiProcessingReadingService(2)
         ) as loader:
             orders.append([list(loader), list(loader)])
     assert orders[0] == orders[1]
@@ -300,11 +287,7 @@ def test_without_dill_functions_without_a_name_are_traversed_and_sent_all_the_sa
     script.write_text(WITHOUT_DILL, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        env=environment,
+        [sys.executable, "-W", "error", str(script)], capture_output=True, text=True, timeout=250, env=environment
     )
     assert (done.stdout, done.stderr) == ("[1, 2, 3, 4]\n", "")
 

@@ -27,11 +27,7 @@ ROWS = 6_000
 
 
 def sample(number: int) -> dict[str, Any]:
-    return {
-        "image": torch.full((ROWS,), float(number)),
-        "label": number,
-        "array": torch.arange(3).numpy() + number,
-    }
+    return {"image": torch.full((ROWS,), float(number)), "label": number, "array": torch.arange(3).numpy() + number}
 
 
 class Collated:

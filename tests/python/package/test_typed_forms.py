@@ -212,9 +212,7 @@ def test_pipes_of_users_type_check(messages: dict[int, list[str]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "expected"),
-    [(BEGIN + i, expected) for i, (_, expected) in enumerate(TYPES)],
-    ids=[c for c, _ in TYPES],
+    ("line", "expected"), [(BEGIN + i, expected) for i, (_, expected) in enumerate(TYPES)], ids=[c for c, _ in TYPES]
 )
 def test_forms_and_loaders_have_types(messages: dict[int, list[str]], line: int, expected: str) -> None:
     (note,) = messages[line]

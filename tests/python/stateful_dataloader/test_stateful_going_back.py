@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 
 from torch.utils.data import IterableDataset  # noqa: E402
 
-from going_on import WORKERS, TakesOnce, Walk, epochs_of, plain  # noqa: E402
+from going_on import WORKERS, TakesOnce, Walk, epochs_of, plain, with_workers  # noqa: E402
 from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
 from torchdata.nodes import IterableWrapper, Loader, Prefetcher, SamplerWrapper  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
@@ -63,8 +63,7 @@ class AlwaysStartsOver(Itself):
         return self
 
 
-@pytest.mark.parametrize("options", WORKERS, ids=str)
-@pytest.mark.parametrize("stream", [GoesOn, Itself, StartsOver, AlwaysStartsOver, TakesOnce])
+@pytest.mark.parametrize(("stream", "options"), with_workers([GoesOn, Itself, StartsOver, AlwaysStartsOver, TakesOnce]))
 def test_a_program_that_loads_an_earlier_state_reads_the_later_items_again(
     stream: Any, options: dict[str, Any]
 ) -> None:
@@ -80,8 +79,7 @@ def test_a_program_that_loads_an_earlier_state_reads_the_later_items_again(
         assert [plain(batch) for batch in loader] == rest, batches
 
 
-@pytest.mark.parametrize("options", WORKERS, ids=str)
-@pytest.mark.parametrize("stream", [GoesOn, Itself, StartsOver, TakesOnce])
+@pytest.mark.parametrize(("stream", "options"), with_workers([GoesOn, Itself, StartsOver, TakesOnce]))
 def test_loading_the_start_forgets_a_state_that_the_stream_has_not_loaded_yet(
     stream: Any, options: dict[str, Any]
 ) -> None:
@@ -98,8 +96,7 @@ def test_loading_the_start_forgets_a_state_that_the_stream_has_not_loaded_yet(
     assert epochs_of(loader, 1) == [whole]
 
 
-@pytest.mark.parametrize("options", WORKERS, ids=str)
-@pytest.mark.parametrize("stream", [StartsOver, AlwaysStartsOver])
+@pytest.mark.parametrize(("stream", "options"), with_workers([StartsOver, AlwaysStartsOver]))
 def test_the_epochs_after_a_resumed_one_are_complete(stream: Any, options: dict[str, Any]) -> None:
     whole = epochs_of(StatefulDataLoader(stream(), 2, **options), 3)
     for batches in range(len(whole[0]) + 1):
@@ -226,9 +223,8 @@ class Streamed(IterableDataset[int]):
         raise AssertionError
 
 
-@pytest.mark.parametrize("options", WORKERS, ids=str)
-@pytest.mark.parametrize("epoch", [0, 1])
-def test_a_stream_without_a_state_that_does_not_repeat_itself_is_refused(options: dict[str, Any], epoch: int) -> None:
+@pytest.mark.parametrize(("epoch", "options"), with_workers([0, 1]))
+def test_a_stream_without_a_state_that_does_not_repeat_itself_is_refused(epoch: int, options: dict[str, Any]) -> None:
     for batches in (1, 3, 8):
         loader = StatefulDataLoader(Streamed(None), 4, **options)
         for _ in range(epoch):

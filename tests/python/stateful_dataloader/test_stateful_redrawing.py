@@ -183,7 +183,7 @@ def test_a_sampler_that_draws_later_gives_the_same_order_from_each_position(
     def make() -> Any:
         return StatefulDataLoader(range(30), **SAMPLERS[name](kind, is_global))
 
-    check_each_position(make, range(10), draws=False)
+    check_each_position(make, range(is_global, 10, 2), draws=False)
 
 
 @pytest.mark.parametrize("kind", ["torch's", "Python's", "NumPy's"])
@@ -192,7 +192,7 @@ def test_a_sampler_that_draws_from_a_generator_of_the_program_s_gives_the_same_o
     def make() -> Any:
         return StatefulDataLoader(Augmented(), **SAMPLERS[name](kind, True))
 
-    check_each_position(make, range(10), draws=True)
+    check_each_position(make, range(len(name) % 3, 10, 3), draws=True)
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -217,7 +217,7 @@ def test_workers_that_read_ahead_lose_no_index_of_a_sampler_that_draws_late(
     def make() -> Any:
         return StatefulDataLoader(range(30), num_workers=workers, **SAMPLERS[name](kind, is_global))
 
-    check_each_position(make, [0, 1, 3, 6], draws=is_global and name != "with a state")
+    check_each_position(make, [0, 3] if is_global else [1, 6], draws=is_global and name != "with a state")
 
 
 def test_epochs_after_a_resumed_one_are_those_of_the_run_that_was_not_stopped() -> None:
@@ -288,20 +288,19 @@ class Unseeded(Sampler[int]):
     ids=["batches", "single", "batch sampler"],
 )
 def test_a_sampler_that_does_not_repeat_itself_is_refused(options: Any, workers: int) -> None:
-    for batches in (3, 6):
-        for seed in (None, 5):
-            loader = StatefulDataLoader(range(30), num_workers=workers, **options(Unseeded(seed)))
-            iterator = iter(loader)
-            for _ in range(batches):
-                next(iterator)
-            state = json.loads(json.dumps(loader.state_dict()))
-            rest = [batch if isinstance(batch, int) else batch.tolist() for batch in iterator]
-            later = StatefulDataLoader(range(30), num_workers=workers, **options(Unseeded(seed)))
-            later.load_state_dict(state)
-            if seed is None:
-                with pytest.raises(ValueError, match="the sampler does not repeat itself"):
-                    iter(later)
-                later.load_state_dict(state, strict=False)
-                assert len(list(later)) == len(rest)
-            else:
-                assert [batch if isinstance(batch, int) else batch.tolist() for batch in later] == rest
+    for batches, seed in ((3, None), (6, 5)) if workers else ((6, None), (3, 5)):
+        loader = StatefulDataLoader(range(30), num_workers=workers, **options(Unseeded(seed)))
+        iterator = iter(loader)
+        for _ in range(batches):
+            next(iterator)
+        state = json.loads(json.dumps(loader.state_dict()))
+        rest = [batch if isinstance(batch, int) else batch.tolist() for batch in iterator]
+        later = StatefulDataLoader(range(30), num_workers=workers, **options(Unseeded(seed)))
+        later.load_state_dict(state)
+        if seed is None:
+            with pytest.raises(ValueError, match="the sampler does not repeat itself"):
+                iter(later)
+            later.load_state_dict(state, strict=False)
+            assert len(list(later)) == len(rest)
+        else:
+            assert [batch if isinstance(batch, int) else batch.tolist() for batch in later] == rest

@@ -95,10 +95,7 @@ def kill(loader: Any, worker: int, blow: signal.Signals = signal.SIGKILL) -> Non
 
 
 def read(
-    loader: Any,
-    deaths: dict[tuple[int, int], int],
-    breaks: int | None = None,
-    blow: signal.Signals = signal.SIGKILL,
+    loader: Any, deaths: dict[tuple[int, int], int], breaks: int | None = None, blow: signal.Signals = signal.SIGKILL
 ) -> list[list[Any]]:
     """Runs three epochs. A worker is killed before some batches, and the second epoch is left early."""
     epochs = []
@@ -117,8 +114,7 @@ def read(
 
 
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
-@pytest.mark.parametrize("dataset", [Drawn, Stream])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("dataset", "persistent"), [(Drawn, False), (Stream, True)])
 def test_worker_exits_do_not_change_the_items(dataset: Any, persistent: bool) -> None:
     expected = read(loader_of(dataset(), "error", persistent_workers=persistent), {}, breaks=3)
     deaths = {(0, 0): 1, (0, 4): 0, (1, 0): 0, (1, 2): 1, (2, 0): 1, (2, 5): 0}
@@ -135,8 +131,7 @@ def test_worker_exits_do_not_change_the_items_of_spawned_workers() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
-@pytest.mark.parametrize("dataset", [Drawn, Stream])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("dataset", "persistent"), [(Drawn, True), (Stream, False)])
 def test_a_state_at_any_batch_around_a_worker_exit_resumes_exactly(dataset: Any, persistent: bool) -> None:
     expected = [batch.tolist() for batch in loader_of(dataset(), "error", persistent_workers=persistent)]
     loader = loader_of(dataset(), persistent_workers=persistent)
@@ -226,8 +221,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.filterwarnings("ignore:.*was killed for it:RuntimeWarning")
-@pytest.mark.parametrize("dataset", [Drawn, Stream])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("dataset", "persistent"), [(Drawn, True), (Stream, False)])
 def test_stopped_workers_do_not_change_the_items(dataset: Any, persistent: bool) -> None:
     expected = read(loader_of(dataset(), "error", persistent_workers=persistent), {}, breaks=3)
     loader = loader_of(dataset(), persistent_workers=persistent, timeout=0.4, on_timeout="restart")

@@ -144,12 +144,16 @@ def test_a_shuffled_pipe_keeps_its_order_in_a_program_with_another_seed(workers:
         assert list(later) == whole[position:]
 
 
-@pytest.mark.parametrize("form", [Plain, WithState, WithIterator, shuffled_pipe])
+FORMS = [Plain, WithState, WithIterator, shuffled_pipe]
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("before", NUMBERS)
 def test_a_state_of_each_number_of_workers_resumes_with_each_other_number(form: Any, before: int) -> None:
     batches, states = epoch_of(form, before)
     assert len(batches) >= SAMPLES // SIZE
-    for after in NUMBERS:
+    # Two of the four forms resume with each pair of numbers.
+    for after in {0, *NUMBERS[(FORMS.index(form) + NUMBERS.index(before)) % 2 :: 2]}:
         # Without workers, every position is tested, except for the first position if the state was also saved without
         # workers. With workers, one position is tested.
         for cut in range(before == 0, len(states)) if after == 0 else [(before + after) % len(states)]:
@@ -171,8 +175,14 @@ def test_later_epochs_have_the_number_of_workers_of_the_loader(form: Any, before
         assert sorted(sample[0] for batch in epoch for sample in batch) == [*range(SAMPLES)]
 
 
-@pytest.mark.parametrize(("before", "between"), [(3, 0), (3, 2), (0, 2), (1, 0)])
-@pytest.mark.parametrize("form", [Plain, WithState, WithIterator])
+@pytest.mark.parametrize(
+    ("form", "before", "between"),
+    [
+        *((Plain, 3, 0), (Plain, 0, 2)),
+        *((WithState, 3, 2), (WithState, 1, 0), (WithState, 0, 2)),
+        *((WithIterator, 3, 2), (WithIterator, 1, 0)),
+    ],
+)
 def test_a_state_of_the_resumed_epoch_loads_with_a_third_number(form: Any, before: int, between: int) -> None:
     batches, states = epoch_of(form, before)
     second = resumed(states[1], form, between)

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 
 from torch.utils.data import IterableDataset  # noqa: E402
 
-from going_on import MOMENTS, WORKERS, TakesOnce, Walk, check_goes_on, epochs_of, plain  # noqa: E402
+from going_on import MOMENTS, WORKERS, TakesOnce, Walk, check_goes_on, epochs_of, plain, with_workers  # noqa: E402
 from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
 from torchdata.stateful_dataloader import StatefulDataLoader, _cadence  # noqa: E402
 
@@ -114,8 +114,7 @@ class CountsWhenBegun(CountsEpochs):
 STREAMS = [TakesOnce, CountsEpochs, CountsWhenBegun, BeginsAnew, ItsOwnIterator, TakesAlways, Walked]
 
 
-@pytest.mark.parametrize("options", WORKERS, ids=str)
-@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize(("stream", "options"), with_workers(STREAMS))
 def test_streams_give_the_rest_and_then_whole_epochs(stream: Any, options: dict[str, Any]) -> None:
     moments = {0: [*MOMENTS, (1, 3)], 1: [(0, 3), (1, None)], 2: [(1, 0), (1, 3), (1, None)]}
     for batch_size in (2, None)[: 1 if options else 2]:
@@ -130,9 +129,13 @@ def test_streams_give_the_rest_and_then_whole_epochs(stream: Any, options: dict[
 BREAKS = [(2,), (1,), (1, 1), (3, 0, 1), (None, 1)]
 
 
-@pytest.mark.parametrize("every", [1, 2, 7])
-@pytest.mark.parametrize("options", WORKERS[::2], ids=["main", "persistent"])
-@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize(
+    ("stream", "options", "every"),
+    [
+        *itertools.product(STREAMS, WORKERS[:1], [1, 2, 7]),
+        *zip(STREAMS, itertools.repeat(WORKERS[2]), itertools.cycle([1, 2, 7]), strict=False),
+    ],
+)
 def test_after_abandoned_epochs_streams_continue_as_without_a_stop(stream: Any, options: Any, every: int) -> None:
     def make() -> Any:
         return StatefulDataLoader(stream(), batch_size=2, snapshot_every_n_steps=every, **options)

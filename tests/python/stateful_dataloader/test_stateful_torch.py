@@ -103,12 +103,7 @@ def as_lists(batch: Any) -> Any:
 def test_the_order_of_a_seed_is_torch_s(workers: int, seed: int) -> None:
     options: list[dict[str, Any]] = [
         {"batch_size": 3, "shuffle": True},
-        {
-            "batch_size": 4,
-            "shuffle": True,
-            "drop_last": True,
-            "generator": torch.Generator().manual_seed(seed),
-        },
+        {"batch_size": 4, "shuffle": True, "drop_last": True, "generator": torch.Generator().manual_seed(seed)},
         {"batch_size": None, "shuffle": True},
         {"batch_size": 2, "sampler": Reversed(11)},
         {"sampler": RandomSampler(range(11), replacement=True, num_samples=40)},

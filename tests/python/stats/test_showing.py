@@ -275,11 +275,7 @@ def browser() -> str:
 def test_a_browser_shows_what_notebooks_get(loader: Any, tmp_path: Path) -> None:
     """Chromium renders the page. A script in the page measures the page, and writes the results into the document."""
     chromium = browser()
-    parts = [
-        loader._repr_html_(),
-        loader.stats()._repr_html_(),
-        str(IterableWrapper([1]).map(str)._repr_html_()),
-    ]
+    parts = [loader._repr_html_(), loader.stats()._repr_html_(), str(IterableWrapper([1]).map(str)._repr_html_())]
     script = """
       const seen = [...document.querySelectorAll("svg")].map(svg => {
         const box = svg.getBoundingClientRect();

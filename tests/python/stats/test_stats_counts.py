@@ -456,10 +456,7 @@ def _random_history(seed):
         if whole:
             assert out == [epochs * one for one in truth], (seed, process.name)
         else:
-            assert all(mine <= epochs * one for mine, one in zip(out, truth, strict=False)), (
-                seed,
-                process.name,
-            )
+            assert all(mine <= epochs * one for mine, one in zip(out, truth, strict=False)), (seed, process.name)
         if workers:
             assert not whole or process.items == process.pipes[-1].items_out, seed
 

@@ -81,8 +81,7 @@ def test_the_diagnosis_of_slow_loading_gives_numbers_and_a_remedy():
         text
     )
     found = re.search(
-        rf"worker process [01] spends (\d+) % of its work in `Mapper\(decode\)` \((.*)\), {TIME} an item",
-        text,
+        rf"worker process [01] spends (\d+) % of its work in `Mapper\(decode\)` \((.*)\), {TIME} an item", text
     )
     assert found, text
     assert int(found[1]) > 90

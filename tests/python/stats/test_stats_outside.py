@@ -136,10 +136,7 @@ def test_an_observer_can_change_nothing(program):
 def test_loaders_of_one_and_of_two_programs_are_distinguished(program):
     first, second = program("on"), program("on")
     assert {one.pid for one in find()} >= {first.pid, second.pid}
-    with (
-        DataLoader2(IterableWrapper(range(5))) as one,
-        loader(IterableWrapper(range(7)).sharding_filter()) as two,
-    ):
+    with DataLoader2(IterableWrapper(range(5))) as one, loader(IterableWrapper(range(7)).sharding_filter()) as two:
         assert len(list(one)) == 5
         assert len(list(two)) == 7
         assert [attached.stats().items for attached in find(os.getpid())] == [5, 7]

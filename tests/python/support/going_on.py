@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import time
@@ -16,6 +17,11 @@ from torch.utils.data import IterableDataset, Sampler, get_worker_info
 #: after the end.
 MOMENTS = [(0, 0), (0, 1), (1, 0), (1, 2), (1, 4), (1, None), (2, 1)]
 WORKERS: list[dict[str, Any]] = [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
+
+
+def with_workers(cases: Sequence[Any]) -> list[tuple[Any, dict[str, Any]]]:
+    """Returns pairs of a case and options: all cases without workers, and each case with one kind of workers."""
+    return [*((case, {}) for case in cases), *zip(cases, itertools.cycle(WORKERS[1:]), strict=False)]
 
 
 def seed_all(seed: int = 42) -> None:

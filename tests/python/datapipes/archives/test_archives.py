@@ -12,12 +12,7 @@ import zipfile
 import pytest
 
 from stream_checks import check_restore, open_files, read
-from torchdata.datapipes.iter import (
-    FileLister,
-    FileOpener,
-    TarArchiveLoader,
-    ZipArchiveLoader,
-)
+from torchdata.datapipes.iter import FileLister, FileOpener, TarArchiveLoader, ZipArchiveLoader
 
 LONG = "long/" + "name" * 40 + ".bin"
 CONTENT = {
@@ -44,9 +39,7 @@ def folder(tmp_path_factory):
             subprocess.run(["tar", "--sort=name", f"-c{flag}f", f"{number}.{kind}", "tree"], cwd=root, check=True)
     for style in ("v7", "ustar", "pax"):
         subprocess.run(
-            ["tar", f"--format={style}", "-cf", f"style.{style}", "tree/a.txt", "tree/large.bin"],
-            cwd=root,
-            check=True,
+            ["tar", f"--format={style}", "-cf", f"style.{style}", "tree/a.txt", "tree/large.bin"], cwd=root, check=True
         )
     for number in range(2):
         if shutil.which("zip"):
@@ -149,8 +142,7 @@ def test_a_zip_archive_in_a_stream_that_cannot_seek_raises_an_error(folder):
 
 
 @pytest.mark.parametrize(
-    ("kind", "error"),
-    [("tar", tarfile.ReadError), ("tar.gz", tarfile.ReadError), ("zip", zipfile.BadZipFile)],
+    ("kind", "error"), [("tar", tarfile.ReadError), ("tar.gz", tarfile.ReadError), ("zip", zipfile.BadZipFile)]
 )
 def test_a_truncated_archive_raises_an_error_that_names_path_and_pipe(folder, tmp_path, kind, error):
     data = (folder / f"0.{kind}").read_bytes()

@@ -18,14 +18,7 @@ import pytest
 import zstandard
 
 from stream_checks import check_restore, open_files, read
-from torchdata.datapipes.iter import (
-    Bz2FileLoader,
-    Decompressor,
-    FileLister,
-    FileOpener,
-    IterableWrapper,
-    XzFileLoader,
-)
+from torchdata.datapipes.iter import Bz2FileLoader, Decompressor, FileLister, FileOpener, IterableWrapper, XzFileLoader
 from torchdata.datapipes.iter.archives import archive
 from torchdata.datapipes.utils import StreamWrapper
 

@@ -154,11 +154,7 @@ def test_absolute_names_lie_in_the_archive_s_folder():
     ("name", "error", "message"),
     [
         ("rar5-psw", rarfile.PasswordRequired, "'stest1.txt' is encrypted; archives with a password"),
-        (
-            "rar5-hpsw",
-            rarfile.PasswordRequired,
-            "names in the archive are encrypted; archives with a password",
-        ),
+        ("rar5-hpsw", rarfile.PasswordRequired, "names in the archive are encrypted; archives with a password"),
         ("rar3-vols.part3", rarfile.NeedFirstVolume, "archives of several volumes are not supported"),
     ],
 )

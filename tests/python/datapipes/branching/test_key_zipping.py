@@ -100,10 +100,7 @@ def test_a_join_that_fails_leaves_no_file_open_and_starts_over(paths: list[str])
     before = open_files()
     keys = [paths[0], "missing"]
     pipe = IterableWrapper(keys, deepcopy=False).zip_with_iter(
-        FileOpener(IterableWrapper(paths[::-1]), mode="rb"),
-        itself,
-        itemgetter(0),
-        merge_fn=lambda _, pair: pair,
+        FileOpener(IterableWrapper(paths[::-1]), mode="rb"), itself, itemgetter(0), merge_fn=lambda _, pair: pair
     )
     seen = []
     with pytest.raises(BufferError, match="missing"):

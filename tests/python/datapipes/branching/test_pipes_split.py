@@ -73,8 +73,7 @@ def test_an_unlimited_buffer_is_warned_about_and_holds_everything() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "same_item", "same_member"),
-    [(None, True, True), ("shallow", False, True), ("deep", False, False)],
+    ("how", "same_item", "same_member"), [(None, True, True), ("shallow", False, True), ("deep", False, False)]
 )
 def test_forks_copy_items_as_requested(how: Any, same_item: bool, same_member: bool) -> None:
     item = [[1]]

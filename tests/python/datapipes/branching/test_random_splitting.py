@@ -55,11 +55,7 @@ def test_groups_of_whole_sizes_have_these_sizes_and_share_nothing(sizes: list[in
     assert sorted(itertools.chain(*groups)) == list(range(total))
 
 
-@given(
-    weights=st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=5),
-    total=st.integers(0, 60),
-    seed=st.integers(),
-)
+@given(weights=st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=5), total=st.integers(0, 60), seed=st.integers())
 def test_groups_of_other_sizes_differ_by_one_item(weights: list[float], total: int, seed: int) -> None:
     children = IterableWrapper(range(total)).random_split(dict(enumerate(weights)), seed)
     groups = [list(child) for child in children]

@@ -13,9 +13,7 @@ import pytest
 
 from cache_checks import Maker, archives, cached, content, made, members, names, no_lock_is_left
 from stream_checks import open_files
-from torchdata.datapipes.iter import (
-    IterableWrapper,
-)
+from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.iter.disk_cache import locks, section
 from torchdata.datapipes.iter.streams.atomic_files import temporary_name
 from torchdata.datapipes.utils import StreamWrapper
@@ -225,14 +223,7 @@ def test_pipes_that_change_the_order_change_it_for_what_is_made(tmp_path):
 @pytest.mark.parametrize("skip_read", [False, True])
 def test_data_may_be_whole_in_pieces_or_a_stream(tmp_path, skip_read):
     streams = [StreamWrapper(io.BytesIO(b"stream")), io.BytesIO(b"file")]
-    kinds = [
-        b"bytes",
-        bytearray(b"array"),
-        memoryview(b"view"),
-        [b"pie", b"ces"],
-        (b"x" for _ in range(3)),
-        *streams,
-    ]
+    kinds = [b"bytes", bytearray(b"array"), memoryview(b"view"), [b"pie", b"ces"], (b"x" for _ in range(3)), *streams]
     pairs = [(str(tmp_path / f"{i}"), data) for i, data in enumerate(kinds)]
     source = IterableWrapper(pairs, deepcopy=False).on_disk_cache(lambda pair: pair[0])
     assert len(list(source.end_caching(skip_read=skip_read))) == 7

@@ -113,11 +113,7 @@ def test_stop_and_step_next_to_a_list_of_columns_cause_a_warning_at_the_construc
         (over([[1, 2]]).rows2columnar(), IndexError, "Rows2Columnar"),
         (over([{"a": 1}]).rows2columnar(["b"]), KeyError, "Rows2Columnar: a row has no column 'b'"),
         (over(5).rows2columnar(), TypeError, "not iterable"),
-        (
-            over({"a": 1}, 5).add_index(),
-            NotImplementedError,
-            "IndexAdder: We only support .* in dict type, but got 5",
-        ),
+        (over({"a": 1}, 5).add_index(), NotImplementedError, "IndexAdder: We only support .* in dict type, but got 5"),
         (over(5).lines_to_paragraphs(), TypeError, "ParagraphAggregator expects pairs"),
         (over(("a", "b", "c")).lines_to_paragraphs(), TypeError, "ParagraphAggregator expects pairs"),
         (over(5).shard_expand(), TypeError, "ShardExpander expects names"),
@@ -197,9 +193,7 @@ def test_the_length_of_shuffled_flatmap_is_found_without_touching_the_iteration(
 def test_shuffled_flatmap_gives_the_order_of_upstream() -> None:
     """The expected orders are the orders of torchdata 0.9."""
     source = over([1, 2, 3, 4], "abcd", "ABCD")
-    orders = {
-        (0, 2): ["a", "b", 1, "c", "d", "A", "B", "C", 2, 3, "D", 4],
-    }
+    orders = {(0, 2): ["a", "b", 1, "c", "d", "A", "B", "C", 2, 3, "D", 4]}
     for (seed, buffer_size), expected in orders.items():
         assert list(source.shuffled_flatmap(buffer_size=buffer_size).set_seed(seed)) == expected
 
@@ -229,13 +223,7 @@ def test_batches_reach_the_function_as_plain_lists_of_items_or_columns() -> None
     assert list(items.map_batches(function, 2)) == []
     assert list(items.map_batches(function, 2, input_col=1)) == []
     assert list(items.map_batches(function, 5, input_col=(0, 2))) == []
-    assert seen == [
-        (list, [(1, 2, 3)] * 2),
-        (list, [(1, 2, 3)]),
-        (list, [2, 2]),
-        (list, [2]),
-        (list, [[1, 3]] * 3),
-    ]
+    assert seen == [(list, [(1, 2, 3)] * 2), (list, [(1, 2, 3)]), (list, [2, 2]), (list, [2]), (list, [[1, 3]] * 3)]
 
 
 @pytest.mark.parametrize(

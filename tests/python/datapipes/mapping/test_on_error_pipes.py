@@ -134,22 +134,14 @@ OWN: dict[str, list[tuple[Any, list[Any]]]] = {
             [2 * n for n in good(*range(6))],
         ),
     ],
-    "MapKeyZipper": [
-        (lambda: numbers(6).zip_with_map(SequenceWrapper(range(3)), int), [(0, 0), (1, 1), (2, 2)]),
-    ],
+    "MapKeyZipper": [(lambda: numbers(6).zip_with_map(SequenceWrapper(range(3)), int), [(0, 0), (1, 1), (2, 2)])],
     "Packer": [(lambda: IterableWrapper([[1], 7, [2, 3], [[4]]]).pack(3), [[1, 2, 3], [[4]]])],
     "UnBatcher": [(lambda: IterableWrapper([[1], 2, [3]]).unbatch(), [1, 3])],
     "WebDataset": [
-        (
-            lambda: samples("a.x", "a.x", "b.x").webdataset(),
-            [{"__key__": "a", ".x": 0}, {"__key__": "b", ".x": 0}],
-        ),
+        (lambda: samples("a.x", "a.x", "b.x").webdataset(), [{"__key__": "a", ".x": 0}, {"__key__": "b", ".x": 0}])
     ],
     "scattered": [
-        (
-            lambda: samples("a.x", "b.x", "a.y", "c.x", "a.y").webdataset(),
-            [{"__key__": key, ".x": 0} for key in "abc"],
-        ),
+        (lambda: samples("a.x", "b.x", "a.y", "c.x", "a.y").webdataset(), [{"__key__": key, ".x": 0} for key in "abc"])
     ],
     "ParagraphAggregator": [
         (
@@ -234,23 +226,17 @@ OWN: dict[str, list[tuple[Any, list[Any]]]] = {
         )
     ],
     "MapToIterConverter": [(lambda: SequenceWrapper(range(15)).map(whole).to_iter_datapipe(), GOOD)],
-    "map.Shuffler": [
-        (lambda: SequenceWrapper(range(15)).map(whole).shuffle().set_shuffle(False), GOOD),
-    ],
+    "map.Shuffler": [(lambda: SequenceWrapper(range(15)).map(whole).shuffle().set_shuffle(False), GOOD)],
     "map.IndexSampler": [(lambda: SequenceWrapper(range(15)).map(whole).sample_by(range(15)), GOOD)],
     "IndexAdder": [
-        (
-            lambda: IterableWrapper([{"a": 1}, 5, {"a": 2}]).add_index(),
-            [{"a": 1, "index": 0}, {"a": 2, "index": 2}],
-        )
+        (lambda: IterableWrapper([{"a": 1}, 5, {"a": 2}]).add_index(), [{"a": 1, "index": 0}, {"a": 2, "index": 2}])
     ],
     "FileOpener": [(lambda: IterableWrapper([__file__, "/nowhere"]).open_files("b").map(lambda p: p[0]), [__file__])],
     "FileLister": [(lambda: IterableWrapper([5, __file__]).list_files(), [__file__])],
     "LineReader": [
         (
             lambda: IterableWrapper(
-                [("a", io.BytesIO(b"1\n2\n")), ("b", io.BytesIO(b"\xff\n")), ("c", io.BytesIO(b"3\n"))],
-                deepcopy=False,
+                [("a", io.BytesIO(b"1\n2\n")), ("b", io.BytesIO(b"\xff\n")), ("c", io.BytesIO(b"3\n"))], deepcopy=False
             ).readlines(decode=True, errors="strict"),
             [("a", "1"), ("a", "2"), ("c", "3")],
         )

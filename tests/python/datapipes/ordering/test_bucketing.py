@@ -22,18 +22,12 @@ NUMBERS = [7, 3, 9, 1, 4, 0, 8, 2, 6, 5]
 #: Batches that torchdata 0.9.0 creates from NUMBERS, if every random pipe in the composition has the seed 5.
 UPSTREAM_BUCKETS: list[tuple[dict[str, Any], list[list[int]]]] = [
     ({"batch_size": 3, "drop_last": True}, [[5, 4, 0], [8, 2, 6], [7, 3, 1]]),
-    (
-        {"batch_size": 3, "batch_num": 2, "bucket_num": 2, "sort_key": sorted},
-        [[5, 6, 8], [0, 2, 4], [1, 3, 7], [9]],
-    ),
+    ({"batch_size": 3, "batch_num": 2, "bucket_num": 2, "sort_key": sorted}, [[5, 6, 8], [0, 2, 4], [1, 3, 7], [9]]),
     (
         {"batch_size": 2, "batch_num": 2, "sort_key": sorted, "use_in_batch_shuffle": False},
         [[0, 2], [5, 6], [4, 8], [1, 3], [7, 9]],
     ),
-    (
-        {"batch_size": 4, "batch_num": 1, "use_in_batch_shuffle": False},
-        [[9, 4, 7, 1], [3, 8, 6, 5], [2, 0]],
-    ),
+    ({"batch_size": 4, "batch_num": 1, "use_in_batch_shuffle": False}, [[9, 4, 7, 1], [3, 8, 6, 5], [2, 0]]),
 ]
 
 WORDS = ["aa", "b", "cc", "d", "ee", "f", "gg", "hhh"]
@@ -41,10 +35,7 @@ WORDS = ["aa", "b", "cc", "d", "ee", "f", "gg", "hhh"]
 #: Batches that torchdata 0.9.0 creates from WORDS, including words of the same length.
 UPSTREAM_TOKENS: list[tuple[dict[str, Any], list[list[str]]]] = [
     ({"buffer_size": 5}, [["b", "d", "f", "cc"], ["gg", "ee"], ["aa", "hhh"]]),
-    (
-        {"buffer_size": 3, "include_padding": True},
-        [["b", "d"], ["cc", "f"], ["ee", "aa"], ["gg"], ["hhh"]],
-    ),
+    ({"buffer_size": 3, "include_padding": True}, [["b", "d"], ["cc", "f"], ["ee", "aa"], ["gg"], ["hhh"]]),
 ]
 
 

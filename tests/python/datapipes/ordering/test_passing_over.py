@@ -83,7 +83,7 @@ def share(source: IterDataPipe, shards: int, shard: int, block: int | None) -> A
 def test_a_share_is_the_same_whether_other_items_are_skipped_or_read(
     build: Callable[[], IterDataPipe], shards: int, block: int
 ) -> None:
-    for shard in range(shards):
+    for shard in {*range(min(shards, 4)), COUNT - 1, COUNT, shards - 1} & {*range(shards)}:
         pipes = [build(), build()]
         ours, theirs = share(pipes[0], shards, shard, block), share(Whole(pipes[1]), shards, shard, block)
         for _ in range(2):

@@ -96,11 +96,7 @@ def test_objects_that_are_left_unread_own_no_connections(cluster):
     kept = list(AISFileLister(["ais://first/"], cluster).load_files_by_ais(url=cluster))
     assert open_files() <= before + 2
     assert {url: stream.read() for url, stream in kept} == dict(
-        zip(
-            urls("ais://first"),
-            [content for _, content in sorted(BUCKETS["ais://first"].items())],
-            strict=True,
-        )
+        zip(urls("ais://first"), [content for _, content in sorted(BUCKETS["ais://first"].items())], strict=True)
     )
 
 

@@ -18,12 +18,7 @@ from process_checks import loader
 from refusals import refuses
 from stream_checks import check_restore, read
 from torchdata.dataloader2 import DataLoader2
-from torchdata.datapipes.iter import (
-    FSSpecFileLister,
-    FSSpecFileOpener,
-    FSSpecSaver,
-    IterableWrapper,
-)
+from torchdata.datapipes.iter import FSSpecFileLister, FSSpecFileOpener, FSSpecSaver, IterableWrapper
 from torchdata.datapipes.state import load_state, save_state
 
 NAMES = ["b.txt", "a.txt", "c.png", "sub/z.txt", "été 100%.txt"]
@@ -102,10 +97,7 @@ def test_roots_come_from_a_list_or_a_pipe_and_may_be_files(folder):
 
 
 def test_options_are_passed_to_the_file_system(folder):
-    assert list(FSSpecFileLister("zip://in", fo=f"{folder}/sub/x.zip")) == [
-        "zip://in/one.txt",
-        "zip://in/two.png",
-    ]
+    assert list(FSSpecFileLister("zip://in", fo=f"{folder}/sub/x.zip")) == ["zip://in/one.txt", "zip://in/two.png"]
     [(_, stream)] = FSSpecFileOpener(["zip://in/one.txt"], fo=f"{folder}/sub/x.zip")
     assert stream.read() == "in/one.txt"
 

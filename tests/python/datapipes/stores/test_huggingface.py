@@ -115,10 +115,7 @@ def test_a_pipe_that_is_running_pickles_as_one_that_is_not(folder):
 
 
 def run_against_hub(name, tmp_path):
-    files = {
-        "train.jsonl": "".join(json.dumps(row) + "\n" for row in ROWS).encode(),
-        "README.md": b"Numbers.\n",
-    }
+    files = {"train.jsonl": "".join(json.dumps(row) + "\n" for row in ROWS).encode(), "README.md": b"Numbers.\n"}
     environment = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
     with hub(files) as (address, asked):
         environment |= {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_TELEMETRY": "1"}

@@ -9,12 +9,7 @@ from iopath.common.file_io import HTTPURLHandler, PathHandler, PathManager
 
 from refusals import refuses
 from stream_checks import check_restore, read
-from torchdata.datapipes.iter import (
-    IoPathFileLister,
-    IoPathFileOpener,
-    IoPathSaver,
-    IterableWrapper,
-)
+from torchdata.datapipes.iter import IoPathFileLister, IoPathFileOpener, IoPathSaver, IterableWrapper
 
 NAMES = ["a.txt", "b.txt", "c.png", "été 100%.txt"]
 

@@ -242,11 +242,7 @@ test_wrong_arguments_are_refused_by_the_constructor = refuses(
     (lambda: S3FileLister([], region=None), TypeError, "S3FileLister: region"),
     (lambda: S3FileLister([], request_timeout_ms=0), ValueError, "S3FileLister: request_timeout_ms"),
     (lambda: S3FileLister([], request_timeout_ms=-2), ValueError, "S3FileLister: request_timeout_ms"),
-    (
-        lambda: S3FileLister([], endpoint_url="localhost:9000"),
-        ValueError,
-        "S3FileLister: endpoint_url.*http",
-    ),
+    (lambda: S3FileLister([], endpoint_url="localhost:9000"), ValueError, "S3FileLister: endpoint_url.*http"),
     (lambda: S3FileLister([], config=["a"]), TypeError, "S3FileLister: config"),
     (lambda: S3FileLoader("s3://bucket/key"), TypeError, "S3FileLoader.*wrap it"),
     (lambda: S3FileLoader([], buffer_size=0), ValueError, "S3FileLoader: buffer_size"),

@@ -55,10 +55,7 @@ def relative(folder, paths):
         ({"masks": "*.txt"}, ["a.txt", "b.txt"]),
         ({"masks": ["*.png", "b*"]}, ["b.txt", "c.png"]),
         ({"masks": []}, ["a.txt", "b.txt", "c.png"]),
-        (
-            {"recursive": True},
-            ["a.txt", "b.txt", "c.png", "other/z.txt", "sub/x.txt", "sub/deep/y.png"],
-        ),
+        ({"recursive": True}, ["a.txt", "b.txt", "c.png", "other/z.txt", "sub/x.txt", "sub/deep/y.png"]),
         ({"recursive": True, "masks": "*.png"}, ["c.png", "sub/deep/y.png"]),
     ],
 )
@@ -158,8 +155,7 @@ def test_opening_many_files_keeps_one_open(folder):
 
 def test_a_shuffle_buffer_of_open_files_is_restored(folder):
     check_restore(
-        lambda: FileLister(folder, recursive=True).open_files().shuffle(buffer_size=3).set_seed(1),
-        seeded=True,
+        lambda: FileLister(folder, recursive=True).open_files().shuffle(buffer_size=3).set_seed(1), seeded=True
     )
 
 

@@ -162,13 +162,7 @@ def test_a_null_in_floats_becomes_nan(type_: pyarrow.DataType) -> None:
 
 @pytest.mark.parametrize(
     "column",
-    [
-        [1, None],
-        [True, None],
-        [[1, None], [2]],
-        [[[1], None, [None]]],
-        pyarrow.array([1, None]).dictionary_encode(),
-    ],
+    [[1, None], [True, None], [[1, None], [2]], [[[1], None, [None]]], pyarrow.array([1, None]).dictionary_encode()],
     ids=["int", "bool", "list", "list of lists", "dictionary"],
 )
 def test_an_error_names_column_file_and_remedy_for_a_null_in_integers_or_booleans(column: Any) -> None:
@@ -243,11 +237,7 @@ def test_all_else_is_an_array_of_python_s_objects(column: Any) -> None:
 
 @pytest.mark.parametrize(
     "type_",
-    [
-        pyarrow.list_(pyarrow.int32()),
-        pyarrow.large_list(pyarrow.int32()),
-        pyarrow.list_(pyarrow.int32(), 2),
-    ],
+    [pyarrow.list_(pyarrow.int32()), pyarrow.large_list(pyarrow.int32()), pyarrow.list_(pyarrow.int32(), 2)],
     ids=["list", "large list", "list of two"],
 )
 def test_lists_are_one_array_per_row(type_: pyarrow.DataType) -> None:

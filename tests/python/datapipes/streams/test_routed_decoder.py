@@ -255,8 +255,7 @@ def test_a_torch_file_is_read_as_weights_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
-    [("a.json", b"[" * 200_000), ("a.json", b'{"a":' * 200_000), ("a.png", CONTENT["f.png"][:40])],
+    ("name", "content"), [("a.json", b"[" * 200_000), ("a.json", b'{"a":' * 200_000), ("a.png", CONTENT["f.png"][:40])]
 )
 def test_invalid_content_raises_a_value_or_os_error_that_names_the_path(name: str, content: bytes) -> None:
     with pytest.raises((ValueError, OSError)) as failure:

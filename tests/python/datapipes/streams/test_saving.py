@@ -37,14 +37,7 @@ def sha256(data):
 
 @pytest.mark.parametrize(
     ("mode", "data"),
-    [
-        ("w", "text"),
-        ("t", "text"),
-        ("wt", "text"),
-        ("b", b"bytes"),
-        ("wb", bytearray(b"bytes")),
-        ("bw", b"bytes"),
-    ],
+    [("w", "text"), ("t", "text"), ("wt", "text"), ("b", b"bytes"), ("wb", bytearray(b"bytes")), ("bw", b"bytes")],
 )
 def test_data_are_written_to_the_path_and_the_path_is_yielded(tmp_path, mode, data):
     path = str(tmp_path / "new" / "folder" / "file")

@@ -9,13 +9,7 @@ import warnings
 import pytest
 
 from stream_checks import check_restore
-from torchdata.datapipes.iter import (
-    CSVDictParser,
-    CSVParser,
-    FileLister,
-    IterableWrapper,
-    LineReader,
-)
+from torchdata.datapipes.iter import CSVDictParser, CSVParser, FileLister, IterableWrapper, LineReader
 from torchdata.datapipes.iter.streams import text
 from torchdata.datapipes.utils import StreamWrapper
 

@@ -154,12 +154,7 @@ def test_every_example_that_protobuf_encodes_is_read() -> None:
 
 
 SEQUENCE = record(
-    {
-        "f": ("float", [1.5, 2, 3, 4]),
-        "b": ("bytes", [b"a", b"b"]),
-        "one": ("bytes", [b"z"]),
-        "none": ("bytes", []),
-    },
+    {"f": ("float", [1.5, 2, 3, 4]), "b": ("bytes", [b"a", b"b"]), "one": ("bytes", [b"z"]), "none": ("bytes", [])},
     {
         "steps": [("int", [1, 2]), ("int", [3, 4])],
         "ragged": [("int", [1]), ("int", [2, 3])],
@@ -226,9 +221,7 @@ def test_a_record_that_does_not_fit_is_an_error_that_names_path_record_and_byte(
         pytest.importorskip("torch")
     else:
         request.getfixturevalue("no_torch")
-    fits = record(
-        {"f": ("float", [0] * 3), "b": ("bytes", [b""]), "lacking": ("int", [])},
-    )
+    fits = record({"f": ("float", [0] * 3), "b": ("bytes", [b""]), "lacking": ("int", [])})
     if spec is None or "f" not in spec or "lacking" in spec or spec["f"][0] == ():
         spec_first, data, place = spec, framed(SEQUENCE), "record 0 at byte 0"
     else:

@@ -96,11 +96,7 @@ def test_without_torch_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatc
 
 test_wrong_arguments_are_named = refuses(
     (lambda: PinMemory(3), TypeError, "PinMemory: source_datapipe"),
-    (
-        lambda: PinMemory(IterableWrapper([1]), pin_memory_fn=3),
-        TypeError,
-        "pin_memory_fn must be a function",
-    ),
+    (lambda: PinMemory(IterableWrapper([1]), pin_memory_fn=3), TypeError, "pin_memory_fn must be a function"),
 )
 
 

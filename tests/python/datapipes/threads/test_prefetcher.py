@@ -137,9 +137,7 @@ def test_a_paused_pipe_leaves_its_source_alone_until_resumed() -> None:
     assert list(iterator) == list(range(4, 100))
 
 
-def test_pausing_waits_for_the_current_item_until_a_timeout(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pausing_waits_for_the_current_item_until_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     source = Gated()
     pipe = source.prefetch(3)
     iterator = iter(pipe)

@@ -223,9 +223,7 @@ def test_saving_does_not_wait_for_calls_with_items_that_cannot_change() -> None:
     assert len(state["pipes"][-1]["state"]["tasks"]) == 3
 
 
-def test_saving_gives_up_on_a_call_that_blocks_and_the_iteration_continues(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_saving_gives_up_on_a_call_that_blocks_and_the_iteration_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate((1,))
     pipe = IterableWrapper([(0,), (1,), (2,)]).threadpool_map(gate, max_workers=1)
     iterator = iter(pipe)

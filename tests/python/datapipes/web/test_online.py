@@ -34,9 +34,7 @@ def test_urls_may_be_bytes(web):
 
 
 @pytest.mark.parametrize(
-    "habit",
-    [{"chunked": 1}, {"endless": 1}, {"gzip": 1}, {"gzip": 1, "chunked": 1}, {"redirect": "/a"}],
-    ids=str,
+    "habit", [{"chunked": 1}, {"endless": 1}, {"gzip": 1}, {"gzip": 1, "chunked": 1}, {"redirect": "/a"}], ids=str
 )
 def test_transfer_and_redirects_do_not_show(web, habit):
     content = bytes(range(256)) * 1000
@@ -232,10 +230,7 @@ def test_links_to_drive_files_of_all_kinds_lead_to_the_download(web, path):
 def test_a_resource_key_is_kept_and_other_urls_are_unchanged():
     link = "https://drive.google.com/file/d/AbC/view?resourcekey=0-x_y&usp=sharing"
     assert _gdrive.download_url(link) == "https://drive.google.com/uc?export=download&id=AbC&resourcekey=0-x_y"
-    for other in (
-        "https://drive.google.com/uc?export=download&id=A&confirm=t",
-        "https://docs.google.com/x/d/A/edit",
-    ):
+    for other in ("https://drive.google.com/uc?export=download&id=A&confirm=t", "https://docs.google.com/x/d/A/edit"):
         assert _gdrive.download_url(other) == other
 
 

@@ -30,7 +30,7 @@ ROWS = [
         lambda items, size: _frames(items, size),
         params={"size": st.integers(1, 6)},
         example={"size": 3},
-    ),
+    )
 ]
 
 
