@@ -100,9 +100,14 @@ def _dumps(base: Any, obj: Any, least: int | None) -> tuple[bytes, list[memoryvi
     return pickled, parts, spans
 
 
+def refers_to_tensors(pickled: bytes | memoryview) -> bool:
+    """Returns whether a pickle of `pickled_parts` refers to tensors, so that unpickling imports torch."""
+    return bool(memoryview(pickled)[:1] == _WITH_TENSORS)
+
+
 def loads(pickled: bytes | memoryview, buffers: list[Any]) -> Any:
     """Unpickles the result of `pickled_parts`."""
-    if memoryview(pickled)[:1] != _WITH_TENSORS:
+    if not refers_to_tensors(pickled):
         return pickle.loads(pickled, buffers=buffers)
     file = io.BytesIO(pickled)
     file.seek(len(_WITH_TENSORS))

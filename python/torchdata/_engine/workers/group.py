@@ -20,7 +20,7 @@ from multiprocessing.context import BaseContext
 from typing import Any, TypeVar
 
 from torchdata._engine import snapshots
-from torchdata._engine.items.codec import dumps_by
+from torchdata._engine.items.codec import dumps_by, refers_to_tensors
 from torchdata._engine.processes.crossing import Handle, SharedPickle, main_without_file, warn_of_lacks
 from torchdata._engine.processes.interrupts import is_of_handler
 from torchdata._engine.processes.positions import SharedPositions
@@ -128,7 +128,7 @@ class Group(OwnsChildren):
                 largest_snapshot=snapshots.largest(snapshot_budget, num_shards + (dispatch is not None)),
             )
             members.setups.append(setup)
-            members.processes.append(new_child(context, members.names[index], run_child, (setup,)))
+            members.processes.append(new_child(context, members.names[index], run_child, (setup,), setup.modules))
         controls = [members.control(index) for index in range(count)]
         self._own(list(members.processes), controls, self.bells)
         #: Detects files that the children read through a shared position.
@@ -316,7 +316,8 @@ def _shared(program: Program, start_method: str) -> Program | SharedPickle:
     if start_method not in ("spawn", "forkserver") or program.holds_shared_memory():
         return program
     try:
-        return SharedPickle(*pickled_program(program))
+        pickled, buffers = pickled_program(program)
+        return SharedPickle(pickled, buffers, ["torch"] if refers_to_tensors(pickled) else [])
     except Exception as error:
         if is_of_handler(error):
             raise
