@@ -326,10 +326,13 @@ def child(order: Order) -> None:
 
 
 def peak_of(process: subprocess.Popen[str]) -> float:
-    """Samples the PSS of a process and its children until the process exits."""
-    peak, until = 0, time.monotonic() + ALARM_S
+    """Samples the PSS of a process and its children until the process exits. Returns the highest level that two
+    samples in a row have reached, because a single sample is too high if the processes map shared pages meanwhile.
+    """
+    peak, last, until = 0, 0, time.monotonic() + ALARM_S
     while process.poll() is None and time.monotonic() < until:
-        peak = max(peak, memory.proportional(memory.family(process.pid))[0])
+        sample = memory.proportional(memory.family(process.pid))[0]
+        peak, last = max(peak, min(last, sample)), sample
         time.sleep(INTERVAL_S)
     return peak
 
