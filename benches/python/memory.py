@@ -215,7 +215,7 @@ NOISE = 5
 #: For rows 5 and 6, the maximum ratio to torchdata 0.9 of the workers' data and of the time of an epoch, and the
 #: maximum number of bytes in the main process.
 HELD_RATIO, HELD_IN_MAIN = 1.1, 64e6
-METHODS = dict.fromkeys(DATASETS, SHARED) | {"4b views": ("", "fork", "spawn"), "4 memmap": ("", "fork", "spawn")}
+METHODS = dict.fromkeys(DATASETS, SHARED) | {"4b views": ("", *SHARED), "4 memmap": ("", *SHARED)}
 
 
 # -- loaders -----------------------------------------------------------------------------------------------------------

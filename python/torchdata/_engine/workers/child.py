@@ -174,7 +174,7 @@ class ChildSetup:
     @property
     def modules(self) -> list[str]:
         """Returns the names of the modules that the child imports for its program."""
-        needed = self.program.modules if isinstance(self.program, SharedPickle) else ()
+        needed = () if isinstance(self.program, Inherited) else self.program.modules
         return [self.program_class[0], *needed]
 
     @property

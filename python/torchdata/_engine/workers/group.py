@@ -319,6 +319,7 @@ def _shared(program: Program, start_method: str) -> Program | SharedPickle:
         pickled, buffers = pickled_program(program, copies_shared=False)
         return SharedPickle(pickled, buffers, ["torch"] if refers_to_tensors(pickled) else [])
     except SharedMemoryHeld:
+        program.modules = ["torch"]
         return program  # torch itself passes tensors in shared memory to each child
     except Exception as error:
         if is_of_handler(error):
