@@ -138,8 +138,7 @@ fn wait(wait: &Wait) -> Value {
     fields!(wait: whom = whom, since = since, total = total, count = count)
 }
 
-/// Returns the slowest items. Each entry contains the epoch, the duration in nanoseconds, and the index of the item in
-/// its process.
+/// Returns the slowest items: epoch, duration in nanoseconds, and index of the item in its process.
 fn slowest(slow: &[SlowRecord]) -> Vec<Vec<u64>> {
     let read = slow.iter().map(|slow| {
         slow.sequence.read(|| (slow.took.load(Relaxed), u64::from(slow.epoch.load(Relaxed)), slow.index.load(Relaxed)))
