@@ -215,7 +215,7 @@ NOISE = 5
 #: For rows 5 and 6, the maximum ratio to torchdata 0.9 of the workers' data and of the time of an epoch, and the
 #: maximum number of bytes in the main process.
 HELD_RATIO, HELD_IN_MAIN = 1.1, 64e6
-METHODS = dict.fromkeys(DATASETS, SHARED) | {"4b views": ("", "fork", "spawn"), "4 memmap": ("", "fork", "spawn")}
+METHODS = dict.fromkeys(DATASETS, SHARED) | {"4b views": ("", *SHARED), "4 memmap": ("", *SHARED)}
 
 
 # -- loaders -----------------------------------------------------------------------------------------------------------
@@ -326,10 +326,13 @@ def child(order: Order) -> None:
 
 
 def peak_of(process: subprocess.Popen[str]) -> float:
-    """Samples the PSS of a process and its children until the process exits."""
-    peak, until = 0, time.monotonic() + ALARM_S
+    """Samples the PSS of a process and its children until the process exits. Returns the highest level that two
+    samples in a row have reached, because a single sample is too high if the processes map shared pages meanwhile.
+    """
+    peak, last, until = 0, 0, time.monotonic() + ALARM_S
     while process.poll() is None and time.monotonic() < until:
-        peak = max(peak, memory.proportional(memory.family(process.pid))[0])
+        sample = memory.proportional(memory.family(process.pid))[0]
+        peak, last = max(peak, min(last, sample)), sample
         time.sleep(INTERVAL_S)
     return peak
 

@@ -37,7 +37,7 @@ from torchdata._observe.stats.batches import bind_reading
 from torchdata._observe.stats.counting import Counting
 from torchdata.datapipes._pipe.exchanging import ShardGlobals
 from torchdata.stateful_dataloader._cadence import GeneratorWatch, SnapshotCadence
-from torchdata.stateful_dataloader._copying import Copies, holds_shared_memory
+from torchdata.stateful_dataloader._copying import Copies
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment, set_all
 from torchdata.stateful_dataloader._pipes import seeded
 from torchdata.stateful_dataloader._reading import EpochReader, ReadingSettings
@@ -368,8 +368,8 @@ class Job(Program):
         )
 
     def holds_shared_memory(self) -> bool:
-        """Returns whether the job contains tensors that must stay in shared memory."""
-        return self.copies is not None or holds_shared_memory(self)
+        """Returns whether the job contains copies, which refer to shared objects."""
+        return self.copies is not None
 
     @classmethod
     def exit_error(

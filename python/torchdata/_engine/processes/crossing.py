@@ -214,9 +214,14 @@ class SharedPickle:
     Args:
         pickled: the pickle.
         buffers: the buffers of the pickle.
+        modules: the names of the modules that unpickling imports, as far as they need much memory.
     """
 
-    def __init__(self, pickled: bytes, buffers: Sequence[memoryview] = ()) -> None:
+    #: The names of the modules. In a child, there are none.
+    modules: Sequence[str] = ()
+
+    def __init__(self, pickled: bytes, buffers: Sequence[memoryview] = (), modules: Sequence[str] = ()) -> None:
+        self.modules = modules
         is_sealed = not is_portable() and hasattr(os, "memfd_create")
         if is_sealed:
             flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING

@@ -172,6 +172,12 @@ class ChildSetup:
     largest_snapshot: int | None = None
 
     @property
+    def modules(self) -> list[str]:
+        """Returns the names of the modules that the child imports for its program."""
+        needed = () if isinstance(self.program, Inherited) else self.program.modules
+        return [self.program_class[0], *needed]
+
+    @property
     def where(self) -> str:
         """Returns the child's name in messages of exceptions that it raises, in the form that existing code matches."""
         return self.name.removeprefix("the ")

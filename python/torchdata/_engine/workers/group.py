@@ -20,7 +20,7 @@ from multiprocessing.context import BaseContext
 from typing import Any, TypeVar
 
 from torchdata._engine import snapshots
-from torchdata._engine.items.codec import dumps_by
+from torchdata._engine.items.codec import SharedMemoryHeld, dumps_by, refers_to_tensors
 from torchdata._engine.processes.crossing import Handle, SharedPickle, main_without_file, warn_of_lacks
 from torchdata._engine.processes.interrupts import is_of_handler
 from torchdata._engine.processes.positions import SharedPositions
@@ -35,7 +35,7 @@ from torchdata._engine.workers.restart import Restarts
 from torchdata._native import BellBoard, Collector, Link, StatsBoard
 from torchdata._observe.outside.stalls import warn_in_thread
 from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting
-from torchdata._reporting import place_outside
+from torchdata._reporting import place_outside, warn_outside
 
 R = TypeVar("R", bound=Restarts)
 
@@ -128,7 +128,7 @@ class Group(OwnsChildren):
                 largest_snapshot=snapshots.largest(snapshot_budget, num_shards + (dispatch is not None)),
             )
             members.setups.append(setup)
-            members.processes.append(new_child(context, members.names[index], run_child, (setup,)))
+            members.processes.append(new_child(context, members.names[index], run_child, (setup,), setup.modules))
         controls = [members.control(index) for index in range(count)]
         self._own(list(members.processes), controls, self.bells)
         #: Detects files that the children read through a shared position.
@@ -316,7 +316,11 @@ def _shared(program: Program, start_method: str) -> Program | SharedPickle:
     if start_method not in ("spawn", "forkserver") or program.holds_shared_memory():
         return program
     try:
-        return SharedPickle(*pickled_program(program))
+        pickled, buffers = pickled_program(program, copies_shared=False)
+        return SharedPickle(pickled, buffers, ["torch"] if refers_to_tensors(pickled) else [])
+    except SharedMemoryHeld:
+        program.modules = ["torch"]
+        return program  # torch itself passes tensors in shared memory to each child
     except Exception as error:
         if is_of_handler(error):
             raise
@@ -333,24 +337,43 @@ def _main_cannot_be_imported() -> bool:
     return has_none or main_without_file() is not None
 
 
-def pickled_program(obj: Any, refined: Callable[[Any], Any] = lambda base: base) -> tuple[bytes, list[memoryview]]:
+def pickled_program(
+    obj: Any, refined: Callable[[Any], Any] = lambda base: base, copies_shared: bool = True
+) -> tuple[bytes, list[memoryview]]:
     """Pickles an object for a child. The function uses pickle if possible, otherwise cloudpickle (lambdas, local
     classes).
 
     Args:
         obj: the object to pickle.
         refined: returns the pickler class to use, given the class that it must derive from.
+        copies_shared: whether tensors in shared memory are copied. Otherwise, they are copied only if pickle is not
+            possible, with a warning.
 
     Returns:
         The pickle, and the large buffers that belong to it. Tensors that overlap share one buffer.
+
+    Raises:
+        SharedMemoryHeld: the object contains tensors in shared memory, which must not be copied.
     """
+    reason = "this program is not in a file"
     if not _main_cannot_be_imported():
         try:
-            return dumps_by(refined(pickle.Pickler), obj, _LEAST_BUFFER)[:2]
+            return dumps_by(refined(pickle.Pickler), obj, _LEAST_BUFFER, copies_shared)[:2]
+        except SharedMemoryHeld:
+            raise
         except Exception as error:
             # Locks and queues of multiprocessing can be pickled only while a child is being started.
             if is_of_handler(error) or "inheritance" in str(error):
                 raise
+            reason = str(error)
     from torchdata._by_value import ByValuePickler
 
-    return dumps_by(refined(ByValuePickler), obj, _LEAST_BUFFER)[:2]
+    try:
+        return dumps_by(refined(ByValuePickler), obj, _LEAST_BUFFER, copies_shared)[:2]
+    except SharedMemoryHeld:
+        warn_outside(
+            "each worker gets its own copy of the tensors in shared memory, because the workers cannot import all "
+            f"functions and classes ({reason}): define these at the top level of a module to share the tensors",
+            RuntimeWarning,
+        )
+        return dumps_by(refined(ByValuePickler), obj, _LEAST_BUFFER)[:2]

@@ -10,7 +10,7 @@ the three kinds.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -56,6 +56,8 @@ class Program(ABC):
     item: ClassVar[str] = "item"
     counted: ClassVar[str] = " in the epoch"
     mended: ClassVar[str] = "pipe"
+    #: The names of the modules that unpickling the program imports, as far as they need much memory.
+    modules: Sequence[str] = ()
 
     @abstractmethod
     def why_unpicklable(self, start_method: str, error: Exception) -> str:
