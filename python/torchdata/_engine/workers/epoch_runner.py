@@ -79,7 +79,8 @@ class EpochRunner:
         for place, (shard, each) in enumerate(zip(setup.shards, programs, strict=True)):
             if place:
                 programs[place - 1].leave()
-            each.prepare(ChildInfo(shard, setup.num_shards, setup.dispatches, opens, share))
+            most = setup.largest_snapshot
+            each.prepare(ChildInfo(shard, setup.num_shards, setup.dispatches, opens, share, most))
         if len(programs) > 1:
             of_each = [each.globals for each in programs]
             self.turns = ShardTurns(of_each, self._exchange, len(programs) - 1)
@@ -93,7 +94,8 @@ class EpochRunner:
         setup, stats = self.setup, self.setup.stats.shared
         any_size = self._announces or stats.wants_large_snapshots()
         try:
-            return self.programs[shard].snapshot(None if any_size else setup.largest_snapshot)
+            most = None if any_size else setup.largest_snapshot
+            return self.programs[shard].snapshot(most, begins=self._announces)
         except TooLargeError as error:
             stats.set_oversized(setup.index, error.size)
             return None
