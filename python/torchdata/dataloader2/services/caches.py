@@ -25,6 +25,8 @@ from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.state.position import Filled
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.state.hooks import hooks_of
+from torchdata.datapipes._pipe.state.iteration import is_torchs
+from torchdata.datapipes._pipe.state.record import record_of, token_of
 
 #: Types whose equal objects have equal pickles in all processes.
 _ATOMS = frozenset({bool, int, float, str, bytes})
@@ -76,7 +78,9 @@ class Caches:
             if not is_same or not (self._is_untouched or _measured(values) == self._measure):
                 self.forget()
         else:
-            measure = _measured(values) if was_empty else None
+            # If the epoch was interrupted, pipes after the cache may have changed some of the objects.
+            is_exact = was_empty and (_has_finished(datapipe) or self._ends_in_cache(datapipe))
+            measure = _measured(values) if is_exact else None
             if measure is None or self._most is None or measure.size <= self._most:
                 self.forget()
             else:
@@ -92,9 +96,12 @@ class Caches:
 
     def note_iterator(self, datapipe: DataPipe) -> None:
         """Records, once the iterator of an epoch exists, whether code can change the cached objects."""
-        holders = [pipe for pipe, _ in self._caches]
+        self._is_untouched = self._ends_in_cache(datapipe) and hooks_of(datapipe)._sources_in_use() == []
+
+    def _ends_in_cache(self, datapipe: DataPipe) -> bool:
+        """Returns whether no pipe reads the cached items."""
         ours = type(datapipe).__module__.startswith("torchdata.")
-        self._is_untouched = ours and holders == [datapipe] and hooks_of(datapipe)._sources_in_use() == []
+        return ours and len(self._caches) == 1 and self._caches[0][0] is datapipe
 
     def values(self, datapipe: DataPipe) -> list[Any]:
         """Returns the lists of items that the caches of a graph hold."""
@@ -108,9 +115,12 @@ class Caches:
         """Returns whether a snapshot is exact now. `begins` tells whether no item of the epoch was read yet."""
         return begins or self._is_untouched or not self._left_out
 
-    def filled(self) -> Filled | None:
-        """Returns the part of a snapshot that describes how the caches were filled."""
-        return None if self._lacks_start else self._filled
+    def filled(self, begins: bool) -> Filled | None:
+        """Returns the part of a snapshot that describes how the caches were filled. `begins` tells whether no item of
+        the epoch was read yet."""
+        if self._filled is None or not self._lacks_start:
+            return self._filled
+        return self._filled._replace(start=b"") if begins else None
 
     def note_start(self, snapshot: bytes) -> None:
         """Records the snapshot with which an epoch has begun."""
@@ -137,11 +147,11 @@ class Caches:
 
     # -- resuming --------------------------------------------------------------------------------------------------
 
-    def resume(self, filled: Filled | None) -> None:
-        """Records how the caches of the resumed graph were filled, according to a snapshot with all items."""
+    def resume(self, filled: Filled | None, snapshot: bytes) -> None:
+        """Records how the caches of the resumed graph were filled, according to a snapshot."""
         self.forget()
-        if self._most is not None:
-            self._filled = filled
+        if filled is not None and self._most is not None:
+            self._filled = filled._replace(start=snapshot) if filled.start == b"" else filled
 
     def put_back(self, filled: Filled, values: list[Any]) -> None:
         """Puts recomputed items into the caches, after the rest of the graph was loaded.
@@ -209,6 +219,11 @@ class _Pickler(pickle.Pickler):
         data = item.detach().contiguous().view(-1).view(torch.uint8).numpy()
         kind = str(item.dtype), tuple(item.shape), item.stride(), item.requires_grad, vars(item)
         return tuple, ((*kind, pickle.PickleBuffer(data)),)
+
+
+def _has_finished(datapipe: DataPipe) -> bool:
+    """Returns whether the last pass of a graph has reached its end."""
+    return not is_torchs(datapipe) and (token_of(datapipe).finished or record_of(datapipe).ended)
 
 
 def _caches_in(datapipe: DataPipe) -> Iterator[tuple[Any, str]]:

@@ -392,6 +392,8 @@ class GraphProgram(EpochProgram):
         caches = self._caches
         if self._unsaved is not None or self._passes > 1 or not caches.may_snapshot(begins):
             return None
+        if not begins and caches.filled(begins) is not None:
+            most = self._child.largest_snapshot  # also if larger snapshots are wanted, because caches can be refilled
         try:
             graph = Graph(self.datapipe)
             # Threads also draw random numbers.
@@ -401,7 +403,7 @@ class GraphProgram(EpochProgram):
             if share is None:
                 return None
             with bounded(most):
-                content = sealed(Content(entries, generators, share.is_read_out, caches.filled()))
+                content = sealed(Content(entries, generators, share.is_read_out, caches.filled(begins)))
             if begins:
                 caches.note_start(content)
             self._saved = True
@@ -441,7 +443,7 @@ class GraphProgram(EpochProgram):
         if snapshot is None:
             return self._iterate()
         saved = opened(snapshot, "the snapshot of a worker")
-        self._caches.resume(saved.filled)
+        self._caches.resume(saved.filled, snapshot)
         cached = None if saved.filled is None or saved.filled.checksum is None else self._refilled(saved.filled)
         self._watch_with(None)  # filters of other workers may be in another pass
         self._passes, self._saved = 1, True

@@ -252,7 +252,7 @@ def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
             contents += [
                 opened(content.filled.start, "a snapshot")
                 for content in contents
-                if content.filled is not None and content.filled.start is not None
+                if content.filled is not None and content.filled.start
             ]
         for content in () if allow_pickle else contents:
             refuse_pickled_entries(content.entries or ())
@@ -456,7 +456,8 @@ def _filled(filled: Any, what: str) -> Filled:
     if not isinstance(seeds, bytes) or type(checksum) not in (int, NoneType):
         raise ValueError(f"{what} does not describe the epoch that has filled the caches")
     SeedGenerator.imported(seeds)
-    if start is not None and opened(start, what).filled is not None:
+    earlier = opened(start, what).filled if start else None
+    if earlier is not None and earlier.start != b"":
         raise ValueError(f"{what} depends on more than one earlier epoch")
     return Filled(seeds, start, checksum)
 
