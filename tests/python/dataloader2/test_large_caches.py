@@ -15,8 +15,13 @@ import pytest
 from test_snapshot_budget import snapshot_sizes
 
 from process_checks import nothing_is_left  # noqa: F401 - a fixture
+from torchdata._engine.snapshots import seal, unseal
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
+from torchdata.dataloader2.random import SeedGenerator
+from torchdata.dataloader2.state.layout import opened, sealed
+from torchdata.dataloader2.state.position import Content, Filled
 from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.state import save_generators
 
 pytestmark = [
     pytest.mark.alone,
@@ -206,6 +211,30 @@ def test_recomputed_items_that_differ_from_the_cached_items_are_an_error_with_a_
         loader.load_state_dict(state)
         with pytest.raises(RuntimeError, match="its cache were recomputed.*snapshot_budget"):
             list(loader)
+
+
+GENERATORS = save_generators()
+SEEDS = SeedGenerator(3).exported()
+START = sealed(Content([], GENERATORS))
+
+
+@pytest.mark.parametrize(
+    "filled",
+    [
+        Filled(b"no seeds"),
+        Filled(SEEDS, b"no snapshot"),
+        Filled(SEEDS, None, "no checksum"),  # type: ignore[arg-type]
+        Filled(SEEDS, sealed(Content([], GENERATORS, filled=Filled(SEEDS, START)))),
+        (SEEDS, None),
+        7,
+    ],
+)
+def test_a_snapshot_with_a_wrong_description_of_the_filled_cache_is_refused(filled: Any) -> None:
+    snapshot = unseal(sealed(Content([], GENERATORS, filled=Filled(SEEDS, START, 5))), "it")
+    assert opened(seal(snapshot), "it").filled == Filled(SEEDS, START, 5)
+    snapshot["filled"] = tuple(filled) if isinstance(filled, tuple) else filled
+    with pytest.raises(ValueError, match=r"it|seed"):
+        opened(seal(snapshot), "it")
 
 
 def long_loader(**options: Any) -> Any:
