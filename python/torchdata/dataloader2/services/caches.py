@@ -64,6 +64,8 @@ class Caches:
             seeds: the seeds of the epoch; None if the epoch cannot be repeated.
         """
         values = self.values(datapipe)
+        if not all(value is None or type(value) is list for value in values):
+            seeds, values = None, []  # only lists are known to be replaced instead of modified
         was_empty, self._was_empty = self._was_empty, not any(values)
         is_new, self._is_new = self._is_new, False
         if self._was_empty:
@@ -195,8 +197,6 @@ def _measured(values: Sequence[Any]) -> _Measure | None:
 
     try:
         for items in values:
-            if items and type(items) is not list:
-                return None
             of_buffers = zlib.crc32(b"%d" % len(items or ()), of_buffers)
             for item in items or ():
                 file = BytesIO()
