@@ -15,6 +15,7 @@ import gc
 import json
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -213,7 +214,7 @@ FURTHER = 1.05
 #: The maximum difference between two equal measurements, in megabytes.
 NOISE = 5
 #: For rows 5 and 6, the maximum ratio to torchdata 0.9 of the workers' data and of the time of an epoch, and the
-#: maximum number of bytes in the main process.
+#: maximum number of bytes in the main process, and in a state.
 HELD_RATIO, HELD_IN_MAIN = 1.1, 64e6
 METHODS = dict.fromkeys(DATASETS, SHARED) | {"4b views": ("", *SHARED), "4 memmap": ("", *SHARED)}
 
@@ -317,7 +318,12 @@ def measure(order: Order) -> dict[str, float]:
     time.sleep(IDLE_S if order.row in HELD else 0.3)
     total, _ = memory.proportional(memory.family(os.getpid()))
     main, _ = memory.proportional([os.getpid()])
-    return {"total": total, "main": main, "seconds": seconds, **resident()}
+    figures = {"total": total, "main": main, "seconds": seconds, **resident()}
+    if order.row in HELD and order.loader == "two":
+        iterator = iter(loader)
+        next(iterator)
+        figures["state"] = len(pickle.dumps(loader.state_dict()))
+    return figures
 
 
 def child(order: Order) -> None:
@@ -413,8 +419,10 @@ def compare_held(asked: argparse.Namespace) -> None:
         workers = ours["total"] - bare["total"] - more
         workers_theirs = theirs["total"] - bare_theirs["total"] - (theirs["main"] - bare_theirs["main"])
         ratio, time_ratio = workers / workers_theirs, ours["seconds"] / theirs["seconds"]
-        held = f"the worker holds {ratio:.2f} of 0.9's, main {more / 1e6:.0f} MB more, an epoch takes {time_ratio:.2f}"
-        met = verdict((ratio, HELD_RATIO), (more, HELD_IN_MAIN), (time_ratio, HELD_RATIO))
+        held = f"the worker holds {ratio:.2f} of 0.9's, main {more / 1e6:.0f} MB more, "
+        held += f"an epoch takes {time_ratio:.2f}, a state has {ours['state'] / 1e6:.2f} MB"
+        targets = (more, HELD_IN_MAIN), (ours["state"], HELD_IN_MAIN)
+        met = verdict((ratio, HELD_RATIO), (time_ratio, HELD_RATIO), *targets)
         print(f"  {held}: {met}", flush=True)
 
 

@@ -229,13 +229,13 @@ def number_of_items(name: str, count: Any) -> int:
 
 
 def _warn_of_oversized(size: int) -> None:
-    """Warns that a worker has sent no snapshots because they are too large."""
+    """Warns that a worker holds more data than snapshots may contain."""
     warnings.warn(
-        f"the pipes of a worker hold {size / 1e6:.0f} MB, so this worker has sent no snapshots before this call of "
-        "state_dict(). A loader that resumes from this state recomputes the worker's items since the beginning of the "
-        "epoch, or since an earlier snapshot. Later states contain these MB. Give the reading service a larger "
-        "snapshot_budget (None for no limit) to resume from the first state without recomputing, or shuffle and cache "
-        "before the items are loaded, which needs less memory",
+        f"the pipes of a worker hold {size / 1e6:.0f} MB, which is more than its part of snapshot_budget. A loader "
+        "that resumes from this state recomputes the worker's items since the beginning of the epoch, or since an "
+        "earlier snapshot. Later states contain these MB, except for items of caches that can be recomputed. Give the "
+        "reading service a larger snapshot_budget (None for no limit) to resume without recomputing, or shuffle and "
+        "cache before the items are loaded, which needs less memory",
         RuntimeWarning,
         stacklevel=4,
     )

@@ -105,6 +105,9 @@ class ChildInfo:
     #: Returns the position in the dispatched items: the pass, the number of items that were read in it, and their
     #: checksum.
     share: Callable[[], tuple[int, tuple[int, int]]] | None = None
+    #: The number of bytes from which on snapshots are sent only if the main process wants large snapshots; None for no
+    #: limit.
+    largest_snapshot: int | None = None
 
 
 class Listener(Protocol):
@@ -164,11 +167,12 @@ class EpochProgram(Program):
         """The runner calls this method before another shard's program runs, with the same exception."""
 
     @abstractmethod
-    def snapshot(self, most: int | None = None) -> tuple[int, tuple[int, int], bytes] | None:
+    def snapshot(self, most: int | None = None, *, begins: bool = False) -> tuple[int, tuple[int, int], bytes] | None:
         """The runner calls this method between two items.
 
         Args:
             most: the largest number of bytes of the snapshot; None for no limit.
+            begins: whether this is the snapshot with which an epoch begins.
 
         Returns:
             The position in the dispatched items (the pass, the number of items that were read, and their checksum), and

@@ -22,6 +22,7 @@ from torchdata.dataloader2.graph.serialization import damaged
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.dataloader2.state.position import (
     Content,
+    Filled,
     LoaderState,
     Outline,
     Position,
@@ -248,6 +249,11 @@ def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
     if position is not None:
         with _naming(_POSITION):
             contents = [opened(snapshot, "a snapshot") for snapshot in _snapshots(position)]
+            contents += [
+                opened(content.filled.start, "a snapshot")
+                for content in contents
+                if content.filled is not None and content.filled.start
+            ]
         for content in () if allow_pickle else contents:
             refuse_pickled_entries(content.entries or ())
             refuse_pickled_generators(content.generators)
@@ -423,8 +429,10 @@ def sealed(content: Content) -> bytes:
     graph = dump_graph(content.entries or ())
     if content.generators is None:
         return seal(graph)
-    read_out = {"read_out": True} if content.read_out else {}
-    return seal({"graph": graph, "generators": content.generators, **read_out})
+    optional: dict[str, Any] = {"read_out": True} if content.read_out else {}
+    if content.filled is not None:
+        optional["filled"] = tuple(content.filled)
+    return seal({"graph": graph, "generators": content.generators, **optional})
 
 
 def opened(snapshot: Any, what: str) -> Content:
@@ -439,7 +447,19 @@ def opened(snapshot: Any, what: str) -> Content:
     if "graph" not in content:
         return Content(parse_graph(content))
     check_generators(content.get("generators"))
-    return Content(parse_graph(content["graph"]), content["generators"], bool(content.get("read_out")))
+    filled = None if content.get("filled") is None else _filled(content["filled"], what)
+    return Content(parse_graph(content["graph"]), content["generators"], bool(content.get("read_out")), filled)
+
+
+def _filled(filled: Any, what: str) -> Filled:
+    seeds, start, checksum = filled if isinstance(filled, tuple) and len(filled) == 3 else (None, None, None)
+    if not isinstance(seeds, bytes) or type(checksum) not in (int, NoneType):
+        raise ValueError(f"{what} does not describe the epoch that has filled the caches")
+    SeedGenerator.imported(seeds)
+    earlier = opened(start, what).filled if start else None
+    if earlier is not None and earlier.start != b"":
+        raise ValueError(f"{what} depends on more than one earlier epoch")
+    return Filled(seeds, start, checksum)
 
 
 def generators_in(snapshot: Any) -> dict[str, Any]:
