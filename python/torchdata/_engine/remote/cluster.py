@@ -44,13 +44,15 @@ class Cluster:
         num_workers: the number of workers.
         memory_budget: bytes of shared memory for the items that workers send; None for a quarter of the machine's
             memory.
-        chunk_bytes: a frame of this many bytes receives no further units.
 
     Raises:
         ModuleNotFoundError: Ray is not installed.
         ImportError: the installed version of Ray is too old.
         ConnectionError: no cluster is running.
     """
+
+    #: A frame of this many bytes receives no further units.
+    chunk_bytes = 8 << 20
 
     def __init__(
         self,
@@ -60,7 +62,6 @@ class Cluster:
         runtime_env: dict[str, Any] | None,
         num_workers: int,
         memory_budget: int | None,
-        chunk_bytes: int,
     ) -> None:
         self._ray = ray = optional_import("ray", extra="ray", needed_by=needed_by)
         end_before_others()
@@ -72,7 +73,6 @@ class Cluster:
         #: program has another id and no actors.
         self._context = ray.get_runtime_context()
         self._stay = self._context.get_job_id()
-        self.chunk_bytes = chunk_bytes
         self._needed_by, self._num_workers = needed_by, num_workers
         self._budget = (default_budget() if memory_budget is None else memory_budget) // num_workers
         options = {"num_cpus": 1, **options, "max_restarts": 0, "max_task_retries": 0}

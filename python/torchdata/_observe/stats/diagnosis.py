@@ -273,23 +273,12 @@ def network(stats: LoaderStats) -> Verdict | None:
     held = sum(worker.room for worker in far) / len(far)
     if held < 0.4 or stats.items < FEWEST:
         return None
-    frames, full = sum(worker.frames for worker in far), sum(worker.full_frames for worker in far)
-    nodes = len({worker.node for worker in far})
-    rate, each = stats.network_bytes_per_second, duration(stats.seconds / stats.items)
-    both = f"main waits {percent(stats.waiting)} of the time for items, and the workers {percent(held)} for room"
-    if full >= 0.5 * frames:
-        return Verdict(
-            "network",
-            f"The network limits you: {size(rate)}/s come from {len(far)} workers on {nodes} "
-            f"{'node' if nodes == 1 else 'nodes'}; {both}. More workers would not help: make items smaller before they "
-            "travel (types of fewer bytes, decode or augment in the main process), or have faster links.",
-            "main",
-        )
     return Verdict(
         "network",
-        f"The network's delay limits you: an item takes {each} to arrive, {size(rate)}/s in {frames} messages that "
-        f"were not full; {both}. Let workers be further ahead (worker_prefetch_cnt), or send larger items: put "
-        "`.batch(…)` at the end of what the workers run.",
+        f"The network limits you: {size(stats.network_bytes_per_second)}/s come from {_counted(len(far), 'worker')}; "
+        f"main waits {percent(stats.waiting)} of the time for items, and the workers {percent(held)} for room. More "
+        "workers would not help. For large items, send fewer bytes (smaller types, decode in the main process). For "
+        "small items, put `.batch(…)` at the end of what the workers run, or raise worker_prefetch_cnt.",
         "main",
     )
 

@@ -61,8 +61,6 @@ class RayReadingService(MultiProcessingReadingService):
         scheduling: how Ray distributes the workers: the name of a strategy ("SPREAD", "DEFAULT"), a strategy of
             `ray.util.scheduling_strategies` or a placement group.
         runtime_env: the environment of the actors, as for Ray.
-        chunk_bytes: the number of bytes of finished items after which a worker sends these items as one message; 8 MiB
-            by default.
         in_order: see `MultiProcessingReadingService`.
         memory_budget: bytes of shared memory for items in the main process, and the same amount in flight at the
             workers; None (the default) for a quarter of the machine's memory.
@@ -93,7 +91,6 @@ class RayReadingService(MultiProcessingReadingService):
         ray_remote_args: dict[str, Any] | None = None,
         scheduling: Any = None,
         runtime_env: dict[str, Any] | None = None,
-        chunk_bytes: int = 8 << 20,
         in_order: bool = True,
         memory_budget: int | None = None,
         timeout: float | None = None,
@@ -124,7 +121,6 @@ class RayReadingService(MultiProcessingReadingService):
         if runtime_env is not None and not isinstance(runtime_env, dict):
             raise TypeError(f"{_NAME}: runtime_env must be a dictionary, as Ray takes it, not {runtime_env!r}")
         self.runtime_env = runtime_env
-        self.chunk_bytes = check_int(_NAME, "chunk_bytes", chunk_bytes, least=1)
         require("ray", extra="ray", needed_by=_NAME)
         self._cluster: Any = None
 
@@ -142,7 +138,6 @@ class RayReadingService(MultiProcessingReadingService):
             self.runtime_env,
             len(shards),
             self.memory_budget,
-            self.chunk_bytes,
         )
         return super()._start(branch, dispatching, shards)
 
