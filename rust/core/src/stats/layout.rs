@@ -5,7 +5,6 @@
 //! 4096     page of process 0    PageHeader, `pipes` PipeRecords, `flows` Flows, rounded up to memory pages
 //! …        page of process 1
 //! …
-//! …        page of the main process before the last restart of workers
 //! ```
 //!
 //! All fields have a fixed width, and zero is a valid value of each field. Only the process that owns a page writes to
