@@ -60,7 +60,7 @@ NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
     ),
     (
         "reading zstd",
-        "zstandard",
+        "backports" if sys.version_info < (3, 14) else "compression",
         "zstd",
         lambda: list(IterableWrapper([("a.zst", BytesIO(b"x"))], deepcopy=False).decompress()),
     ),
