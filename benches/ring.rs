@@ -169,7 +169,7 @@ fn throughput(criterion: &mut Criterion) {
     two_processes(&mut group, "8 B, window 10", 8, 10);
 }
 
-/// Both directions of a conversation: process 0 sends requests, and process 1 answers.
+/// Transfers data in both directions: process 0 sends requests, and process 1 answers.
 fn conversation(links: [&Link; 2], bells: &Arc<BellBoard>, me: usize) -> (Sender, Receiver) {
     let (peer, bell) = (bells.bell(1 - me).unwrap(), bells.bell(me).unwrap());
     let sender = Sender { end: links[me].producer(peer.clone()).unwrap(), bell: bell.clone() };

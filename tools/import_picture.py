@@ -19,8 +19,8 @@ __all__ = ["EXEMPT", "LAYERS", "circles", "folder_of", "folders", "picture", "up
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "imports.svg"
 
-#: The folders and top-level modules of the package, from the highest layer to the lowest. Names on the same line do not
-#: import each other.
+#: The folders and top-level modules of the package, from the highest layer to the lowest. Folders on the same line do
+#: not import each other.
 LAYERS = (
     "metrics __main__",
     "nodes stateful_dataloader",

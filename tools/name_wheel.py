@@ -3,7 +3,7 @@
 Role: some programs ask `importlib.metadata` for the distribution `torchdata`, but the distribution with the files is
 called `torchdata-rs`. The wheel built here contains no files and depends on the same version of torchdata-rs. The
 version of this wheel is the upstream release with the implemented API, a plus sign, and the version of torchdata-rs. By
-PEP 440, such a local version marks a compatible replacement of a release.
+PEP 440, a version with a plus sign marks a compatible replacement of a release.
 
     name_wheel.py FOLDER
 """

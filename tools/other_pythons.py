@@ -2,8 +2,8 @@
 
 Role: shows that a single wheel works with all these versions (abi3). `make test-pythons` builds the wheel and runs this
 module. Each version runs the tests that depend on the interpreter: start methods, functions pickled by value, errors,
-and the files whose tests start no process. Then each pair of versions exchanges states. The last lines list what was
-not run.
+and the files whose tests start no process. After the tests, each pair of versions exchanges states. The last lines list
+what was not run.
 
 A version is searched for on PATH, under pyenv, and in a chroot. `make chroot` creates a chroot with Debian's
 development branch, which has versions that a distribution does not have yet. The checkout and /tmp are mounted into the

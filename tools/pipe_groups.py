@@ -29,7 +29,7 @@ class Stream:
     """Stands for an open stream in results that the table states."""
 
     def read(self) -> bytes:
-        """Exists so that the drawing code recognizes the object as a stream."""
+        """Makes the drawing code recognize the object as a stream."""
         raise NotImplementedError
 
 

@@ -29,11 +29,11 @@ def with_urls(pyproject: str, address: str) -> str:
     """Adds a table of the project's addresses to the text of a pyproject.toml.
 
     Args:
-        pyproject: the text, without such a table.
+        pyproject: the text, without a table of addresses.
         address: the address of the repository, such as `https://example.org/owner/name`.
 
     Raises:
-        ValueError: the address is invalid, or the text already has such a table.
+        ValueError: the address is invalid, or the text already has a table of addresses.
     """
     if not re.fullmatch(r"https://[\w.-]+(/[\w.-]+)+/?", address):
         raise ValueError(f"the address of a repository begins with https:// and has a path, but got {address!r}")

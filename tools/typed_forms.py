@@ -49,7 +49,7 @@ CALLED_BY_USERS = {
     "set_timeout",
 }
 
-#: The result types of forms with a class of a higher layer. The pipes refer to such a class only by name.
+#: The result types of forms that return a class of a higher layer. The pipes refer to this class only by name.
 MADE_ABOVE = {"to_node": ("torchdata.nodes", f"BaseNode[{ITEM}]")}
 
 

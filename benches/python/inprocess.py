@@ -1,7 +1,7 @@
 """The cost of pipes within one process: nanoseconds per item, compared with plain Python generators.
 
-Each pipeline and its rival run in turn, several times, over the same ints. The medians and their ratio are printed; the
-pipes are faster if the ratio is below 1. The generators create lists, and the pipes create `DataChunk` objects. A
+Each pipeline and its rival run in turn, several times, over the same ints. The medians and their ratio are printed; a
+ratio below 1 means that the pipes are faster. The generators create lists, and the pipes create `DataChunk` objects. A
 pipeline begins with a pipe over the ints, and its rival begins with a generator over the ints. With `--bare`, the rival
 reads the ints directly.
 Run: `python benches/python/inprocess.py [--items N] [--rounds N] [--bare]`.

@@ -378,7 +378,7 @@ def against_torch(order: Order, figures: dict[str, float], rival: dict[str, floa
 
 
 def further(order: Order) -> None:
-    """Prints the cost of an additional worker, both if the worker reads the data and with an empty dataset."""
+    """Prints the memory of an additional worker that reads the data, and of one with an empty dataset."""
     costs = []
     for row in (f"{order.row}{EMPTY}{READ}", f"{order.row}{READ}"):
         few, many = (run(replace(order, row=row, workers=order.workers + more), sys.executable) for more in (0, 2))

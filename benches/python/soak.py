@@ -59,7 +59,7 @@ class Events:
     """Saves states, kills workers and measures memory while the loaders are read.
 
     Args:
-        until: the time when the run ends.
+        until: the time at which the run ends.
     """
 
     def __init__(self, until: float) -> None:

@@ -74,14 +74,14 @@ def _train(folder: Path, options: argparse.Namespace, model: train.Softmax) -> s
                 theirs.append(second.count / second.seconds)
                 beside = f" (torch's DataLoader: {theirs[-1]:,.0f})"
             print(
-                f"epoch {number}: loss {found.loss:.3f}, {found.accuracy:.1%} right, {ours[-1]:,.0f} images/s{beside}"
+                f"epoch {number}: loss {found.loss:.3f}, {found.accuracy:.1%} correct, {ours[-1]:,.0f} images/s{beside}"
             )
         verdict = str(loader.diagnose())
     rate = max(ours)  # the epoch that other programs disturbed least
     if not theirs:
-        return f"{rate:,.0f} images/s; torch is not installed, so there is nothing to compare with. {verdict}"
+        return f"{rate:,.0f} images/s; torch is not installed, so its DataLoader was not measured. {verdict}"
     ratio = rate / max(theirs)
-    return f"{ratio:.2f} times as fast as torch's DataLoader with as many workers, which decode by Pillow. {verdict}"
+    return f"{ratio:.2f} times as fast as torch's DataLoader with the same number of workers and Pillow. {verdict}"
 
 
 def _test(folder: Path, options: argparse.Namespace, model: train.Softmax) -> float:
@@ -126,10 +126,10 @@ def _survives(folder: Path, options: argparse.Namespace, usual: train.Epoch) -> 
     # In an epoch of a few batches, a worker that has already sent its last batch is not replaced.
     replaced = restarts == 1 or len(usual.batches) <= 4 * options.workers
     same = found.batches == usual.batches and replaced
-    behind = f"{restarts} took its place" if restarts else "it had sent all of its images"
+    outcome = f"{restarts} new worker replaced it" if restarts else "it had already sent all of its images"
     print(
-        f"killed: worker process 0, by SIGKILL, in the middle of an epoch; {behind}, and "
-        f"{found.count} of {usual.count} images came, {'in the same order' if same else 'NOT IN THE SAME ORDER'}"
+        f"crash: worker process 0 was killed (SIGKILL) in the middle of an epoch; {outcome}; "
+        f"{found.count} of {usual.count} images arrived, {'in the same order' if same else 'IN ANOTHER ORDER'}"
     )
     return same
 
@@ -146,9 +146,9 @@ def _goes_on(folder: Path, options: argparse.Namespace, usual: train.Epoch) -> b
         found = train.epoch(loader, told=True)
     same = found.batches == usual.batches[middle:]
     print(
-        f"resumed: stopped behind batch {middle} of {len(usual.batches)}, state of {len(saved) / 1e6:.1f} MB (with the "
-        f"files that wait in shuffle buffers); another loader gave the other {len(found.batches)}, "
-        f"{'pixel for pixel' if same else 'NOT THE SAME ONES'}"
+        f"resume: the epoch stopped after batch {middle} of {len(usual.batches)}; the state has "
+        f"{len(saved) / 1e6:.1f} MB (it contains the files in the shuffle buffers); a new loader returned the other "
+        f"{len(found.batches)} batches, {'with identical pixels' if same else 'WITH OTHER PIXELS'}"
     )
     return same
 
@@ -165,12 +165,12 @@ def main(arguments: list[str] | None = None) -> int:
     training, testing = data.write_photographs(options.data_dir, options.photographs)
     print(
         f"{options.photographs} photographs (JPEG, 640 x 427) in {data.PHOTOGRAPH_SHARDS} tar shards, decoded, cropped "
-        f"and mirrored by {options.workers} workers: is it the {' or the '.join(_CLASSES)}?"
+        f"and mirrored by {options.workers} workers; the model learns to tell {' from '.join(_CLASSES)}"
     )
     model = train.Softmax(pixels=train.FEATURES, classes=len(_CLASSES), rate=0.05)
     verdict = _train(training, options, model)
     accuracy = _test(testing, options, model)
-    print(f"test: the model tells {accuracy:.1%} of other crops right (goal: over {_GOAL:.0%})")
+    print(f"test: the model classifies {accuracy:.1%} of other crops correctly (goal: more than {_GOAL:.0%})")
     with _loader(training, options) as loader:
         usual = train.epoch(loader, told=True)
     fine = accuracy > _GOAL and usual.count == options.photographs

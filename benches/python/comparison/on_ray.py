@@ -60,8 +60,8 @@ def loader(order: dict[str, Any]) -> Any:
 
 
 def raw(ray: Any, order: dict[str, Any]) -> Iterator[Any]:
-    """Yields the items of ready-made chunks that actors send. The chunks are as large as this project's frames. A
-    larger item forms its own chunk.
+    """Yields the items of ready-made chunks that actors send. The chunks are as large as this project's frames. An item
+    that is larger than a frame forms its own chunk.
     """
     import numpy
 
@@ -131,7 +131,7 @@ def rate(order: dict[str, Any]) -> dict[str, float]:
 
 
 def first_item(order: dict[str, Any]) -> dict[str, float]:
-    """Returns the seconds from when all workers are running until each of them has sent an item."""
+    """Returns the seconds from the moment at which all workers run until each worker has sent an item."""
     with cluster(), loader(order) as made:
         iterator = iter(made)
         processes = made.reading_service.engine_processes()._processes

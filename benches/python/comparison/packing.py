@@ -2,8 +2,8 @@
 
 The sequences are generated once. The sequences' lengths resemble chats and documents: many short sequences, and a few
 very long ones. transformers' collator joins the sequences of a row and marks where each sequence begins, but the caller
-selects the sequences of a row. In this comparison, plain Python selects them. TRL's packer packs a whole Arrow dataset
-before the first row is read. The packer reports the lengths of the sequences in a row, but no position IDs.
+selects the sequences of a row. In this comparison, plain Python selects the sequences. TRL's packer packs a whole Arrow
+dataset before the first row is read. The packer reports the lengths of the sequences in a row, but no position IDs.
 """
 
 from __future__ import annotations

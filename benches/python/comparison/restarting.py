@@ -41,7 +41,7 @@ def measure(build: Callable[..., Any], order: dict[str, Any]) -> tuple[dict[str,
 
     Args:
         build: creates a loader from a source. Accepts the argument `on_worker_exit`.
-        order: the order of the harness.
+        order: the measurement that the harness requests (see `child`).
     """
     loader = build(range(items.ENDLESS), on_worker_exit="restart")
     iterator = iter(loader)

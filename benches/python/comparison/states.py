@@ -17,7 +17,7 @@ from typing import Any
 
 #: The size of an item of the large buffer in bytes, and the capacity of the buffer.
 SIZE, HELD = 18_000, 1_000
-#: The number of items in an epoch. Only some of these items are read.
+#: The number of items in an epoch. Each run reads only some of the items.
 MANY = 10_000_000
 #: The number of states that are saved.
 STATES = 200

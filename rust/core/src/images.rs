@@ -74,7 +74,6 @@ pub struct Target {
     pub planar: bool,
 }
 
-/// The scratch memory of a thread.
 #[derive(Default)]
 struct Scratch {
     resizer: Resizer,
@@ -129,8 +128,7 @@ fn holds(found: usize, width: u32, height: u32, channels: usize) -> Result<(), R
 }
 
 /// Resizes into rows of pixels from left to right. The pixel type is a parameter, so only the code for two types is
-/// compiled in. Supporting floating-point channels as well would give different results in two builds of the same
-/// sources.
+/// compiled. Supporting floating-point channels would give different results in two builds of the same sources.
 fn convolve<P: PixelTrait>(
     resizer: &mut Resizer,
     source: Pixels<'_>,
@@ -171,8 +169,7 @@ fn lay_out(rows: &[u8], channels: usize, target: Target, out: &mut [u8]) {
     let axes = if target.planar { [plane, row, pixel] } else { [row, pixel, plane] };
     if let Some(strided) = Strided::new(1, axes) {
         debug_assert_eq!(strided.len(), out.len());
-        // SAFETY: the axes cover all bytes of `rows`, each once, starting with the first pixel to write. `out` is
-        // another object of the same length.
+        // SAFETY: the axes cover each byte of `rows` once. `out` is another object of the same length.
         unsafe { strided.copy(rows[first..].as_ptr(), out.as_mut_ptr()) };
     }
 }

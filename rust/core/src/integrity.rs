@@ -1,15 +1,14 @@
 //! Detects damage in shared memory, in single words and in whole units.
 //!
 //! The checks detect accidents, such as stray pointers, but not attacks. The checks protect the words and units on
-//! which the protocol depends. The contents of blocks are not protected, because checking them would cost as much as
-//! copying them.
+//! which the protocol depends. Blocks are not protected, because a check would cost as much as a copy.
 
-/// An odd constant. With this constant, every change within one byte of a value changes the check.
+/// An odd constant, so that every change within one byte of a value changes the check.
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// A constant that makes a word of zeros invalid, because wiped memory consists of zeros.
 const NOT_ZERO: u64 = 0x5bd1;
 /// `KEYS` are combined with the operands of the multiplications, because a product of zeros would be zero. `STEPS` are
-/// added to the keys for each pair of words, so that the order of words matters. All constants are digits of pi.
+/// added to the keys for each pair of words, so that the order of words matters. The constants are digits of pi.
 const KEYS: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 const STEPS: [u64; 2] = [0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
 
@@ -19,8 +18,7 @@ const SEALED: u64 = (1 << SEALED_BITS) - 1;
 
 /// Seals a value for shared memory. The result contains the lower 48 bits of `value`, and a check in the upper bits.
 ///
-/// Reading and writing one word is atomic. The check detects every change within one byte, and other changes with a
-/// probability of 1 - 2^-16.
+/// Access to one word is atomic. The check detects all changes in one byte, and others with a probability of 1 - 2^-16.
 #[inline]
 pub const fn seal(value: u64) -> u64 {
     let value = value & SEALED;
@@ -55,8 +53,7 @@ pub(crate) fn placed(value: u64, place: u64) -> u64 {
     fold(value ^ KEYS[0], place ^ KEYS[1]) >> 34
 }
 
-/// The checksum of a unit. It includes the position of the unit, its header, its block table and its payload, in this
-/// order.
+/// The checksum of a unit, which includes the unit's position, header, block table and payload, in this order.
 ///
 /// The checksum is a sum of products of two words, so that the multiplications do not depend on each other.
 #[derive(Debug, Clone, Copy)]
@@ -72,7 +69,6 @@ impl Checksum {
         Self { sum: 0, keys: KEYS }.words(position, 0)
     }
 
-    /// Adds two words.
     #[inline]
     pub fn words(self, a: u64, b: u64) -> Self {
         let [first, second] = self.keys;
@@ -86,8 +82,7 @@ impl Checksum {
     /// byte is read only once, so that the copied bytes are the bytes in the checksum. One loop copies and adds,
     /// because reading the copy would have to wait for its stores.
     ///
-    /// The bytes after the end of the copy, up to a multiple of 8, are written, too. If the source is not `PADDED`,
-    /// these additional bytes are zero.
+    /// Bytes after the end of the copy, up to a multiple of 8, are also written: zeros, unless the source is `PADDED`.
     ///
     /// # Safety
     /// `to` is writable for `len` bytes rounded up to a multiple of 8. `from` is readable for `len` bytes, and also for
@@ -119,14 +114,12 @@ impl Checksum {
         self
     }
 
-    /// Returns the checksum of the words that were added since `before`. The result does not depend on the position of
-    /// the unit.
+    /// Returns the checksum of the words that were added since `before`, independent of the unit's position.
     #[inline]
     pub fn since(self, before: Self) -> u64 {
         self.sum.wrapping_sub(before.sum)
     }
 
-    /// Returns the checksum of everything that was added.
     #[inline]
     pub fn finish(self) -> u32 {
         (self.sum ^ (self.sum >> 32)) as u32
@@ -147,8 +140,7 @@ unsafe fn pass_on<T: Copy>(from: *const u8, to: *mut u8, at: usize) -> T {
     }
 }
 
-/// Returns the last `len % 8` bytes as the lowest bytes of a word. The other bytes are undefined. `len` must not be a
-/// multiple of 8.
+/// Returns the last `len % 8` bytes as the lowest bytes of a word with undefined other bytes. `len % 8` must not be 0.
 ///
 /// # Safety
 /// `from` is readable for `len` bytes.
@@ -167,8 +159,7 @@ unsafe fn last_word(from: *const u8, len: usize) -> u64 {
 /// The number of words of a large buffer that are included in its sample.
 const SAMPLES: usize = 16;
 
-/// Returns 16 bits that depend on the length of a buffer and on some words at equal distances. Reading all words would
-/// cost as much as copying them.
+/// Returns 16 bits that depend on a buffer's length and on a few words. Reading all words would take as long as a copy.
 ///
 /// # Safety
 /// `data` is readable for `len` bytes.
@@ -196,7 +187,6 @@ pub(crate) struct Digest {
 }
 
 impl Digest {
-    /// Adds the word for a buffer.
     #[inline]
     pub fn buffer(&mut self, word: u64) {
         self.buffers = fold(self.buffers ^ KEYS[1], word ^ KEYS[0]);
@@ -224,8 +214,7 @@ mod tests {
                 }
             }
         }
-        // A change within one byte of any value changes the product by one of these amounts, each of which is larger than
-        // what the bits below the check can represent.
+        // A change within one byte changes the product by one of these amounts, which exceed the bits below the check.
         for byte in 0..6 {
             for change in 1..=255_u64 {
                 let moved = (change << (8 * byte)).wrapping_mul(WORD);

@@ -1,4 +1,4 @@
-//! The engine of torchdata-rs. It is plain Rust and does not depend on Python.
+//! The engine of torchdata-rs, in plain Rust, without Python.
 //!
 //! `docs/architecture.md` explains the parts and how an item travels.
 

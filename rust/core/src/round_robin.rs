@@ -4,10 +4,9 @@
 //! workers in rotation. Each rotation is a [`RoundRobin`], which performs no I/O and never waits. The caller asks which
 //! peer is next, transfers an item, and reports the result. A `RoundRobin` is used by one thread.
 //!
-//! Peers follow each other in the order of their numbers. Peers that have ended are skipped. An epoch begins with peer
-//! 0.
+//! Peers follow each other in numerical order, without peers that have ended. An epoch begins with peer 0.
 
-/// The rotation among peers, some of which may have ended.
+/// The rotation among peers that may have ended.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RoundRobin {
     /// For each peer, whether it has ended in this epoch.
@@ -31,11 +30,7 @@ impl RoundRobin {
         self.current = 0;
     }
 
-    /// Starts with all peers active and this peer as the next peer.
-    ///
-    /// # Panics
-    ///
-    /// If the peer does not exist.
+    /// Starts with all peers active and this peer as the next peer. Panics if the peer does not exist.
     pub fn start_at(&mut self, peer: usize) {
         assert!(peer < self.ended.len(), "there are {} peers, so there is no peer {peer}", self.ended.len());
         self.start();
@@ -64,12 +59,8 @@ impl RoundRobin {
         }
     }
 
-    /// Marks a peer as ended. If the peer is the next peer, the following active peer becomes the next peer. Does
-    /// nothing if the peer has already ended.
-    ///
-    /// # Panics
-    ///
-    /// If the peer does not exist.
+    /// Marks a peer as ended, unless it has already ended. If it is the next peer, the following active peer becomes
+    /// the next peer. Panics if the peer does not exist.
     pub fn end(&mut self, peer: usize) {
         if !std::mem::replace(&mut self.ended[peer], true) {
             self.live -= 1;
@@ -79,11 +70,7 @@ impl RoundRobin {
         }
     }
 
-    /// Returns whether a peer has ended.
-    ///
-    /// # Panics
-    ///
-    /// If the peer does not exist.
+    /// Returns whether a peer has ended. Panics if the peer does not exist.
     pub fn is_ended(&self, peer: usize) -> bool {
         self.ended[peer]
     }
@@ -93,9 +80,8 @@ impl RoundRobin {
         self.ended.len()
     }
 
-    /// Returns the next peer if it is `ready`. If the peer is not ready, returns None in strict order; otherwise makes
-    /// the first ready peer after it the next peer, and returns that peer. Call [`advance`](Self::advance) once the
-    /// item of the returned peer was taken.
+    /// Returns the next peer if it is `ready`. If it is not, returns None in strict order, and otherwise the first
+    /// ready peer after it, which becomes the next peer. Call [`advance`](Self::advance) after taking the peer's item.
     #[inline]
     pub fn choose(&mut self, mut ready: impl FnMut(usize) -> bool) -> Option<usize> {
         let current = self.next()?;

@@ -5,8 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-/// A clock that is read every few calls. The number of calls between two readings grows while the readings are close
-/// together, and is reset after a long interval.
+/// A clock that is read every few calls: less often while readings are close together, and often after a long interval.
 #[derive(Debug)]
 pub struct SampledClock {
     least: u32,

@@ -43,8 +43,7 @@ impl MersenneTwister {
         word ^ (word >> 18)
     }
 
-    /// Returns a number below `limit`, which must not be 0. Like Python, draws numbers with the bit length of the limit
-    /// until a number is small enough.
+    /// Returns a number below `limit` (not 0). Like Python, draws numbers of the same bit length until one is below.
     fn below(&mut self, limit: u32) -> u32 {
         let spare = limit.leading_zeros();
         loop {

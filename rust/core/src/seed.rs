@@ -1,10 +1,9 @@
 //! Creates the seeds for all random operations of a pipeline from one number.
 //!
-//! There are two streams of ChaCha12 (D. J. Bernstein, "ChaCha, a variant of Salsa20", 2008; implemented by
-//! `rand_chacha`). The *shared* stream is the same on all ranks and workers with the same seed. The *worker* stream is
-//! a copy of the shared stream until `spawn` makes it independent. Therefore pipes before the sharding produce the same
-//! order in each worker as in a single process. A generator is defined by a key and a position, so its state is small
-//! and exact.
+//! There are two streams of ChaCha12 (D. J. Bernstein, "ChaCha, a variant of Salsa20", 2008; `rand_chacha`). The
+//! *shared* stream is the same on all ranks and workers with the same seed. The *worker* stream is a copy of the shared
+//! stream until `spawn` makes it independent. Therefore pipes before the sharding produce the same order in each worker
+//! as in a single process. A generator is defined by a key and a position, so its state is small and exact.
 
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -61,8 +60,7 @@ impl SeedGenerator {
         self.shared.next_u64()
     }
 
-    /// Returns a seed that is different for each rank and worker. Without `spawn`, the seeds are the same as those of
-    /// `generate_shared_seed`.
+    /// Returns a seed that differs between ranks and workers, or without `spawn` the seed of `generate_shared_seed`.
     pub fn generate_seed(&mut self) -> u64 {
         self.worker.next_u64()
     }

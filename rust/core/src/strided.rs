@@ -51,8 +51,7 @@ pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
 }
 
 impl Strided {
-    /// Creates a layout of elements of `size` bytes along axes of (count, stride in bytes), outermost first. Returns
-    /// None if the elements exceed the address space.
+    /// Creates the layout for axes of (count, byte stride), outermost first; None if it exceeds the address space.
     pub fn new(size: usize, axes: impl IntoIterator<Item = (usize, isize)>) -> Option<Self> {
         let mut joined: Vec<Axis> = Vec::new();
         let mut len = size;
@@ -96,8 +95,7 @@ impl Strided {
     /// Copies the elements to `to`.
     ///
     /// # Safety
-    /// `from` points to the first element, and all elements are readable. `to` is writable for `len` bytes. The two
-    /// areas do not overlap.
+    /// `from` points to the first readable element. `to` is writable for `len` bytes, and overlaps no element.
     pub unsafe fn copy(&self, from: *const u8, to: *mut u8) {
         // SAFETY: guaranteed by the caller.
         unsafe { self.copy_around(&self.around, from, to, self.len) }
@@ -122,8 +120,7 @@ impl Strided {
     unsafe fn copy_line(&self, from: *const u8, to: *mut u8) {
         let Self { line, group, run, .. } = *self;
         let bytes = group.count * run;
-        // If groups have few elements, copying one element of each group at a time is faster than copying group by
-        // group.
+        // For small groups, copying one element of each group at a time is faster than copying group by group.
         for start in (0..line.count).step_by(BLOCK) {
             let count = BLOCK.min(line.count - start);
             for element in 0..group.count {

@@ -54,7 +54,6 @@ impl OwnedDescriptor {
         self.held().as_ref().map_or(-1, AsRawFd::as_raw_fd)
     }
 
-    /// Closes the descriptor, if it is open.
     fn close(&self) {
         let held = self.held().take();
         drop(held);

@@ -1,8 +1,7 @@
 //! Waits for events without the GIL. A wait consists of slices, and Python's signals are handled between two slices.
 //!
 //! This code runs in the thread that waits. An exception of a signal handler ends the wait and is returned. No event is
-//! lost: if the event arrives during a slice, the wait ends before signals are handled, and an event that arrives later
-//! remains pending.
+//! lost: after an event during a slice, the wait ends before signals are handled, and a later event remains pending.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,8 +10,7 @@ use pyo3::prelude::*;
 
 const LONGEST_SLICE: Duration = Duration::from_millis(100);
 
-/// The durations of a wait's slices. The first slice has the duration `first`. Each slice is twice as long as the
-/// previous one, up to `longest`.
+/// The slices of a wait. The first slice takes `first`, and each one is twice as long as the last, up to `longest`.
 #[derive(Clone, Copy)]
 pub struct Slices {
     first: Duration,
@@ -23,8 +21,7 @@ impl Slices {
     /// The slices of a wait in which the event always interrupts the sleep.
     pub const LONG: Self = Self { first: LONGEST_SLICE, longest: LONGEST_SLICE };
     /// The slices of a wait in which the event usually interrupts the sleep. The first slice is short, because a fast
-    /// producer that becomes slow may publish a few items without waking up the consumer (see
-    /// `torchdata_core::link::wake`).
+    /// producer that becomes slow may publish items without waking up the consumer (see `torchdata_core::link::wake`).
     pub const GROWING: Self = Self { first: Duration::from_millis(1), longest: LONGEST_SLICE };
     const POLL: Self = Self { first: Duration::from_micros(20), longest: Duration::from_millis(2) };
 }

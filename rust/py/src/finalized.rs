@@ -66,8 +66,7 @@ unsafe extern "C" fn finalize(object: *mut ffi::PyObject) {
     }
 }
 
-/// Returns whether `_ended` is true. Reads the dictionary of the object, because an attribute lookup could run Python
-/// code.
+/// Returns whether `_ended` is true. Reads the object's dictionary, because an attribute lookup could run Python code.
 fn has_ended(object: &Bound<'_, PyAny>) -> bool {
     // SAFETY: the object exists, and NULL means no context.
     let found = unsafe {

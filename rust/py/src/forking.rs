@@ -1,9 +1,9 @@
 //! Delays a fork until the lock of PyTorch's global generator is free. Only Python code can take this lock.
 //!
-//! The hook of the C library is used because it runs after all hooks of Python, some of which release the GIL. The GIL
-//! is not released between this hook and the fork. Therefore a thread that has drawn a random number must wait for the
-//! GIL before it draws another number. If another thread waits for the lock without the GIL, it gets the lock while
-//! this thread repeatedly takes and releases the lock.
+//! The hook of the C library is used because it runs after Python's own hooks, which may release the GIL. The GIL is
+//! not released between this hook and the fork. Therefore a thread that has drawn a random number must wait for the GIL
+//! before it draws another number. If another thread waits for the lock without the GIL, it gets the lock while this
+//! thread repeatedly takes and releases the lock.
 
 use std::cell::RefCell;
 use std::io;
@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-/// If taking the lock takes longer than this, the lock was not free. PyTorch holds the lock while it copies 5 KB, which
-/// takes 3 µs.
+/// If taking the lock takes longer, the lock was not free. PyTorch holds it for 3 µs to copy 5 KB.
 const FREE: Duration = Duration::from_micros(30);
 /// If the lock was not free at first, it must then be free in this many consecutive attempts, and other threads can
 /// take the lock during `PAUSE` between two attempts.

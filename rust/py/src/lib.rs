@@ -1,5 +1,4 @@
-//! The extension module `torchdata._native`. It converts arguments, calls the engine, and wraps results. The algorithms
-//! are implemented in the engine.
+//! The extension module `torchdata._native`, which converts arguments, calls the engine, and wraps results.
 // The macros of PyO3 generate items without docs and with undocumented unsafe blocks.
 #![allow(missing_docs)]
 
@@ -30,7 +29,6 @@ mod shard_globals;
 mod transport;
 mod watching;
 
-/// Makes this process exit when the process `pid` exits.
 #[pyfunction]
 fn exit_with_parent(pid: i32) -> PyResult<()> {
     Watch::open(pid).and_then(exit_with).map_err(errors::open)
@@ -49,14 +47,12 @@ fn name_process(name: &str) {
     process::naming::name_this_thread(name);
 }
 
-/// Returns whether this process uses the portable fallback for any reason.
 #[pyfunction]
 fn is_portable() -> bool {
     process::portable()
 }
 
-/// Returns whether this process uses the portable fallback because the system lacks or forbids a required feature of
-/// Linux.
+/// Returns whether the fallback is used because the system lacks or forbids a required feature of Linux.
 #[pyfunction]
 fn system_lacks() -> bool {
     process::choice() == process::Choice::Lacking
@@ -71,8 +67,7 @@ fn initialize(py: Python<'_>) -> PyResult<()> {
     pipes::handing::signals(py).map(drop)
 }
 
-/// Registers all classes and functions of the extension. Some classes rely on the GIL, so a free-threaded Python
-/// enables the GIL when it imports this module.
+/// Registers all classes and functions. Some classes rely on the GIL, which a free-threaded Python therefore enables.
 #[pymodule(gil_used = true)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     initialize(module.py())?;

@@ -1,5 +1,4 @@
-//! NumPy's C API. The C API is looked up when the first array or scalar is used, so that importing this extension does
-//! not import NumPy.
+//! NumPy's C API, looked up at the first use of an array or scalar, so that this extension does not import NumPy.
 //!
 //! The API is a table of pointers in a capsule. This module looks up the table itself and uses only type definitions of
 //! the `numpy` crate. The crate would panic if the lookup fails, for example because a signal handler raises. The crate
@@ -51,9 +50,8 @@ struct SecondDescr {
 /// The newest supported ABI version, which is the version of NumPy 2.
 const NEWEST_ABI: c_uint = 0x0200_0000;
 
-/// Returns NumPy's C API. Imports NumPy if necessary.
-///
-/// If NumPy is already loaded, this runs no Python code, so no signal handler can run.
+/// Returns NumPy's C API, and imports NumPy if necessary. If NumPy is already loaded, this call runs no Python code, so
+/// no signal handler can run.
 #[inline]
 pub fn numpy(py: Python<'_>) -> PyResult<NumPy> {
     // SYNC(numpy): pairs with `look_up`.
@@ -102,8 +100,7 @@ fn look_up(py: Python<'_>) -> PyResult<NumPy> {
 /// Returns a module if its import is complete.
 fn loaded<'py>(py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
     let name = PyString::new(py, name);
-    // SAFETY: the call returns a new reference or NULL. In case of NULL, an exception is set unless the module is not
-    // loaded.
+    // SAFETY: the call returns a new reference or NULL, with an exception set unless the module is not loaded.
     let module = unsafe { Bound::from_owned_ptr_or_opt(py, ffi::PyImport_GetModule(name.as_ptr())) };
     let Some(module) = module else { return PyErr::take(py).map_or(Ok(None), Err) };
     let begun = module.getattr("__spec__").and_then(|spec| spec.getattr("_initializing"));
@@ -132,8 +129,7 @@ impl NumPy {
     /// # Safety
     /// `number` is the type number of a built-in dtype.
     pub unsafe fn dtype(self, py: Python<'_>, number: c_int, own: bool) -> PyResult<Bound<'_, PyAny>> {
-        // SAFETY: the entries are PyArray_DescrFromType and PyArray_DescrNewFromType. They return a new reference, or
-        // NULL with an exception set.
+        // SAFETY: PyArray_DescrFromType and PyArray_DescrNewFromType return a new reference, or NULL with an exception.
         unsafe {
             let make: unsafe extern "C" fn(c_int) -> *mut ffi::PyObject = self.entry(if own { 96 } else { 45 });
             Bound::from_owned_ptr_or_err(py, make(number))
@@ -189,8 +185,7 @@ impl NumPy {
     /// Creates an array over `data`, or with its own memory if `data` is NULL. NumPy determines most flags.
     ///
     /// # Safety
-    /// `dtype` is a built-in dtype. `strides` is NULL, or has the same number of entries as `shape`. `data`, if given,
-    /// covers the array and outlives it.
+    /// `dtype` is built-in. `strides` is NULL or as long as `shape`. `data`, if given, covers and outlives the array.
     pub unsafe fn array<'py>(
         self,
         dtype: Bound<'py, PyAny>,
@@ -210,8 +205,7 @@ impl NumPy {
             *mut ffi::PyObject,
         ) -> *mut ffi::PyObject;
         let py = dtype.py();
-        // SAFETY: the entry is PyArray_NewFromDescr. It takes the reference to the dtype, and returns a new reference,
-        // or NULL with an exception set.
+        // SAFETY: PyArray_NewFromDescr takes over the dtype, and returns a new reference, or NULL with an exception.
         unsafe {
             let new: New = self.entry(94);
             let (dimensions, no_parent) = (shape.len() as c_int, std::ptr::null_mut());
@@ -223,7 +217,7 @@ impl NumPy {
 
     /// Makes `array` keep `base` alive, which owns the memory of the array.
     pub fn set_base(self, array: &Bound<'_, PyAny>, base: Bound<'_, PyAny>) -> PyResult<()> {
-        // SAFETY: the entry is PyArray_SetBaseObject. It takes the reference to `base` even if it fails.
+        // SAFETY: the entry is PyArray_SetBaseObject, which takes the reference to `base` even after an error.
         let done = unsafe {
             let set: unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyObject) -> c_int = self.entry(282);
             set(array.as_ptr(), base.into_ptr())

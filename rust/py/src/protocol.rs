@@ -19,8 +19,7 @@ fn command(kind: &str, number: u64) -> PyResult<Command> {
     }
 }
 
-/// Returns the word that the main process publishes before it sends a command, or None if the command does not abandon
-/// an epoch.
+/// Returns the word that is published before a command, or None if the command abandons no epoch.
 #[pyfunction]
 pub fn order_of(kind: &str, number: u64) -> PyResult<Option<u64>> {
     command(kind, number).map(Command::order)
@@ -43,8 +42,7 @@ impl PyObedience {
         Self(Mutex::new(Obedience::new(dispatches)))
     }
 
-    /// Returns the next step for a command ("leave", "run", "apply" or "end"). The two bools mean that the command must
-    /// be acknowledged before and after that step.
+    /// Returns the next step ("leave", "run", "apply" or "end"), and whether to acknowledge before and after it.
     fn obey(&self, kind: &str, number: u64) -> PyResult<(&'static str, bool, bool)> {
         let command = command(kind, number)?;
         Ok(match self.with(|obedience| obedience.obey(command)) {
@@ -67,8 +65,7 @@ impl PyObedience {
     }
 }
 
-/// The state of a loader's children. The dispatching process is the last child. The methods are documented in
-/// `torchdata_core::protocol::Replacing`.
+/// The state of a loader's children, with the dispatching process last (see `torchdata_core::protocol::Replacing`).
 #[pyclass(frozen, name = "Replacing", module = "torchdata._native")]
 pub struct PyReplacing(Mutex<Replacing>);
 
@@ -97,8 +94,7 @@ impl PyReplacing {
         self.with(|replacing| replacing.wanted(&dead, &ended))
     }
 
-    /// Counts the exit of a process. Returns the number of exits at this item, whether this exit was not counted
-    /// before, and whether the loader must give up.
+    /// Counts the exit of a process. Returns (exits at this item, whether this exit is new, whether to give up).
     fn judge(&self, child: usize, process: u64, epoch: u32, received: Vec<u64>, halted: bool) -> (usize, bool, bool) {
         let verdict = self.with(|replacing| replacing.judge(child, process, epoch, &received, halted));
         (verdict.deaths, verdict.is_new, verdict.is_final())

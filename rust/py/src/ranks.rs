@@ -1,7 +1,6 @@
 //! The Python class `Meeting`, which connects the ranks. Sockets are passed as descriptors, and waits release the GIL.
 //!
-//! A forked child has a copy of the meeting without its thread, and its lock may be locked. In a forked child, every
-//! method raises an error, and nothing is dropped.
+//! In a forked child, the thread is missing and the lock may be locked, so all methods raise and nothing is dropped.
 
 use std::mem::ManuallyDrop;
 use std::net::{TcpListener, TcpStream};
@@ -75,8 +74,7 @@ impl PyMeeting {
         meeting.clone().ok_or_else(|| PyRuntimeError::new_err("the meeting of ranks was closed"))
     }
 
-    /// Waits until the timeout for the end of an operation. After the timeout, waits a little longer in order to
-    /// receive the list of the ranks at fault.
+    /// Waits for the end of an operation until the timeout, and then a little longer for the list of failed ranks.
     fn end_of(&self, py: Python<'_>, operation: u64, timeout: f64) -> PyResult<Result<i64, Blame>> {
         let meeting = self.get()?;
         let mut answer = None;
@@ -100,16 +98,14 @@ impl PyMeeting {
 
 #[pymethods]
 impl PyMeeting {
-    /// Creates the meeting of rank 0. The other `size - 1` ranks will connect to its listening socket, which this
-    /// function takes over.
+    /// Creates the meeting of rank 0, and takes over its listening socket, to which `size - 1` ranks will connect.
     #[staticmethod]
     fn host(descriptor: RawFd, size: u32, hello: [u8; 16], welcome: [u8; 16]) -> PyResult<Self> {
         let listener = TcpListener::from(owned(descriptor)?);
         Ok(Self::new(Meeting::host(listener, size, Tokens { hello, welcome })?))
     }
 
-    /// Creates the meeting of another rank. Takes ownership of a socket that is connected to rank 0. Raises OSError if
-    /// rank 0 does not answer.
+    /// Creates the meeting of another rank, and takes over a socket to rank 0. Raises OSError without an answer.
     #[staticmethod]
     fn join(
         py: Python<'_>,
@@ -153,8 +149,7 @@ impl PyMeeting {
         Ok(self.get()?.descriptors())
     }
 
-    /// Informs all ranks that this rank leaves, and closes all connections. Does nothing if called again, or in a
-    /// forked child.
+    /// Informs all ranks that this rank leaves, and closes its connections. No effect if repeated or in a forked child.
     fn close(&self, py: Python<'_>) {
         if self.process == std::process::id() {
             let meeting = self.meeting.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-/// Converts seconds to a duration. The result is `Duration::MAX` for a longer time, and zero for a negative time or
-/// NaN.
+/// Converts seconds to a duration: at most `Duration::MAX`, and zero for a negative time or NaN.
 pub fn duration(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(if seconds > 0.0 { Duration::MAX } else { Duration::ZERO })
 }

@@ -1,5 +1,4 @@
-//! Exchanges the variables of modules and the states of random number generators that each shard of a process has for
-//! itself.
+//! Exchanges the module variables and states of random number generators that each shard of a process has for itself.
 //!
 //! A shard may run for only a few microseconds before another shard runs, so the exchange takes no Python code. Signal
 //! handlers therefore never see a part of one shard and a part of another.
@@ -12,15 +11,13 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-/// The list of variables and generators to exchange when another shard of the process runs. The list is replaced if
-/// another library is loaded.
+/// The variables and generators to exchange when another shard runs; replaced if another library is loaded.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Exchange {
     /// Entries of dicts, or attributes of other objects, and the values that they have. None also means a missing entry.
     expected: Vec<(Py<PyAny>, Py<PyString>, Py<PyAny>)>,
     /// Modules' dicts, and the names of the variables in them.
     variables: Vec<(Py<PyDict>, Py<PyString>)>,
-    /// The memory of the generators.
     memory: Vec<PyBuffer<u8>>,
 }
 
@@ -64,7 +61,6 @@ impl Exchange {
 pub struct SavedGlobals {
     exchange: Option<Py<Exchange>>,
     values: Vec<Py<PyAny>>,
-    /// The bytes of each buffer of `exchange`.
     memory: Vec<Vec<u8>>,
     /// Whether another shard runs.
     #[pyo3(get)]
@@ -88,7 +84,7 @@ impl SavedGlobals {
         self.save_again(py)
     }
 
-    /// Sets the variables and generators of the process to those that were saved last.
+    /// Sets the variables and generators of the process to the values that were saved last.
     fn load(&mut self, py: Python<'_>) -> PyResult<()> {
         self.is_away = false;
         let Some(exchange) = &self.exchange else { return Ok(()) };
@@ -110,8 +106,8 @@ impl SavedGlobals {
 }
 
 impl SavedGlobals {
-    /// Saves the globals of this shard, which runs, and loads those of another shard. Returns false and changes nothing
-    /// if this is not enough, because a library was loaded meanwhile, or because the shards must do something else.
+    /// Saves the globals of this shard, which runs, and loads the globals of another shard. Returns false and changes
+    /// nothing if a library was loaded meanwhile, or if the shards must do something else.
     fn switch_to(&mut self, py: Python<'_>, other: &mut Self) -> PyResult<bool> {
         let (Some(exchange), Some(of_other)) = (&self.exchange, &other.exchange) else { return Ok(false) };
         let is_enough = self.is_all && other.is_all && !self.is_away && other.is_away && exchange.is(of_other);
@@ -158,7 +154,7 @@ impl ShardTurns {
         self.entered.load(Relaxed)
     }
 
-    /// Makes a shard the one that runs.
+    /// Switches the process to a shard.
     pub fn enter(&self, py: Python<'_>, shard: usize) -> PyResult<()> {
         let left = self.entered.swap(shard, Relaxed);
         if shard != left {

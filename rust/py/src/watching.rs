@@ -1,5 +1,4 @@
-//! Python functions for watching the calls of loaders: setting the callback for a stalled call, and stopping the
-//! watching thread.
+//! Python functions for watching calls of loaders: set the callback for a stalled call, stop the watching thread.
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -16,8 +15,7 @@ pub fn watch(_py: Python<'_>) -> &'static Watch {
     watching::watch(tell)
 }
 
-/// Reports a stall. `tell` runs in the watching thread. If the thread must wait for the GIL, the next report is
-/// delayed.
+/// Reports a stall in the watching thread. If the thread must wait for the GIL, the next report is delayed.
 fn tell(stall: &Stall) {
     Python::try_attach(|py| {
         if let (true, Some(on_stall)) = (stall.lasts(), ON_STALL.get(py))

@@ -1,9 +1,8 @@
 //! Reads `tf.train.Example` and `tf.train.SequenceExample` from protocol buffers without copying.
 //!
-//! These messages map names to features. A SequenceExample also maps names to lists of features (see TensorFlow's
-//! `example.proto` and `feature.proto`). Fields that both messages have in common have the same number, so one reader
-//! is sufficient for both. As protocol buffers require, unknown fields are skipped, repeated messages are merged, and
-//! lists of numbers may be packed or not.
+//! An Example maps names to features. A SequenceExample also maps names to lists of features (see TensorFlow's
+//! `example.proto` and `feature.proto`). Common fields have the same numbers, so one reader is sufficient. As protocol
+//! buffers require, unknown fields are skipped, repeated messages are merged, and number lists may be packed.
 
 use crate::formats::wire::{Fields, WireError, WireValue};
 

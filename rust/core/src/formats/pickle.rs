@@ -2,8 +2,8 @@
 //!
 //! An unpickler executes instructions. Untrusted instructions could change objects, or make the unpickler allocate
 //! gigabytes for a large memo index or length. Plain data needs no instructions that change objects, protocol 5 writes
-//! no memo indices, and this module compares lengths with the number of available bytes. The unpickler decides which
-//! functions may be called.
+//! no memo indices, and lengths are compared with the available bytes. The unpickler decides which functions may be
+//! called.
 
 use thiserror::Error;
 
@@ -30,11 +30,7 @@ pub enum PlainError {
     Behind(usize),
 }
 
-/// Checks that each instruction is allowed in a pickle of plain data.
-///
-/// # Errors
-///
-/// If an instruction is not allowed, or needs more bytes than there are.
+/// Checks that a pickle of plain data contains only allowed instructions, with all bytes that they need.
 pub fn check_plain(bytes: &[u8]) -> Result<(), PlainError> {
     let mut at = 0;
     while let Some(&opcode) = bytes.get(at) {

@@ -1,8 +1,7 @@
 //! Reads the headers of regular files in tar archives, and checks the format of extended headers.
 //!
-//! Tar archives may have many kinds of headers (see tar(5)), but only one kind is frequent in datasets: a regular file
-//! with a short name. This module reads such headers. Python's `tarfile` reads all other blocks, after [`pax_records`]
-//! has checked the format of extended headers.
+//! Most archives of datasets contain only regular files with short names, so this module reads only their headers.
+//! Python's `tarfile` reads other headers (see tar(5)), extended headers after [`pax_records`] has checked the format.
 
 /// The number of bytes of a header. Data is padded to a multiple of this number.
 pub const BLOCK: usize = 512;
@@ -62,9 +61,8 @@ pub enum PaxError {
     Number,
 }
 
-/// Returns the number of records in the body of an extended (pax) header. There may be zeros after the records.
-///
-/// A record is `LENGTH KEYWORD=VALUE\n`, where LENGTH is the length of the whole record.
+/// Returns the number of records (`LENGTH KEYWORD=VALUE\n`) in an extended (pax) header, which may end with zeros.
+/// LENGTH is the length of the whole record.
 pub fn pax_records(body: &[u8]) -> Result<usize, PaxError> {
     if body.split(|byte| !byte.is_ascii_digit()).any(|run| run.len() > LONGEST_NUMBER) {
         return Err(PaxError::Number);
@@ -77,7 +75,6 @@ pub fn pax_records(body: &[u8]) -> Result<usize, PaxError> {
     Ok(count)
 }
 
-/// Returns the length of the record at the start of `bytes`, or None if the record is not valid.
 fn record_length(bytes: &[u8]) -> Option<usize> {
     let digits = bytes.iter().position(|&byte| byte == b' ')?;
     let length: usize = std::str::from_utf8(&bytes[..digits]).ok()?.parse().ok()?; // `parse` alone would also accept a sign

@@ -1,9 +1,8 @@
 //! Reads the frames of TFRecord files, which consist of records with checksums.
 //!
 //! A record consists of its length (`u64`, little-endian), the masked CRC-32C of these 8 bytes, the data, and the
-//! masked CRC-32C of the data (see TensorFlow's `record_writer.h`). [`Records`] receives the file in pieces of any size
-//! and returns the records. The reader buffers one piece, or one record if the record is larger, and never more bytes
-//! than it has received.
+//! masked CRC-32C of the data (see TensorFlow's `record_writer.h`). [`Records`] receives the file in pieces and returns
+//! the records. The reader buffers one piece, or one larger record, and never more bytes than it has received.
 
 /// The number of bytes before the data, which contain its length and the checksum of the length.
 const HEAD: usize = 12;
@@ -12,8 +11,7 @@ const TAIL: usize = 4;
 /// The maximum length of a record, because protocol buffers cannot be larger.
 pub const LONGEST: u64 = i32::MAX as u64;
 
-/// Returns the CRC-32C of `data` in the format of the file. The format rotates and shifts the CRC-32C, because the data
-/// may itself contain checksums.
+/// Returns the CRC-32C of `data`, rotated and shifted as in the file, because the data may itself contain checksums.
 pub fn masked_crc(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -42,8 +40,7 @@ pub enum RecordError {
     Truncated {
         /// The number of available bytes, including checksums.
         found: u64,
-        /// The expected number of bytes, including checksums. If the file ends within the head of a record, this is the
-        /// size of the head.
+        /// The expected number of bytes, including checksums, or the size of the head if the file ends within the head.
         wanted: u64,
     },
 }
@@ -118,7 +115,6 @@ impl Records {
         if found == 0 || found >= wanted { Ok(()) } else { Err(RecordError::Truncated { found, wanted }) }
     }
 
-    /// Returns the length of the next record, or None if the length was not received yet.
     fn length(&self) -> Result<Option<usize>, RecordError> {
         let Some((head, rest)) = self.unread().split_first_chunk::<8>() else { return Ok(None) };
         let Some(checksum) = rest.first_chunk::<4>() else { return Ok(None) };

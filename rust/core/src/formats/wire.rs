@@ -1,7 +1,6 @@
 //! Reads the parts of protocol buffers' wire format that examples use.
 //!
-//! The format is described at <https://protobuf.dev/programming-guides/encoding>. Untrusted input gives a value or an
-//! error.
+//! See <https://protobuf.dev/programming-guides/encoding>. Untrusted input gives a value or an error.
 
 /// The reason why bytes are not a protocol buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -12,8 +11,7 @@ pub enum WireError {
     /// An integer has more than ten bytes.
     #[error("its data is not a valid protocol buffer: an integer is too long")]
     Varint,
-    /// A field has an unknown type or the number 0. This reader does not support groups, because examples do not
-    /// contain them.
+    /// A field has an unknown type or the number 0. Groups are not supported, because examples do not contain them.
     #[error("its data is not a valid protocol buffer: a field has a type that does not exist")]
     Tag,
     /// The name of a feature is not UTF-8.

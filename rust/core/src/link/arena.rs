@@ -24,8 +24,7 @@ struct Holders {
     len: u64,
     /// Whether the producer still has a [`Block`] for this memory.
     local: bool,
-    /// How many times the block was sent and not yet returned. One unit can refer to a block twice, and several units
-    /// can refer to the same block.
+    /// How many times the block was sent and not yet returned. Units can refer to one block several times.
     remote: u64,
 }
 
@@ -92,7 +91,6 @@ impl Allocator {
         self.taken.get(&offset).map_or(0, |holders| holders.len)
     }
 
-    /// Records that the consumer has returned a block.
     fn returned(&mut self, offset: u64) -> Result<(), Corrupted> {
         match self.taken.get_mut(&offset) {
             Some(holders) if holders.remote > 0 => holders.remote -= 1,
@@ -155,8 +153,7 @@ pub struct ArenaUse {
 pub struct Arena {
     layout: Arc<Layout>,
     allocator: Mutex<Allocator>,
-    /// Whether blocks are allocated, or free pages may still be returned. If the flag is false, `tidy` has nothing to
-    /// do.
+    /// Whether blocks are allocated, or free pages may still be returned. If false, `tidy` has nothing to do.
     untidy: AtomicBool,
     /// The process that owns the bookkeeping. A forked child must not change the bookkeeping.
     generation: u64,
@@ -181,8 +178,7 @@ impl Arena {
         allocator.mirror();
     }
 
-    /// Allocates a page-aligned block of at least `len` bytes. Returns None if no free extent is long enough, or if the
-    /// system is out of memory.
+    /// Allocates a page-aligned block of at least `len` bytes, or returns None if no free extent or memory is left.
     pub fn allocate(self: &Arc<Self>, len: usize) -> Option<Block> {
         if self.generation != fork::generation() {
             return None;
@@ -224,8 +220,7 @@ impl Arena {
 
     /// Reclaims blocks, and returns free pages that were unused for some seconds to the system.
     ///
-    /// A producer calls this regularly while it waits or works. If no memory is unused, the call is cheap. Returns
-    /// whether memory may become unused later.
+    /// Must be called regularly, and is cheap if no memory is unused. Returns whether memory may become unused later.
     pub fn tidy(&self) -> Result<bool, Corrupted> {
         self.tidy_at(Instant::now())
     }
@@ -253,7 +248,6 @@ impl Arena {
         self.untidy.load(Ordering::Relaxed)
     }
 
-    /// Records that a block was sent.
     pub(crate) fn send(&self, offset: u64) {
         if let Some(holders) = self.lock().taken.get_mut(&offset) {
             holders.remote += 1;

@@ -1,8 +1,7 @@
 //! Transfers units and control words from a link on one machine to the copy of this link on another machine.
 //!
-//! A worker on another machine has a control link and a data link on its machine. The main process has a copy of each
-//! link. On each machine, a carrier connects the two links: it is the consumer of one link and the producer of the
-//! other link.
+//! A worker on another machine has a control link and a data link there. The main process has a copy of each link. On
+//! each machine, a carrier connects the two links: it is the consumer of one link and the producer of the other link.
 //!
 //! ```text
 //! main  ── control ──►  carrier  ┄┄ frames ┄┄►  carrier  ── control ──►  child
@@ -16,8 +15,7 @@
 //! space for a unit may only become free after a word was read. The caller must write each frame to the outbound link
 //! once, in the order in which `take` returned the frames. The caller must do the same with words.
 //!
-//! A frame consists of a head and separate large buffers. The contents of a frame are not trusted, and inconsistent
-//! data is reported as [`Corrupted`].
+//! A frame is a head and separate large buffers. Inconsistent data in the untrusted frame is reported as [`Corrupted`].
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -42,9 +40,8 @@ const TIDY_EVERY: Duration = Duration::from_secs(1);
 /// The size of a unit's fields in the head: stream, length of the payload, kind, number of buffers.
 const UNIT_HEAD: usize = 16;
 
-/// The control words of a carrier's two links, in sealed form, for the carrier on the other machine. From the inbound
-/// link: the order, and the epoch in which the producer starves. From the outbound link: the grant, and the number of
-/// acknowledged messages.
+/// Sealed control words for the carrier on the other machine. The inbound link provides the order and the epoch in
+/// which the producer starves; the outbound link provides the grant and the number of acknowledged messages.
 pub type Words = [u64; 4];
 
 /// Several units that are transferred together.
@@ -107,7 +104,6 @@ struct Carried<'a> {
 
 const CONTRADICTS: Corrupted = Corrupted("a frame of units is inconsistent");
 
-/// Removes and returns the first `len` bytes.
 fn cut<'a>(bytes: &mut &'a [u8], len: usize) -> Result<&'a [u8], Corrupted> {
     let (front, rest) = bytes.split_at_checked(len).ok_or(CONTRADICTS)?;
     *bytes = rest;
@@ -148,8 +144,7 @@ struct FrameProgress {
     /// The number of finished bytes of the head; `beside` is the number of finished separate buffers.
     head: usize,
     beside: usize,
-    /// The finished buffers of the current unit; `streamed` is the number of bytes of the next buffer that were sent as
-    /// fragments.
+    /// The finished buffers of the current unit; `streamed` counts the bytes of the next buffer sent as fragments.
     parts: Vec<Part>,
     streamed: usize,
 }
@@ -162,8 +157,7 @@ enum Lack {
     Room { blocks: usize, payload: usize },
 }
 
-/// Transfers data between an inbound and an outbound link on this machine, and the copies of these links on another
-/// machine.
+/// Transfers data between two links on this machine and the copies of these links on another machine.
 #[derive(Debug)]
 pub struct Carrier {
     inbound: Consumer,
@@ -180,8 +174,7 @@ pub struct Carrier {
 }
 
 impl Carrier {
-    /// Takes the consumer end of `inbound` and the producer end of `outbound`. The process with bell `peer` uses the
-    /// other ends of these links.
+    /// Takes the consumer end of `inbound` and the producer end of `outbound`. `peer` is the opposite process's bell.
     pub fn new(inbound: &Link, outbound: &Link, peer: BellRef) -> Result<Self, OpenError> {
         Ok(Self {
             inbound: inbound.consumer(peer.clone())?,
@@ -215,8 +208,7 @@ impl Carrier {
         self.words() != self.given || units && self.inbound.readable().unwrap_or(true)
     }
 
-    /// Takes units until the link is empty or the frame has `most` bytes. If `most` is 0, takes no units. Returns the
-    /// words if any word has changed.
+    /// Takes units until the link is empty or the frame has `most` bytes. Returns the words if any word has changed.
     pub fn take(&mut self, frame: &mut Frame, most: usize) -> Result<Option<Words>, TakeError> {
         let words = self.words();
         while frame.len < most {
@@ -316,8 +308,7 @@ impl Carrier {
         Ok(Lack::Nothing)
     }
 
-    /// Returns the memory of blocks that were unused for a while to the system. Must be called at least every few
-    /// seconds.
+    /// Returns memory that was unused for a while to the system. Must be called at least every few seconds.
     pub fn tidy(&mut self, now: Instant) -> Result<(), Corrupted> {
         let arena = self.outbound.arena();
         if arena.is_untidy() && now.saturating_duration_since(self.tidied) >= TIDY_EVERY {

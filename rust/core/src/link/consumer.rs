@@ -1,8 +1,7 @@
 //! The consumer end of a link.
 //!
-//! The consumer runs in the process that receives the items. It does not trust the producer: a unit is copied out of
-//! shared memory, and all lengths, offsets and the checksum are verified before the data is used. Inconsistent data is
-//! reported as [`Corrupted`].
+//! The consumer runs in the receiving process and does not trust the producer: a unit is copied out of shared memory,
+//! and all lengths, offsets and the checksum are verified before use. Inconsistent data is reported as [`Corrupted`].
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -56,8 +55,7 @@ pub struct Unit {
     pub payload: Vec<u8>,
     /// The large buffers, in the order in which they were sent.
     pub buffers: Vec<Buffer>,
-    /// A hash of the contents, which does not depend on the position in the ring. The hash is 0 if equal items may have
-    /// different bytes.
+    /// A hash of the contents, independent of the position in the ring, or 0 if equal items may have different bytes.
     pub digest: u64,
 }
 
@@ -149,7 +147,6 @@ impl Consumer {
         self.tell(grant);
     }
 
-    /// Stores a grant and wakes the producer.
     fn tell(&mut self, grant: Grant) {
         self.grant(grant);
         self.ring();
@@ -192,11 +189,9 @@ impl Consumer {
         self.peer.ring();
     }
 
-    /// Returns whether the producer's process starves, that is, waits for another process (see
-    /// [`crate::link::Announcer`]).
+    /// Returns whether the producer starves, that is, waits for another process (see [`crate::link::Announcer`]).
     pub fn starves(&self) -> bool {
-        // SYNC(starve): pairs with Announcer::starve. If the word is damaged, the producer overwrites it at its next
-        // check.
+        // SYNC(starve): pairs with Announcer::starve. A damaged word is overwritten at the producer's next check.
         let epoch = open(self.layout.header().starving.load(Ordering::Acquire));
         epoch == Some(u64::from(self.receiving.stream().epoch()))
     }
@@ -218,9 +213,8 @@ impl Consumer {
         self.flow.items.store(self.before.wrapping_add(self.taken), Ordering::Relaxed);
     }
 
-    /// Counts a delivered item, and allows the producer to send one more item.
-    ///
-    /// A sleeping producer is woken up when half of its window is free, or immediately if the ring is empty.
+    /// Counts a delivered item, and allows the producer to send one more item. A sleeping producer is woken up when
+    /// half of its window is free, or immediately if the ring is empty.
     #[inline]
     pub fn item_taken(&mut self) {
         self.count();
@@ -280,8 +274,7 @@ impl Consumer {
         }
     }
 
-    /// Counts bytes of blocks. If a producer has reached its limit for bytes in flight, it is woken up once half of
-    /// these bytes were taken.
+    /// Counts bytes of blocks. A producer at its limit is woken up once half of its bytes in flight were taken.
     #[inline]
     fn count_blocks(&mut self, buffers: &[Buffer]) {
         if buffers.is_empty() {
@@ -306,28 +299,22 @@ impl Consumer {
         self.returns.bytes()
     }
 
-    /// Returns whether a buffer of `len` bytes should be copied, because leasing the buffer would leave the producer
-    /// too little memory.
-    ///
-    /// Leases use at most half of the arena, and half of the maximum number of blocks. The other half of the arena is
-    /// for data in flight.
+    /// Returns whether to copy a buffer of `len` bytes, because a lease would leave the producer too little memory.
+    /// Leases use at most half of the arena and of the blocks, because data in flight needs the other half.
     pub fn should_copy(&self, len: usize) -> bool {
         let config = self.layout.config;
         let leases = self.returns.count();
         (self.leased() + len as u64) * 2 > config.arena_capacity || (leases + 1) * 2 > config.return_capacity
     }
 
-    /// Replaces `unit` with the next unit of the current stream. Returns false if the ring contains no unit of this
-    /// stream.
+    /// Replaces `unit` with the next unit of the current stream, or returns false if the ring contains no such unit.
     ///
-    /// Units of earlier streams are dropped without decoding them, and their blocks are returned. Units of later
-    /// streams stay in the ring.
+    /// Units of earlier streams are dropped, and their blocks are returned. Units of later streams stay in the ring.
     pub fn take(&mut self, unit: &mut Unit) -> Result<bool, TakeError> {
         Ok(self.next::<false>(unit)?.is_some())
     }
 
-    /// Replaces `unit` with the next unit of any stream, and returns this stream, or None if no unit is available.
-    /// Carriers use this to forward units.
+    /// Replaces `unit` with the next unit of any stream. Returns the stream, or None if there is no unit.
     pub(super) fn take_any(&mut self, unit: &mut Unit) -> Result<Option<Stream>, TakeError> {
         self.next::<true>(unit)
     }
@@ -381,8 +368,7 @@ impl Consumer {
         }
     }
 
-    /// Copies a unit out of the ring and verifies it. The block table is stored in `self.table`, and the payload in
-    /// `payload`. Returns None for padding.
+    /// Copies a unit out of the ring to `self.table` and `payload`, and verifies the unit. Returns None for padding.
     #[inline]
     fn copy_unit(
         &mut self,
@@ -477,15 +463,13 @@ impl Consumer {
                 Buffer::Leased(Arc::new(self.returns.lease(offset, len)))
             });
         }
-        // If the current unit does not refer to the preceding fragments, the producer has abandoned the unit of these
-        // fragments.
+        // If the unit does not refer to the preceding fragments, the producer has abandoned the fragments' unit.
         if !std::mem::take(&mut self.streamed).is_empty() && streamed {
             return Err(Corrupted("a unit refers to fragments that differ from those received"));
         }
         Ok(())
     }
 
-    /// Returns the next `len` bytes of the received fragments.
     fn streamed_buffer(&mut self, len: u64) -> Result<Vec<u8>, Corrupted> {
         let len = usize::try_from(len).ok().filter(|&len| len <= self.streamed.len());
         let len = len.ok_or(Corrupted("a unit refers to fragments that were not received"))?;

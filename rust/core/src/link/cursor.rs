@@ -1,12 +1,11 @@
 //! The two cursors of a single-producer, single-consumer ring.
 //!
-//! Positions count from the creation of the ring. They never overflow, because a `u64` is sufficient for centuries. The
-//! index in the ring is the position modulo the capacity. Each side keeps its own cursor privately and publishes it in
-//! shared memory. A side reads the cursor of the other side only if the cached copy of that cursor is too old to
-//! continue. Therefore cache misses only occur if the ring is empty or full.
+//! Positions count from the creation of the ring. Positions never overflow, because a `u64` is sufficient for
+//! centuries. The index in the ring is the position modulo the capacity. Each side keeps its own cursor privately and
+//! publishes it in shared memory. A side reads the cursor of the other side only if the cached copy of that cursor is
+//! too old to continue. Therefore cache misses only occur if the ring is empty or full.
 //!
-//! In shared memory, a cursor is a sealed word (see `seal`). The seal allows the reader to detect a stray write, which
-//! could otherwise look like a valid position.
+//! In shared memory, a cursor is sealed (see `seal`), so that a stray write does not look like a valid position.
 
 use crate::error::Corrupted;
 use crate::integrity::{open_after, seal};
@@ -110,8 +109,7 @@ impl ConsumerCursor {
 
     /// Checks that this side's cursor in shared memory is intact.
     ///
-    /// Must be called before sleeping, because neither the producer nor `Probe::pending` would notice the damage during
-    /// the sleep.
+    /// Must be called before a sleep, in which neither the producer nor `Probe::pending` would notice the damage.
     #[inline]
     pub fn check(&self, shared_head: &AtomicU64) -> Result<(), Corrupted> {
         if shared_head.load(Ordering::Relaxed) == seal(self.head) {

@@ -65,14 +65,11 @@ impl Link {
         Ok(next)
     }
 
-    /// Returns whether a process has taken the consumer end.
-    ///
-    /// The load is relaxed because no other data depends on it.
+    /// Returns whether a process has taken the consumer end. The load is relaxed, because no other data depends on it.
     pub fn has_consumer(&self) -> bool {
         self.layout.header().consumer_taken.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns the memory of the link, which carriers access directly.
     pub(super) fn layout(&self) -> &Arc<Layout> {
         &self.layout
     }
@@ -82,14 +79,12 @@ impl Link {
         Probe { layout: Arc::clone(&self.layout) }
     }
 
-    /// Returns a handle that informs the consumer when the producer's process starves. `peer` is the doorbell of the
-    /// consumer.
+    /// Returns a handle that informs the consumer when the producer's process starves. `peer` is the consumer's bell.
     pub fn announcer(&self, peer: BellRef) -> Announcer {
         Announcer { layout: Arc::clone(&self.layout), peer }
     }
 
-    /// Returns how many items and bytes the producer has sent. These counters are only updated if no other counters
-    /// were set for the link.
+    /// Returns how many items and bytes the producer has sent, unless other counters were set for the link.
     pub fn sent(&self) -> (u64, u64) {
         let sent = &self.layout.header().sent;
         (sent.items.load(Ordering::Relaxed), sent.bytes.load(Ordering::Relaxed))
@@ -107,8 +102,7 @@ impl Probe {
     #[inline]
     pub fn pending(&self) -> bool {
         let header = self.layout.header();
-        // Each word contains a position and its checksum, so equal positions have equal words. If a word is damaged,
-        // the consumer detects and reports the damage.
+        // Equal positions have equal words, because a word is a position and its checksum. The consumer detects damage.
         header.tail.load(Ordering::Relaxed) != header.head.load(Ordering::Relaxed)
     }
 

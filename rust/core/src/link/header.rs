@@ -23,13 +23,11 @@ use crate::process::region::Region;
 use crate::protocol::Ahead;
 use crate::stats::{Flow, FlowRef};
 
-/// "tdrslink" in ASCII.
 const MAGIC: u64 = u64::from_le_bytes(*b"tdrslink");
 /// Must be increased whenever the layout of the header, the units or the rings changes.
 const VERSION: u32 = 9;
 /// Space for the header: one page, so that the rings are page-aligned.
 const HEADER_LEN: usize = 4096;
-/// The alignment of blocks and of the arena.
 pub(crate) const BLOCK_ALIGN: u64 = 4096;
 
 /// The sizes of the parts of a link.
@@ -72,8 +70,7 @@ impl LinkConfig {
     }
 }
 
-/// A word in separate cache lines, so that producer and consumer do not slow each other down. Processors fetch cache
-/// lines in pairs.
+/// A word in separate cache lines, which processors fetch in pairs, so that the two sides do not slow each other down.
 type Word = CachePadded<AtomicU64>;
 
 /// The first page of a link.
@@ -102,25 +99,21 @@ pub(crate) struct Header {
     pub head: Word,
     /// Return ring: total entries written, sealed. Written only by the consumer.
     pub return_tail: Word,
-    /// Return ring: the total number of entries that were read. The word is sealed (see `integrity`). Written only by
-    /// the producer.
+    /// Return ring: total entries read, sealed. Written only by the producer.
     pub return_head: Word,
     /// The grant of the consumer (see `protocol::Grant`). Written only by the consumer.
     pub granted: Word,
     /// Set while the producer waits for returned blocks. Written only by the producer.
     pub blocks_wanted: CachePadded<Wanted>,
-    /// The number of the epoch while the producer's process waits for another process. Otherwise 0. Written by the
-    /// producer's process.
+    /// The epoch in which the producer's process waits for another process, or 0. Written by the producer's process.
     pub starving: Word,
     /// Control links: the latest epoch that the main process has ordered. Written only by the producer.
     pub order: Word,
     /// The number of messages that the consumer has acknowledged. Written only by the consumer.
     pub acknowledged: Word,
-    /// Whether published items ring the consumer's bell. The flag is cleared while the consumer only waits for other
-    /// links. Written only by the consumer.
+    /// Whether items ring the consumer's bell; false while it only waits for other links. Written only by the consumer.
     pub items_wanted: CachePadded<Wanted>,
-    /// How many bytes of blocks the producer may be ahead (see `protocol::Ahead`), sealed. Written only by the
-    /// consumer.
+    /// How many bytes of blocks the producer may be ahead (see `protocol::Ahead`), sealed. Written by the consumer.
     pub ahead: Word,
     /// Statistics of the producer, unless other counters were set (see [`crate::stats::Board`]).
     pub sent: CachePadded<Flow>,
@@ -149,21 +142,18 @@ const _: () = {
     assert!(size_of::<Header>() <= HEADER_LEN);
 };
 
-/// Returns the entry at `position` of a return ring for the block at `offset`. The entry consists of the page of the
-/// block, and a check value of page and position.
+/// Returns the return ring's entry for the block at `offset`: the block's page, and a check of page and `position`.
 pub(crate) fn return_entry(position: u64, offset: u64) -> u64 {
     let page = offset / BLOCK_ALIGN;
     page << 30 | placed(page, position)
 }
 
-/// Returns the offset of the block in an entry, or None if the entry is damaged or was written in an earlier lap of the
-/// ring.
+/// Returns the offset of the block in an entry, or None if the entry is damaged or from an earlier lap of the ring.
 pub(crate) fn returned_offset(position: u64, entry: u64) -> Option<u64> {
     let offset = (entry >> 30) * BLOCK_ALIGN;
     (return_entry(position, offset) == entry).then_some(offset)
 }
 
-/// A memory region whose layout was checked.
 #[derive(Debug)]
 pub(crate) struct Layout {
     region: Region,
@@ -248,8 +238,7 @@ impl Layout {
     /// Returns the entry at `position` of the return ring, modulo the capacity of the ring. See [`return_entry`].
     pub fn return_slot(&self, position: u64) -> &AtomicU64 {
         let place = self.config.return_offset() + 8 * (position & (self.config.return_capacity - 1));
-        // SAFETY: the layout was checked, so the entry is inside the region. Its offset is a multiple of 8, and it is
-        // only accessed as an atomic.
+        // SAFETY: the layout was checked, so the entry is inside the region, at a multiple of 8. All access is atomic.
         unsafe { &*self.region.as_mut_ptr().add(place as usize).cast::<AtomicU64>() }
     }
 

@@ -2,9 +2,8 @@
 //!
 //! This code runs in the producer, under the lock of the arena. A block that is allocated or freed *touches* its
 //! chunks. A chunk is *idle* if it was not touched for a whole period. While items of similar size are sent, all their
-//! chunks are touched again and again, so no pages are returned. The pages of a single large item are returned a few
-//! seconds later. Even if returned pages are needed again, the cost is limited, because these pages were idle for at
-//! least one period.
+//! chunks are touched repeatedly, so no pages are returned. The pages of a single large item are returned a few seconds
+//! later. If returned pages are needed again, the cost is limited, because they were idle for at least one period.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -17,8 +16,7 @@ pub const PERIOD: Duration = Duration::from_secs(2);
 /// Records when each chunk was last touched.
 #[derive(Debug)]
 pub struct IdleChunks {
-    /// The period in which each chunk was last touched. The entry of a chunk without free pages is None. Chunks after the
-    /// end of the list were never touched.
+    /// The period in which each chunk was last touched; None without free pages. Missing chunks were never touched.
     touched: Vec<Option<u64>>,
     /// The number of entries in `touched` that are Some.
     known: usize,

@@ -27,8 +27,8 @@ pub(super) struct Returns {
 #[derive(Debug)]
 struct Queue {
     cursor: ProducerCursor,
-    /// Blocks that did not fit into the return ring. This only happens if a producer sends one block many times,
-    /// because the ring has as many entries as there can be allocated blocks.
+    /// Blocks that did not fit into the return ring. The ring is full only if a producer sends one block many times,
+    /// because the ring has an entry for each possible block.
     overflow: Vec<u64>,
 }
 
@@ -92,8 +92,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Returns the start of the block. The block is page-aligned, and readable and writable for `len` bytes until the
-    /// lease is dropped.
+    /// Returns the page-aligned start of `len` bytes that can be read and written until the lease is dropped.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.returns.layout.arena_ptr(self.offset)
     }
@@ -103,8 +102,7 @@ impl Lease {
         self.len
     }
 
-    /// Copies the bytes into memory that the producer cannot change. A private copy is needed because decoding reads
-    /// some bytes more than once.
+    /// Copies the bytes, so that the producer cannot change the bytes while they are decoded, some of them twice.
     pub fn private_copy(&self) -> Result<Vec<u8>, NoMemory> {
         let mut copy = Vec::new();
         self.copy_into(&mut copy)?;

@@ -1,5 +1,4 @@
-//! A link transports data from one producer to one consumer. It consists of a ring of units, an arena for large
-//! buffers, and a ring for returning blocks.
+//! A link transports data from a producer to a consumer by a ring of units, an arena, and a ring of returned blocks.
 
 pub mod cursor;
 

@@ -1,8 +1,7 @@
 //! The producer end of a link.
 //!
-//! The producer runs in the process that computes the items. A single store makes a unit visible. If the producer's
-//! process is killed before that store, the consumer does not see the unit, and the allocated blocks are lost together
-//! with the arena.
+//! The producer runs in the process that computes the items. A single store makes a unit visible. If the process is
+//! killed before that store, the consumer does not see the unit, and its blocks are lost with the arena.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,8 +23,7 @@ use crate::stats::{FlowRef, add};
 /// The number of items after which a sleeping consumer is woken up.
 const WAKE_BATCH: u32 = 64;
 
-/// The minimum and maximum number of items between two calls of `tidy`; this number grows while calls are less than
-/// `TIDY_NEAR` apart.
+/// The minimum and maximum number of items between calls of `tidy`, which grows while calls are within `TIDY_NEAR`.
 const TIDY_EACH: (u32, u32) = (8, 256);
 const TIDY_NEAR: Duration = Duration::from_millis(1);
 
@@ -56,7 +54,6 @@ pub enum Push {
     Full,
 }
 
-/// The count of the items of one shard.
 #[derive(Debug, Clone, Copy, Default)]
 struct Strand {
     account: Account,
@@ -148,10 +145,7 @@ impl Producer {
         self.current = 0;
     }
 
-    /// Makes a shard the current shard.
-    ///
-    /// # Panics
-    /// If `shard` is out of range.
+    /// Makes a shard the current shard. Panics if `shard` is out of range.
     #[inline]
     pub fn turn_to(&mut self, shard: u16) {
         if shard != self.current {
@@ -209,7 +203,7 @@ impl Producer {
         self.sending.owed()
     }
 
-    /// Counts a recomputed item. `table` contains the lengths of its buffers as returned by [`sampled_len`].
+    /// Counts a recomputed item. `table` contains the lengths of the item's buffers as returned by [`sampled_len`].
     pub fn made_again(&mut self, kind: u16, table: &[u64], payload: &[u8]) {
         let mut copy = vec![0; payload.len().next_multiple_of(8)];
         let mut before = self.header(kind, table.len(), payload.len()).checksum(0);
@@ -240,7 +234,7 @@ impl Producer {
             .expect("callers check `fits` first")
     }
 
-    /// Abandons a unit of which some fragments were pushed.
+    /// Abandons a unit after some of its fragments were pushed.
     pub fn give_up(&mut self) {
         self.streaming = false;
     }
@@ -306,8 +300,7 @@ impl Producer {
         self.sending.reader(word).ok_or(Corrupted("the grant of a consumer cannot be read"))
     }
 
-    /// Informs the consumer that an epoch or a stop is ordered, before the command itself is sent (see
-    /// `protocol::Command::order`). Only used for control links.
+    /// In control links: informs the consumer of an epoch or a stop before the command is sent (see `Command::order`).
     pub fn order(&self, order: u64) {
         // SYNC(order): pairs with Probe::is_superseded.
         self.layout.header().order.store(seal(order), Ordering::Release);
@@ -338,9 +331,8 @@ impl Producer {
             .is_some_and(|unit| u64::from(unit.total) <= self.layout.config.ring_capacity / 2)
     }
 
-    /// Returns whether to repeat a failed allocation: it may succeed now, or waiting for memory would be useless.
-    ///
-    /// While the result is false, the consumer wakes up the producer for each block that it returns.
+    /// Returns whether to repeat a failed allocation, because it may succeed now, or because waiting for memory is
+    /// useless. While the result is false, each returned block wakes up the producer.
     pub fn worth_allocating(&mut self) -> Result<bool, Corrupted> {
         self.layout.header().blocks_wanted.raise();
         let worth = self.arena.reclaimable()? || !self.blocks_in_flight()?;
@@ -363,12 +355,8 @@ impl Producer {
         if total <= until_wrap { total } else { until_wrap + total }
     }
 
-    /// Pushes an item. The item reduces the number of items that the grant still allows. The wake-up of the consumer
-    /// may be delayed.
-    ///
-    /// # Panics
-    /// Every push method panics if the unit is longer than [`Producer::fits`] allows, or if a block belongs to another
-    /// arena.
+    /// Pushes an item, which uses up one item of the grant. The consumer may be woken up later. Every push method
+    /// panics if the unit does not fit (see [`Producer::fits`]), or if a block belongs to another arena.
     pub fn push_item(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
         // A producer that never waits also needs to return unused memory.
         if self.arena.is_untidy()
@@ -416,9 +404,8 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Pushes an optional unit if there is room for it now, and returns whether it was pushed.
-    ///
-    /// A snapshot is never placed between the fragments of a unit.
+    /// Pushes an optional unit if there is room for it now, and returns whether it was pushed. A snapshot is never
+    /// placed between the fragments of a unit.
     pub fn push_aside(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<bool, Corrupted> {
         if !self.fits(parts.len(), payload.len()) || self.streaming {
             return Ok(false);
@@ -426,8 +413,7 @@ impl Producer {
         Ok(self.write(kind, parts, payload)?.0 == Push::Done)
     }
 
-    /// Pushes one fragment of a buffer that does not fit into the arena. The unit that refers to the fragments is
-    /// pushed later.
+    /// Pushes a fragment of a buffer that does not fit into the arena. A later unit refers to the fragments.
     pub fn push_fragment(&mut self, bytes: &[u8]) -> Result<Push, Corrupted> {
         let kind = if self.streaming { KIND_FRAGMENT } else { KIND_FIRST_FRAGMENT };
         let (pushed, _) = self.write(kind, &[], bytes)?;
@@ -506,8 +492,7 @@ impl Producer {
     /// Writes `total` bytes of padding from the tail to the end of the ring.
     fn write_pad(&self, total: u64) {
         let pad = First::pad(self.cursor.tail(), total);
-        // SAFETY: at least 8 free, contiguous bytes are between the tail and the end of the ring, because both are
-        // multiples of 8.
+        // SAFETY: at least 8 free, contiguous bytes follow the tail, because tail and ring end are multiples of 8.
         unsafe { self.layout.ring_ptr(self.cursor.tail()).cast::<u64>().write(pad) };
     }
 

@@ -13,8 +13,7 @@ pub(crate) const KIND_FRAGMENT: u16 = u16::MAX;
 /// The kind of the first fragment of a unit. Fragments before the first fragment belong to an abandoned unit.
 pub(crate) const KIND_FIRST_FRAGMENT: u16 = u16::MAX - 1;
 
-/// A flag in the kind of an item. It is set if equal items may have different bytes in different runs, for example in a
-/// pickle.
+/// A flag in the kind of an item: equal items may have different bytes in different runs, for example in a pickle.
 pub const OPAQUE: u16 = 0x200;
 
 /// The number of bits for a buffer's length in the block table. The upper bits contain a sample of the buffer's bytes.
@@ -34,8 +33,7 @@ pub(crate) fn bare_len(sampled: u64) -> u64 {
     sampled & ((1 << LEN_BITS) - 1)
 }
 
-/// The start of every unit in the ring. The byte order is that of the machine, because producer and consumer run on the
-/// same machine.
+/// The start of every unit in the ring, in the machine's byte order, because both processes run on the same machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct UnitHeader {
     /// Bytes from this header to the next header.
@@ -50,9 +48,8 @@ pub(crate) struct UnitHeader {
     pub epoch: u64,
 }
 
-/// The header has three words. The first word contains the total length and the checksum, the second the padding,
-/// shard, kind and number of blocks, and the third the epoch. The length of the payload is the total length minus
-/// header, block table and padding.
+/// The header has three words: total length and checksum; padding, shard, kind and number of blocks; epoch. The
+/// payload's length is the total length minus header, block table and padding.
 pub(crate) const UNIT_HEADER: u64 = 24;
 pub(crate) const BLOCK_ENTRY: u64 = 16;
 /// A flag in the length of a unit that is padding. Lengths are multiples of 8, so this bit is 0 for other units.
@@ -63,7 +60,7 @@ const PAD: u32 = 1;
 pub(crate) enum First {
     /// Verified padding up to the end of the ring.
     Pad,
-    /// A unit of `total` bytes, of which only the length is verified.
+    /// A unit of `total` bytes. Only its length is verified.
     Unit { total: u32, check: u32 },
 }
 
@@ -74,8 +71,7 @@ impl First {
         word(total, pad_check(position, total))
     }
 
-    /// Interprets the first word at `position`. `available` bytes after `position` are published, and `until_wrap`
-    /// bytes remain before the end of the ring.
+    /// Reads the first word at `position`, with `available` published bytes and `until_wrap` bytes to the ring's end.
     #[inline]
     pub fn read(first: u64, position: u64, available: u64, until_wrap: u64) -> Result<Self, Corrupted> {
         let (total, check) = (first as u32, (first >> 32) as u32);

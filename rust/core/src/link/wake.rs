@@ -3,11 +3,10 @@
 //! A consumer that is woken up for each small item would soon sleep again, so the scheduler would limit the throughput.
 //! Therefore a sleeping consumer is woken up when a batch of items is pending, or when the oldest item was pending for
 //! some tens of microseconds, or immediately if the producer is slow. The consumer can take items as soon as they are
-//! published; only the wake-up is delayed. The first sleeps of a consumer are short, so the consumer also finds items
-//! whose wake-up is late because a fast producer has become slow.
+//! published; only the wake-up is delayed. The first sleeps of a consumer are short, because a producer that has just
+//! become slow may wake up the consumer late.
 //!
-//! A consumer that reads several links in turn sleeps until one particular link has an item, and items of other links
-//! do not wake up the consumer.
+//! If a consumer reads several links in turn, only items of the awaited link wake up the sleeping consumer.
 
 use std::time::{Duration, Instant};
 
@@ -59,8 +58,7 @@ impl WakePolicy {
         (slow || self.waiting >= self.batch || late(self.oldest)) && self.ring(bell)
     }
 
-    /// Wakes up the consumer if it waits for items of this producer; called when no more items follow for now. Returns
-    /// whether the consumer was woken up.
+    /// Wakes up a waiting consumer when no more items follow for now. Returns whether the consumer was woken up.
     pub fn flush(&mut self, bell: &BellRef, wanted: &Wanted) -> bool {
         wanted.is_raised() && self.ring(bell)
     }

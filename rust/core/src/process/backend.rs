@@ -15,15 +15,13 @@ pub enum Choice {
     Linux = 1,
     /// The portable fallback, because the environment sets `TORCHDATA_PORTABLE=1` or the system is not Linux.
     Portable = 2,
-    /// The portable fallback, because this Linux has an old kernel, or a system call filter that forbids a required
-    /// call.
+    /// The portable fallback, because the kernel is old, or a system call filter forbids a required call.
     Lacking = 3,
 }
 
 /// Returns the implementation that this process uses. Each child process makes the same choice itself.
 pub fn choice() -> Choice {
-    /// The choice, or 0 before the first call. An atomic is used instead of a lock, because a forked child may inherit
-    /// a locked lock.
+    /// The choice, or 0 before the first call. An atomic replaces a lock, because a fork may copy a locked lock.
     static CHOICE: AtomicU8 = AtomicU8::new(0);
     match CHOICE.load(Relaxed) {
         1 => Choice::Linux,

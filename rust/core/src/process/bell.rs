@@ -1,19 +1,17 @@
 //! Doorbells: a process that waits sleeps on its bell until another process rings the bell to wake it up.
 //!
 //! Wake-ups are never lost. A sleeper (1) reads the word, (2) increments the count of sleepers, (3) executes a fence,
-//! (4) checks again whether there is work, and then sleeps while the word is unchanged. A thread that rings the bell
-//! (1) publishes its change, (2) executes a fence, (3) reads the count of sleepers. The two fences are totally ordered.
-//! If the sleeper's fence is first, the ringing thread sees the count and changes the word. If the ringing thread's
-//! fence is first, the sleeper's check sees the change. A ring between the check and the sleep changes the word, so the
-//! sleep returns immediately.
+//! (4) checks again for work, and then sleeps while the word is unchanged. A ringing thread (1) publishes its change,
+//! (2) executes a fence, (3) reads the count of sleepers. The two fences are totally ordered. If the sleeper's fence is
+//! first, the ringing thread sees the count and changes the word. If the ringing thread's fence is first, the sleeper's
+//! check sees the change. A ring between check and sleep changes the word, so the sleep returns immediately.
 //!
 //! Several threads of a process may sleep on its bell for different reasons. A ringing thread claims and wakes up all
 //! sleepers, so that further rings are cheap until the sleepers run. A sleeper that wakes up because of its timeout
 //! decrements the count of sleepers, unless a ringing thread has claimed the sleeper. The number of claims is stored
 //! next to the count of sleepers, so each claim also changes the stored value.
 //!
-//! If a stray write damages a bell, a sleeper may sleep until its timeout, and a thread may ring without need. The next
-//! claim repairs the damaged count.
+//! A stray write may delay a sleeper until its timeout, or cause a useless ring. The next claim repairs the bell.
 
 use std::time::Duration;
 
@@ -33,8 +31,7 @@ pub trait Parker {
 pub struct Bell {
     /// A counter that is incremented whenever the bell is rung while a thread sleeps, and that may overflow.
     word: AtomicU32,
-    /// The lower half contains the number of unclaimed threads that sleep or are about to sleep. The upper half
-    /// contains the number of claims.
+    /// The number of unclaimed threads that sleep or are about to (lower half), and the number of claims (upper half).
     sleepers: AtomicU64,
 }
 
@@ -80,8 +77,7 @@ impl Bell {
         }
     }
 
-    /// Returns whether any thread that may not have seen the caller's last published change is asleep or about to
-    /// sleep.
+    /// Returns whether a thread that may not have seen the caller's last published change sleeps or is about to sleep.
     #[inline]
     pub fn has_sleeper(&self) -> bool {
         // SYNC(doorbell): pairs with the fence in `wait`.

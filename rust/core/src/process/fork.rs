@@ -6,9 +6,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 static GENERATION: AtomicU64 = AtomicU64::new(0);
-/// Whether a thread has registered the fork hook. An atomic is used instead of a lock, because a forked child may
-/// inherit a locked lock. If several threads register the hook at the same time, each fork is counted several times,
-/// which is harmless.
+/// Whether a thread has registered the fork hook. An atomic is used, because a forked child may inherit a locked lock.
+/// If several threads register the hook at the same time, each fork is counted several times, which is harmless.
 static HOOKED: AtomicBool = AtomicBool::new(false);
 
 /// Runs in a forked child. Atomic additions and system calls cannot panic, so no panic unwinds into the C library.
@@ -23,13 +22,11 @@ pub fn current() -> u64 {
     GENERATION.load(Relaxed)
 }
 
-/// Returns the number of forks since the first call in an ancestor process. Two calls return different numbers if they
-/// were made in different processes.
+/// Returns the number of forks since the first call in an ancestor process, so a child and its parent differ.
 pub fn generation() -> u64 {
     if !HOOKED.load(Relaxed) {
-        // Registering the hook before setting the flag ensures that every returned number counts later forks. SAFETY:
-        // `in_child` only changes atomics and maps memory. It uses no locks and no allocation, so it may run in a
-        // forked child.
+        // The hook is registered before the flag is set, so that every returned number counts later forks. SAFETY:
+        // `in_child` only changes atomics and maps memory, without locks or allocation, so a child can run it.
         let failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         HOOKED.store(failed == 0, Relaxed);
     }

@@ -1,9 +1,8 @@
 //! Drops mappings and descriptors that a forked child has inherited but does not need.
 //!
-//! A worker that is started by `fork` inherits all mappings of the main process, such as the links of other workers and
-//! of other loaders. While the worker keeps these mappings, their memory is not freed, even if all other processes have
-//! unmapped the memory. Therefore this module registers all links. Before a child starts threads, it drops the links
-//! that it does not need.
+//! A worker that is started by `fork` inherits all mappings of the main process, such as links of other workers and
+//! loaders. While the worker keeps these mappings, their memory is not freed, even if all other processes have unmapped
+//! it. Therefore this module registers all links. Before a child starts threads, it drops links that it does not need.
 //!
 //! The list of mappings is not locked, because another thread may register an entry during a fork, and the child would
 //! then inherit a locked lock. A child ignores each incomplete entry and keeps the mapping of that entry.
@@ -38,8 +37,7 @@ struct InheritedEntry {
     pins: AtomicUsize,
 }
 
-// SAFETY: `next` is written before the entry is published, and points to an entry that is never freed. All other fields
-// are atomic.
+// SAFETY: `next` is written before the entry is published, and its target is never freed. All other fields are atomic.
 unsafe impl Sync for InheritedEntry {}
 // SAFETY: for the same reason as `Sync`.
 unsafe impl Send for InheritedEntry {}
@@ -99,15 +97,13 @@ impl Mapping {
         Self(note(MAPPING, start as usize, len))
     }
 
-    /// Prevents forked children from dropping the mapping until `unpin` is called, because a pointer refers to the
-    /// mapping.
+    /// Prevents forked children from dropping the mapping until `unpin` is called, because a pointer refers to it.
     #[inline]
     pub fn pin(&self) {
         self.0.pins.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Replaces the mapping by private zeros in every child that is forked from now on, before any other code runs in
-    /// the child.
+    /// Replaces the mapping by private zeros in every child forked from now on, before other code runs in the child.
     pub fn wipe_on_fork(&self) {
         // SYNC(noted): pairs with `wipe_what_is_the_parents`.
         self.0.state.store(OWN_MAPPING, Ordering::Release);
@@ -140,18 +136,15 @@ impl Descriptor {
     /// Returns the descriptor, or None if this process has closed it.
     pub fn get(&self) -> Option<BorrowedFd<'_>> {
         let open = self.0.state.load(Ordering::Relaxed) == DESCRIPTOR;
-        // SAFETY: the descriptor is open while this object exists and the state is DESCRIPTOR. A child changes the
-        // state before it has threads.
+        // SAFETY: the descriptor is open in state DESCRIPTOR. A child changes the state before it has threads.
         open.then(|| unsafe { BorrowedFd::borrow_raw(self.0.start.load(Ordering::Relaxed) as i32) })
     }
 }
 
 impl Descriptor {
-    /// Closes the descriptor. After that, `get` returns None. Must not be called while the result of an earlier `get`
-    /// is in use.
+    /// Closes the descriptor, so `get` then returns None. Must not be called while a result of `get` is in use.
     pub fn close(&self) {
-        // If the descriptor were closed before the state changes, a child that is forked in between could close a
-        // reused descriptor number.
+        // The state changes first, because a child forked in between could otherwise close a reused descriptor number.
         if self.0.state.compare_exchange(DESCRIPTOR, OPAQUE, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             let fd = self.0.start.load(Ordering::Relaxed) as i32;
             // SAFETY: this object owned the descriptor, and the state shows that no code in this process has closed it.
@@ -168,10 +161,8 @@ impl Drop for Descriptor {
     }
 }
 
-/// Drops all registered mappings and descriptors, except the mappings in `keep` and pinned mappings. Must be called in
-/// a forked child with a single thread.
-///
-/// Dropped mappings are replaced by private zeros, so that objects that still refer to these mappings remain harmless.
+/// Drops all registered mappings and descriptors except `keep` and pinned mappings. Must be called in a forked child
+/// with a single thread. Private zeros replace dropped mappings, so objects that still refer to them remain harmless.
 pub fn drop_all_but(keep: &[&Mapping]) {
     let mut dropped = Vec::new();
     for entry in entries() {
@@ -204,8 +195,7 @@ fn span(entry: &InheritedEntry) -> (usize, usize) {
     (start, start + len.next_multiple_of(SMALLEST_PAGE))
 }
 
-/// Merges adjacent ranges of addresses. The system maps the links of many workers next to each other, so one call can
-/// replace several links.
+/// Merges adjacent ranges. The links of many workers are adjacent, so that one call can replace several links.
 fn joined(mut spans: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
     spans.sort_unstable();
     spans.dedup_by(|next, last| {
@@ -223,8 +213,7 @@ fn joined(mut spans: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
 /// # Safety
 /// The entry is a mapping of this process, and all its readers accept zeros.
 unsafe fn wipe(entry: &InheritedEntry) {
-    // SAFETY: the owner still exists, because it removes the entry before it unmaps, so the address range is not used
-    // otherwise.
+    // SAFETY: the owner removes the entry before unmapping, so the owner exists and the range has no other use.
     unsafe { put_zeros(entry.start.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed)) };
 }
 
@@ -236,8 +225,7 @@ unsafe fn put_zeros(start: usize, len: usize) {
     unsafe { libc::mmap(start as *mut libc::c_void, len, access, flags, -1, 0) };
 }
 
-/// Replaces mappings by private memory if only the parent may write to them. Runs in a forked child before any other
-/// code, without locks or allocation.
+/// Wipes mappings of the parent. Runs in a forked child before all other code, without locks or allocation.
 pub fn wipe_what_is_the_parents() {
     // SYNC(noted): pairs with `Mapping::wipe_on_fork`.
     for entry in entries().filter(|entry| entry.state.load(Ordering::Acquire) == OWN_MAPPING) {
@@ -274,8 +262,7 @@ mod tests {
         let watch = crate::process::liveness::Watch::open(std::process::id() as i32).unwrap();
         let inodes: Vec<u64> = links.iter().map(|link| rustix::fs::fstat(link.fd()).unwrap().st_ino).collect();
         links[1].region().mapping().pin();
-        // SAFETY: the child reads /proc, changes its mappings and exits. These actions do not take a lock that another
-        // thread might hold.
+        // SAFETY: the child reads /proc, changes its mappings and exits, which takes no lock of another thread.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let before = descriptors();

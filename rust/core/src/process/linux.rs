@@ -13,8 +13,7 @@ use rustix::thread::futex;
 
 use super::system::System;
 
-/// Returns whether the kernel supports the calls in this file and allows this process to make them. A lack of resources
-/// does not count as missing support.
+/// Returns whether the kernel supports and permits the calls in this file, regardless of a lack of resources.
 pub(super) fn is_whole() -> bool {
     let is_there = |result: rustix::io::Result<OwnedFd>| match result {
         Ok(_) => true,
@@ -40,8 +39,7 @@ impl System for Linux {
         fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
     }
 
-    /// Does nothing. A memfd counts toward the memory of the machine and of the cgroup, and memory cannot be reserved
-    /// in either.
+    /// Does nothing, because a memfd counts toward the memory of the machine and cgroup, which cannot be reserved.
     fn reserve(&self, _file: BorrowedFd<'_>, _offset: u64, _len: u64) -> io::Result<()> {
         Ok(())
     }
@@ -58,8 +56,7 @@ impl System for Linux {
 
     fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration) {
         let timeout = futex::Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
-        // The futex is not private to the process, because another process rings the bell. After an error, the caller
-        // checks again whether to sleep.
+        // Another process rings the bell, so the futex is shared. After an error, the caller checks the word again.
         let _ = futex::wait(word, futex::Flags::empty(), seen, Some(&timeout));
     }
 

@@ -45,7 +45,6 @@ impl Watch {
         }
     }
 
-    /// Checks by its id whether the process has exited.
     fn number_exited(&self) -> bool {
         // A parent that has exited but was not reaped still has its id, but its children have a new parent.
         if self.parent { parent_id() != self.pid } else { has_exited(self.pid) }

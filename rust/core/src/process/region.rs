@@ -23,12 +23,10 @@ use crate::error::{self, OpenError};
 /// A mapped region of shared memory.
 #[derive(Debug)]
 pub struct Region {
-    /// The registration for forked children. This field is declared before `map`, so that the registration is dropped
-    /// first.
+    /// The registration for forked children, which is declared before `map`, so that it is dropped first.
     mapping: Mapping,
     map: MmapRaw,
-    /// The descriptor, or -1 after it was closed. The descriptor is needed to pass the region to other processes, and
-    /// to reserve space in a temporary file.
+    /// The descriptor for other processes and for reserving space in a temporary file, or -1 after it was closed.
     fd: AtomicI32,
 }
 
@@ -50,19 +48,17 @@ impl Region {
         Ok(region)
     }
 
-    /// Ensures that `offset..offset + len` can be used. This range must not contain data yet. Fails if the system is
-    /// out of memory.
+    /// Ensures that `offset..offset + len` can be used, unless memory is full. The range must not contain data yet.
     pub fn reserve(&self, offset: usize, len: usize) -> io::Result<()> {
         let system = system();
         if system.keeps_files() { system.reserve(self.fd(), offset as u64, len as u64) } else { Ok(()) }
     }
 
-    /// Frees the pages of `offset..offset + len`. These pages are zero afterwards, and use no memory until they are
-    /// touched, or reserved on the fallback. Fails if the file system of the fallback does not support holes.
+    /// Frees the pages of `offset..offset + len`. Freed pages are zero, and use no memory until they are touched, or
+    /// reserved on the fallback. Fails if the file system of the fallback does not support holes.
     pub fn punch(&self, offset: usize, len: usize) -> io::Result<()> {
         assert!(offset + len <= self.len(), "the range exceeds the region");
-        // SAFETY: the range is inside the mapping, which is shared memory. Callers ensure that its contents are not
-        // needed.
+        // SAFETY: the range is inside the mapping, which is shared memory. Callers do not need its contents.
         unsafe { system().punch(self.as_mut_ptr().add(offset), len) }
     }
 
@@ -71,9 +67,8 @@ impl Region {
         Self::map(File::from(fd))
     }
 
-    /// Maps a region of another process for reading. The mapped region has no descriptor.
-    ///
-    /// The file must be sealed against shrinking, because reading a removed page causes SIGBUS.
+    /// Maps a region of another process for reading, without a descriptor. The file must be sealed against shrinking,
+    /// because reading a removed page causes SIGBUS.
     pub(crate) fn observe(file: &File) -> Result<Self, OpenError> {
         if !system().is_sealed(file.as_fd()) {
             return Err(OpenError::Invalid("it is not sealed against shrinking"));
@@ -90,10 +85,7 @@ impl Region {
         Ok(Self { mapping, map, fd: AtomicI32::new(file.into_raw_fd()) })
     }
 
-    /// Returns the descriptor, which can be passed to another process.
-    ///
-    /// # Panics
-    /// If the descriptor was closed.
+    /// Returns the descriptor, which can be passed to another process. Panics if the descriptor was closed.
     pub fn fd(&self) -> BorrowedFd<'_> {
         let fd = self.fd.load(Ordering::Relaxed);
         assert!(fd >= 0, "the descriptor of this region was closed after all processes had received it");
@@ -118,15 +110,13 @@ impl Region {
         drop(self.take_descriptor());
     }
 
-    /// Transfers the descriptor to the caller. Must not be called while a result of `fd` is in use, or before a call of
-    /// `reserve`.
+    /// Gives the descriptor to the caller. Must not be called while a result of `fd` is in use, or before `reserve`.
     pub(crate) fn take_descriptor(&self) -> Option<OwnedFd> {
         let fd = self.fd.swap(-1, Ordering::Relaxed);
         // SAFETY: the region owned the descriptor. After the swap, no other caller can take it.
         (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// Returns the registration of the mapping for forked children.
     pub(crate) fn mapping(&self) -> &Mapping {
         &self.mapping
     }

@@ -54,9 +54,8 @@ fn is_from_this_process(info: &libc::siginfo_t) -> bool {
 
 /// Starts a thread that never receives signals that were sent to the process.
 ///
-/// Python reacts to a signal immediately only if the signal interrupts the main thread. In addition, Python's handlers
-/// would run on the alternate stack of the new thread, which Rust makes as small as possible, so several simultaneous
-/// signals would overflow this stack.
+/// Python reacts to a signal at once only if it interrupts the main thread. In addition, Python's handlers would run on
+/// the thread's alternate stack, which Rust makes so small that several signals at once overflow it.
 pub(crate) fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     // SAFETY: both sets are initialized before they are read, and the mask of this thread is restored.
     unsafe {

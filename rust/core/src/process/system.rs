@@ -8,10 +8,8 @@ use std::time::Duration;
 
 use memmap2::MmapRaw;
 
-/// The operations that the engine needs from the operating system.
 pub(super) trait System: Sync {
-    /// Creates a file of `len` zero bytes that several processes can map. `name` is shown in `/proc` on systems that
-    /// show names of such files.
+    /// Creates a file of `len` zero bytes for mappings of several processes. `/proc` shows `name` on some systems.
     fn memory_file(&self, name: &str, len: usize) -> io::Result<File>;
 
     /// Returns whether a memory file can never shrink.
@@ -26,8 +24,7 @@ pub(super) trait System: Sync {
     /// Requests huge pages for a part of a mapping. Never fails.
     fn advise_huge(&self, map: &MmapRaw, offset: usize, len: usize);
 
-    /// Frees pages of a shared mapping. The pages are zero afterwards. Returns `Unsupported` on systems other than
-    /// Linux.
+    /// Frees pages of a shared mapping, which are zero afterwards. Returns `Unsupported` on systems other than Linux.
     ///
     /// # Safety
     /// The range is a shared mapping of a memory file, and its contents are not needed.

@@ -13,8 +13,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// The maximum number of yields in one wait. If no other thread needs the core, these yields only cost a few system
-/// calls.
+/// The maximum number of yields in one wait. Unless another thread needs the core, a yield costs one system call.
 const MOST: u32 = 10;
 /// Every `TRY_AGAIN`th wait without yields tries `TRIED` yields.
 const TRIED: u32 = 2;
@@ -22,20 +21,17 @@ const TRY_AGAIN: u32 = 16;
 /// If a sleep takes fewer nanoseconds than this, the next wait yields the maximum number of times.
 const NEAR: u64 = 50_000;
 
-/// If a yield of the processor takes at least this time, in nanoseconds, an unrelated thread is assumed to run. With
-/// up to 64 workers on 2 cores, yields to processes of the loader last 0.1 to 0.5 ms, and yields to a busy loop 2 to
-/// 8 ms.
+/// If a yield takes at least this time, in nanoseconds, an unrelated thread is assumed to run. With up to 64 workers on
+/// 2 cores, yields to processes of the loader last 0.1 to 0.5 ms, and yields to a busy loop 2 to 8 ms.
 const STRANGE: u64 = 1_500_000;
 /// The maximum number of processes of a loader for which unrelated threads are detected. With more processes, yields
-/// among the processes of the loader take as long as a yield to an unrelated thread, and an unrelated thread gets only
-/// a small part of the time.
+/// among them take as long as a yield to an unrelated thread, which gets only a small part of the time.
 const FEW: usize = 32;
 /// A yield to an unrelated thread is compensated after this multiple of the yield's duration.
 const PRICE: u64 = 8;
 /// The maximum time for yields to unrelated threads, in nanoseconds, that is not compensated yet.
 const CREDIT: u64 = 100_000_000;
-/// When the time for yields to unrelated threads exceeds the maximum, waiting threads do not yield until this multiple
-/// of the duration of the last yield has passed.
+/// If unrelated threads used too much time, waits do not yield for this multiple of the last yield's duration.
 const REST: u64 = 50;
 
 /// The yield statistics of a process.
@@ -75,8 +71,7 @@ impl Turns {
         if since == TRY_AGAIN { TRIED } else { 0 }
     }
 
-    /// Records a yield from `began` to `now`, in a loader with this number of processes. Returns whether the wait may
-    /// yield again.
+    /// Records a yield from `began` to `now` in a loader with `processes` processes. Returns whether to yield again.
     pub fn given(&self, began: u64, now: u64, processes: usize) -> bool {
         let took = now.saturating_sub(began);
         if took < STRANGE || processes > FEW {

@@ -1,10 +1,9 @@
 //! Detects calls that do not return. A thread regularly reads counters that each caller updates.
 //!
 //! A watched caller has a [`Pulse`] (heartbeat), which it updates in each call by plain stores. One thread per process
-//! reads the heartbeats of all callers. The thread holds no Python lock and sleeps on a [`Parker`]. It runs while at
-//! least one caller is watched, except during forks. The thread stops before a fork, so that the child does not inherit
-//! incomplete state. The next call of a watched caller restarts the thread. A child creates its own [`Watch`], in case
-//! the fork did not stop the thread.
+//! reads the heartbeats of all callers. The thread holds no Python lock and sleeps on a [`Parker`]. The thread runs
+//! while a caller is watched, and stops before a fork, so that the child does not inherit incomplete state. The next
+//! call of a watched caller restarts the thread. A child creates its own [`Watch`], in case the thread still ran.
 
 use std::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU8, AtomicU64,
@@ -19,14 +18,12 @@ use crossbeam_utils::sync::{Parker, Unparker};
 use super::fork;
 use super::signals::without_signals;
 
-/// Each call adds these numbers to the word of a heartbeat. The upper bits count all calls, and the lower bits count
-/// the calls that have not returned.
+/// Each call adds these numbers to a heartbeat: upper bits count all calls, lower bits the calls in progress.
 const CALL: u64 = 1 << 16;
 const INSIDE: u64 = 1;
 const ALL_INSIDE: u64 = CALL - 1;
 
-/// How often the thread checks a call per patience interval. `SHORTEST` and `LONGEST` limit the pause between two such
-/// checks.
+/// How often the thread checks a call per patience interval, with pauses between `SHORTEST` and `LONGEST`.
 const LOOKS: u32 = 8;
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(10);
@@ -116,8 +113,7 @@ struct Watched {
     pulse: Weak<Pulse>,
     key: u64,
     patience: Duration,
-    /// The word at the last check; the word is unchanged since the time `since`, and the call is reported when it has
-    /// lasted for `next`.
+    /// The word at the last check, unchanged since `since`. The call is reported when it has lasted for `next`.
     word: u64,
     since: Instant,
     next: Duration,
@@ -154,7 +150,6 @@ struct WatchState {
 }
 
 impl WatchState {
-    /// Wakes up the thread, which then checks for changes.
     fn wake(&self) {
         self.thread.iter().for_each(|watcher| watcher.wake.unpark());
     }
@@ -181,8 +176,7 @@ pub fn watch(tell: fn(&Stall)) -> &'static Watch {
     loop {
         // SYNC(watch): pairs with the exchange below, so a watch is read after it was initialized.
         let current = WATCH.load(Acquire);
-        // SAFETY: null, or created by an earlier call and never freed. The small object of the parent is leaked after
-        // a fork.
+        // SAFETY: null, or created by an earlier call and never freed. A fork leaks the small object of the parent.
         if let Some(watch) = unsafe { current.as_ref() }
             && watch.generation == generation
         {
@@ -198,8 +192,7 @@ pub fn watch(tell: fn(&Stall)) -> &'static Watch {
 }
 
 impl Watch {
-    /// Starts watching a heartbeat, or resumes after a fork. If the thread cannot be started, the caller is not
-    /// watched.
+    /// Starts watching a heartbeat, or resumes after a fork. Without a thread, the caller is not watched.
     pub fn begin(&'static self, pulse: &Arc<Pulse>, key: u64, patience: Duration) {
         let mut state = self.state();
         if state.forks > 0 || OVER.load(Relaxed) {

@@ -1,5 +1,4 @@
-//! Counts the items of a stream and computes their checksum, so that a later run can resume the stream and verify that
-//! it reproduces the same items.
+//! Counts the items of a stream and computes their checksum, so that a resumed run can verify its items.
 
 /// An odd constant with well distributed bits.
 const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -1,5 +1,4 @@
-//! The reader's records of an epoch: the items received from each peer, and the snapshots from which a later run can
-//! resume.
+//! The reader's records of an epoch: the items received from each peer, and the snapshots for resuming a later run.
 //!
 //! A writer sends snapshots of its graph between items. The reader keeps the encoded snapshots that a later run may
 //! need. The user may have received fewer items than the reader has delivered, because pipes in the main process read
@@ -10,8 +9,7 @@ use std::collections::VecDeque;
 
 use super::account::Account;
 
-/// The position of a worker in the dispatched items. The default is the beginning of an epoch, where a worker without a
-/// snapshot starts.
+/// The position of a worker in the dispatched items. The default is the beginning of an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Share {
     /// The pass, counted from 1.
@@ -67,8 +65,7 @@ struct Peer<S> {
     ended: bool,
     /// Whether the first snapshot is at or before every position that may be requested.
     begun: bool,
-    /// Snapshots from oldest to newest. Only the first snapshot is certainly at or before the position that the user
-    /// has reached.
+    /// Snapshots, oldest first. Only the first snapshot is surely at or before the user's position.
     snapshots: VecDeque<Snapshot<S>>,
 }
 
@@ -117,9 +114,8 @@ impl<S> Books<S> {
         Self::remembering(peers, LOOK_BACK, LONG_LOOK_BACK)
     }
 
-    /// Creates empty records. The log keeps `beyond` deliveries in addition to the items that the user has not
-    /// received, or `unknown` deliveries if that number is not known. The model checker shortens the logs, because its
-    /// loaders are small.
+    /// Creates empty records. The log keeps `beyond` deliveries besides the items that the user has not received, or
+    /// `unknown` deliveries if that number is not known. The model checker uses short logs for its small loaders.
     pub fn remembering(peers: usize, beyond: usize, unknown: usize) -> Self {
         let peers = (0..peers)
             .map(|_| Peer { taken: Account::default(), ended: false, begun: false, snapshots: VecDeque::new() })
@@ -136,9 +132,8 @@ impl<S> Books<S> {
         }
     }
 
-    /// Begins an epoch at the accounts in `starts`. A peer without an entry starts at the beginning.
-    ///
-    /// Returns the old snapshots. The caller must drop the old snapshots, because dropping may run arbitrary code.
+    /// Begins an epoch at the accounts in `starts`, or for a missing peer at the beginning. Returns the old snapshots,
+    /// which the caller must drop, because dropping may run arbitrary code.
     pub fn begin(&mut self, starts: &[Account]) -> Vec<S> {
         self.log.clear();
         (self.first, self.latest) = (0, None);
@@ -179,8 +174,7 @@ impl<S> Books<S> {
         self.peers[peer].taken
     }
 
-    /// Counts a delivered item. `lag` gets the number of deliveries, and returns how many items the user has not
-    /// received yet, or None if this number is not known.
+    /// Counts a delivered item. `lag` maps the number of deliveries to the number that the user lacks, if known.
     #[inline]
     pub fn deliver(&mut self, peer: usize, digest: u64, lag: impl FnOnce(u64) -> Option<u64>) {
         let taken = &mut self.peers[peer].taken;
@@ -201,8 +195,7 @@ impl<S> Books<S> {
         self.longest = 2 * kept;
     }
 
-    /// Returns the account of each peer `back` deliveries ago, and the peer of the next delivery at that time. Returns
-    /// None if the log is too short.
+    /// Returns each peer's account `back` deliveries ago, and the next peer then, or None if the log is too short.
     pub fn accounts(&self, back: u64) -> Option<(Vec<Account>, usize)> {
         let mut accounts: Vec<Account> = self.peers.iter().map(|peer| peer.taken).collect();
         let back = usize::try_from(back).ok().filter(|&back| back <= self.log.len())?;
@@ -236,8 +229,7 @@ impl<S> Books<S> {
         !self.dealt.is_empty()
     }
 
-    /// Returns the latest snapshot of the dispatching process from which all workers can resume at `shares`, the
-    /// positions in the workers' own snapshots.
+    /// Returns the latest snapshot of the dispatching process from which all workers can resume at `shares`.
     pub fn dealt_before(&self, shares: &[Share]) -> Option<&Dealt<S>> {
         let is_before = |dealt: &&Dealt<S>| (0..shares.len()).all(|worker| dealt.is_behind(worker, shares[worker]));
         self.dealt.iter().rev().find(is_before)
@@ -248,10 +240,8 @@ impl<S> Books<S> {
         self.peers.iter().map(share).collect()
     }
 
-    /// Stores a snapshot of a peer, and removes older snapshots that are no longer needed. `lag` is the number of
-    /// deliveries that the user has not received yet.
-    ///
-    /// Returns the removed snapshots.
+    /// Stores a snapshot of a peer. `lag` is the number of deliveries that the user has not received yet. Returns older
+    /// snapshots that are no longer needed.
     pub fn keep(&mut self, peer: usize, snapshot: Snapshot<S>, lag: Option<u64>) -> Vec<S> {
         let given =
             lag.and_then(|lag| self.accounts(lag.saturating_add(self.memory.beyond as u64).min(self.log.len() as u64)));
@@ -269,9 +259,7 @@ impl<S> Books<S> {
         snapshots.drain(..superfluous).map(|snapshot| snapshot.content).collect()
     }
 
-    /// Stores a snapshot of the dispatching process, and removes older snapshots that no worker needs.
-    ///
-    /// Returns the removed snapshots.
+    /// Stores a snapshot of the dispatching process. Returns older snapshots that no worker needs.
     pub fn keep_dealt(&mut self, dealt: Dealt<S>) -> Vec<S> {
         if self.dealt.iter().any(|known| known.pass == dealt.pass && known.accounts == dealt.accounts) {
             return vec![dealt.content];

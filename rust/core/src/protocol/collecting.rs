@@ -1,5 +1,4 @@
-//! Selects the peer of the next item for a reader of several links, and decides what the reader does while that item is
-//! missing.
+//! Selects the peer of the next item for a reader of several links, and what the reader does until the item arrives.
 
 use crate::round_robin::RoundRobin;
 
@@ -8,8 +7,7 @@ use crate::round_robin::RoundRobin;
 pub enum Next {
     /// Deliver the next item of this peer.
     Deliver(usize),
-    /// Receive the next item of this peer before the peer's turn, because the peer whose turn it is waits for another
-    /// process.
+    /// Receive this peer's next item before its turn, because the next peer in turn waits for another process.
     TakeIn(usize),
     /// Wait until something changes.
     Wait,
@@ -22,10 +20,10 @@ pub enum Next {
 /// The order of the peers, and whether a process has exited.
 ///
 /// **Receiving before the turn.** In strict order, a window limits how many items each worker can be ahead. With a
-/// dispatching process, the window could cause a deadlock: the worker whose turn it is waits for the dispatching
-/// process, which waits until a second worker accepts an item, while the second worker has used up its window and waits
-/// for the main process. Therefore a worker reports when it waits for a dispatched item. While a worker waits for a
-/// dispatched item, the main process receives items of other workers before their turn.
+/// dispatching process, the window could cause a deadlock. The next worker in turn waits for the dispatching process.
+/// The dispatching process waits until a second worker accepts an item. The second worker has used up its window and
+/// waits for the main process. Therefore a worker reports when it waits for a dispatched item. While a worker waits for
+/// a dispatched item, the main process receives items of other workers before their turn.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Collecting {
     turn: RoundRobin,
@@ -34,8 +32,7 @@ pub struct Collecting {
 }
 
 impl Collecting {
-    /// Creates the state for this number of peers. With `in_order`, peers take turns strictly; otherwise items are
-    /// delivered in the order in which they arrive.
+    /// Creates the state for a number of peers. Without `in_order`, items are delivered in the order of arrival.
     pub fn new(peers: usize, in_order: bool) -> Self {
         Self { turn: RoundRobin::new(peers, in_order), has_died: false }
     }
@@ -55,15 +52,13 @@ impl Collecting {
         self.turn.is_in_order()
     }
 
-    /// Returns the peer whose turn it is, or None if all peers have ended.
+    /// Returns the next peer in turn, or None if all peers have ended.
     pub fn turn(&self) -> Option<usize> {
         self.turn.next()
     }
 
-    /// Returns the next step.
-    ///
-    /// `ready` returns whether an item of a peer can be delivered. `arrived` returns whether an item can be received.
-    /// `starves` returns whether the peer waits for the dispatching process.
+    /// Returns the next step. `ready` returns whether an item of a peer can be delivered, `arrived` whether an item can
+    /// be received, and `starves` whether the peer waits for the dispatching process.
     #[inline]
     pub fn next(
         &mut self,
@@ -85,9 +80,8 @@ impl Collecting {
         self.to_take_in(arrived, |peer| peer == current && starves(peer)).map_or(Next::Wait, Next::TakeIn)
     }
 
-    /// Returns a peer whose next item must be received before its turn because another peer starves, or None.
-    ///
-    /// Called directly while the main process waits for something other than an item.
+    /// Returns a peer whose next item must be received before its turn because another peer starves, or None. Called
+    /// directly while the main process waits for something other than an item.
     pub fn to_take_in(
         &self,
         mut arrived: impl FnMut(usize) -> bool,

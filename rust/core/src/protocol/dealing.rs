@@ -9,8 +9,7 @@ use crate::round_robin::RoundRobin;
 pub enum Deal {
     /// Compute an item and send it to this reader.
     To(usize),
-    /// Compute the next item and drop it, because only other readers still need items, or because its reader already
-    /// has the item.
+    /// Compute the next item and drop it, because only other readers need items, or its reader already has it.
     Skip(usize),
     /// Wait for this reader, because it must receive the next item.
     WaitFor(usize),
@@ -18,8 +17,7 @@ pub enum Deal {
     Nobody,
 }
 
-/// The order in which readers receive items. The order does not depend on how fast the readers are, so the number of an
-/// item determines its reader.
+/// The order in which readers receive items. The number of an item determines its reader, not the readers' speed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Dealing {
     turn: RoundRobin,
@@ -59,8 +57,7 @@ impl Dealing {
         }
     }
 
-    /// Returns the next step for the shards of a worker, which share one link. The grant is read only once, so that all
-    /// shards get the same answer.
+    /// Returns the next step for a worker's shards. The grant is read only once, so all shards get the same answer.
     #[inline]
     pub fn next_of_shards(&self, permit: Permit) -> Deal {
         self.next(|_| permit)
@@ -71,7 +68,6 @@ impl Dealing {
         self.turn.peers()
     }
 
-    /// Returns the readers that have not received their end.
     fn readers(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.turn.peers()).filter(|&reader| !self.turn.is_ended(reader))
     }
@@ -92,8 +88,7 @@ impl Dealing {
         self.turn.is_ended(reader)
     }
 
-    /// Returns whether the next pass should begin: a reader has requested it, and all readers have ended the current
-    /// pass.
+    /// Returns whether to begin the next pass: a reader has requested it, and all readers have ended this pass.
     pub fn is_asked_again(&self, reader: impl Fn(usize) -> Reader) -> bool {
         let mut asked = false;
         for peer in 0..self.turn.peers() {

@@ -1,5 +1,4 @@
-//! The word with which the reader of a link informs the writer. A grant is a single word, so that it is never read
-//! half-written.
+//! The word with which the reader of a link informs the writer. A single word is never read half-written.
 //!
 //! ```text
 //! 63    48 47       34 33   32 31 30 29            0
@@ -40,8 +39,7 @@ pub struct Grant {
 pub enum Reader {
     /// The reader is still in an earlier stream.
     Behind,
-    /// The reader is in the writer's stream; the field is the total number of items that the reader wants from this
-    /// stream, modulo 2^30.
+    /// The reader is in the writer's stream, and wants this total number of items from the stream, modulo 2^30.
     Here(u32),
     /// The reader has ended this pass, but may request the next pass.
     Left,
@@ -106,8 +104,7 @@ impl Grant {
         })
     }
 
-    /// Returns how many more items a reader accepts if it wants `wanted` items in total and `sent` items were sent.
-    /// Both numbers are modulo 2^30.
+    /// Returns how many more items are accepted if `wanted` are wanted in total and `sent` were sent, modulo 2^30.
     #[inline]
     pub fn credit(wanted: u32, sent: u32) -> u32 {
         difference(u64::from(wanted), u64::from(sent), COUNT_BITS).max(0) as u32

@@ -1,13 +1,11 @@
-//! Decides how a child reacts to a command: how the command affects the running epoch, and when the child acknowledges
-//! it.
+//! Decides how a child reacts to a command: its effect on the running epoch, and when the child acknowledges it.
 
 /// A command from the main process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Command {
     /// Run the epoch with this number, and abandon any other running epoch.
     Epoch(u32),
-    /// Repeat the end of this epoch, in order to restore the state after the epoch. The main process already has all
-    /// items of the epoch.
+    /// Repeat the end of this epoch to restore the state after the epoch. The main process has all items of the epoch.
     Repeat(u32),
     /// Apply a function to the graph, between two items. The running epoch continues.
     Call,
@@ -16,8 +14,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// Returns the value of the word `order`, which the main process publishes before it sends the command. Returns
-    /// None if the command does not abandon an epoch.
+    /// Returns the word `order`, which is published before the command, or None if the command abandons no epoch.
     pub fn order(self) -> Option<u64> {
         match self {
             Self::Epoch(epoch) | Self::Repeat(epoch) => Some(u64::from(epoch)),

@@ -1,8 +1,7 @@
 //! Decides which children are replaced after a process has exited, when to give up, and what the replacements do first.
 //!
 //! Without a dispatching process, each worker is replaced separately. With a dispatching process, all children are
-//! replaced together, because the remaining children do not know which items were lost with the memory of the exited
-//! process.
+//! replaced together, because the other children do not know which items were lost with the exited process's memory.
 
 /// The loader gives up after this many exits of one child at the same item.
 pub const TRIES: usize = 3;
@@ -39,8 +38,7 @@ pub struct Replacing {
     dispatches: bool,
     resting: Vec<bool>,
     deaths: Vec<Deaths>,
-    /// Whether some workers repeat the epoch and may still read dispatched items, although the main process has
-    /// received all items.
+    /// Whether some workers repeat the epoch and may read dispatched items, although the main process has all items.
     repeating: bool,
 }
 
@@ -68,11 +66,9 @@ impl Replacing {
         self.resting[child]
     }
 
-    /// Returns the children to replace. Other exited children are not needed until the next epoch.
-    ///
-    /// `ended` contains for each worker whether the main process has all its items of the epoch. While a worker repeats
-    /// an epoch with a dispatching process, exited children are replaced even if the main process has all items of the
-    /// epoch. Without replacements, the repeating worker may wait for dispatched items and execute no commands.
+    /// Returns the children to replace. Other exited children are not needed in this epoch. `ended` contains for each
+    /// worker whether the main process has all its items of the epoch. While a worker repeats an epoch with a
+    /// dispatching process, exited children are replaced even then, because the worker may wait for dispatched items.
     pub fn wanted(&mut self, dead: &[usize], ended: &[bool]) -> Vec<usize> {
         let wanted: Vec<usize> = match self.dispatches {
             true if dead.is_empty() || !self.repeating && ended.iter().all(|&ended| ended) => Vec::new(),
@@ -85,10 +81,8 @@ impl Replacing {
         wanted
     }
 
-    /// Counts the exit of a process that must be replaced.
-    ///
-    /// Exits are counted until an item is received. `received` contains the number of items received from each worker.
-    /// `halted` means that all children are paused, so that no item can have caused the exit.
+    /// Counts the exit of a process that must be replaced, until an item is received. `received` is the number of items
+    /// from each worker. With `halted`, all children are paused, so no item can have caused the exit.
     pub fn judge(&mut self, child: usize, process: u64, epoch: u32, received: &[u64], halted: bool) -> Verdict {
         let at = (epoch, self.item_of(child, received));
         let deaths = &mut self.deaths[child];
@@ -106,8 +100,7 @@ impl Replacing {
         if child < self.workers { received[child] } else { received.iter().sum() }
     }
 
-    /// Returns whether the replacement of a child must only repeat the epoch, because the main process has received all
-    /// items of the child.
+    /// Returns whether a replacement must only repeat the epoch, because the main process has all items of the child.
     pub fn repeats(&mut self, child: usize, ended: &[bool]) -> bool {
         let repeats = child < self.workers && ended[child];
         self.repeating |= repeats && self.dispatches;

@@ -8,13 +8,11 @@ use super::stream::Stream;
 pub enum Permit {
     /// The reader wants the item.
     Now,
-    /// The reader does not accept the item yet, because its window is full, or because it is still in an earlier
-    /// stream.
+    /// The reader does not accept the item yet: its window is full, or it is still in an earlier stream.
     Wait,
     /// The reader wants no more items of this stream, so the item is dropped.
     Unwanted,
-    /// The reader already has the item from an earlier run of this stream, so the item is recomputed, counted and
-    /// dropped.
+    /// The reader has the item from an earlier run of this stream, so the item is recomputed, counted and dropped.
     Again,
 }
 
@@ -127,8 +125,7 @@ impl Sending {
         })
     }
 
-    /// Does the same as `permit` for a writer that has reached its limit in bytes (see [`Ahead`]), so that the next
-    /// item waits until the reader takes an item.
+    /// Does the same as `permit` for a writer at its limit in bytes ([`Ahead`]): the next item waits for the reader.
     pub fn permit_far_ahead(&mut self, word: u64) -> Option<Permit> {
         let permit = self.permit(word)?;
         Some(if permit == Permit::Now { Permit::Wait } else { permit })

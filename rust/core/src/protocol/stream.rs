@@ -1,12 +1,10 @@
-//! A stream identifies the iteration that a unit belongs to: an epoch, and a pass of the dispatching process in this
-//! epoch.
+//! A stream identifies the iteration of a unit: an epoch, and a pass of the dispatching process in this epoch.
 
 use std::fmt;
 
-/// One iteration over a pipe through one link.
-///
-/// Streams are ordered by time. Every unit contains its stream. Passes are counted from 1. There is more than one pass
-/// only if a worker's pipe iterates several times over dispatched items, as `cycle` does.
+/// One iteration over a pipe through one link. Streams are ordered by time. Every unit contains its stream. Passes
+/// count from 1. There are several only if a worker's pipe iterates several times over dispatched items, as `cycle`
+/// does.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Stream(u64);
 

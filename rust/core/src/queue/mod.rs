@@ -1,5 +1,4 @@
-//! Reading ahead: the queue between worker threads and the consumer of their results, and the consumer's position in
-//! the source.
+//! Reading ahead: the queue between worker threads and the consumer of their results, and the consumer's position.
 
 pub mod ordered;
 pub mod place;

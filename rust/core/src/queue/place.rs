@@ -1,5 +1,4 @@
-//! The consumer's position in a source that is read ahead: a snapshot of the source, and the items delivered after the
-//! snapshot.
+//! The consumer's position in a source that is read ahead: a snapshot, and the items delivered after the snapshot.
 //!
 //! Items are numbered in the order in which they are taken from the source. After some items, a snapshot of the source
 //! is taken, and this snapshot is called a mark. The consumer records each result that it receives, even out of order.
@@ -30,8 +29,7 @@ pub struct QueuePosition<M> {
 }
 
 impl<M> QueuePosition<M> {
-    /// Creates the position at which `steps` items after a mark were delivered, and also the items with the numbers
-    /// `ahead`, counted from the mark.
+    /// Creates the position after `steps` items from a mark, and after the items `ahead`, counted from the mark.
     pub fn new(mark: M, steps: u64, ahead: impl IntoIterator<Item = Index>) -> Self {
         let ahead = ahead.into_iter().collect();
         Self { mark, steps, next: steps, ahead, marks: BTreeMap::new(), spent: Vec::new() }
@@ -117,8 +115,7 @@ mod tests {
         (*place.mark(), place.steps(), place.ahead().collect())
     }
 
-    /// Returns the numbers of all items delivered at a position. In this test, each mark is the number of the next
-    /// item.
+    /// Returns the numbers of all items delivered at a position, where each mark is the number of the next item.
     fn given(place: &QueuePosition<u64>) -> Vec<u64> {
         let (mark, steps, ahead) = shown(place);
         (0..mark + steps).chain(ahead.iter().map(|index| mark + index)).collect()

@@ -1,5 +1,4 @@
-//! The state machine of rank 0 (the hub). It collects the values of all ranks, sends them the minimum, and decides
-//! which ranks are at fault if an operation fails.
+//! The state machine of rank 0 (the hub), which sends all ranks the minimum of their values, or the ranks at fault.
 
 use std::time::Instant;
 
@@ -17,8 +16,7 @@ enum Seat {
     Dead,
 }
 
-/// The state after a rank has timed out: the hub waits for messages of the missing ranks, and then decides which ranks
-/// are at fault.
+/// The state after a rank has timed out: the hub waits for the missing ranks, and then decides which are at fault.
 #[derive(Debug, Clone, Hash)]
 struct Trial {
     by: u32,
@@ -56,13 +54,12 @@ impl Hub {
         }
     }
 
-    /// Returns whether a member may connect. Members may connect during the opening, and reconnect if their first
-    /// connection failed.
+    /// Returns whether a member may connect, during the opening, also again if its first connection failed.
     pub fn expects(&self, rank: u32) -> bool {
         self.operation == 0 && rank > 0 && (rank as usize) < self.seats.len()
     }
 
-    /// Records that a member has connected. This counts as the member's value for the opening.
+    /// Records that a member has connected. The connection counts as the member's value for the opening.
     pub fn seat(&mut self, rank: u32) {
         self.seats[rank as usize] = Seat::Taken { heard: None };
         self.values[rank as usize] = Some(0);

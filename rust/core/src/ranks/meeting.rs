@@ -29,8 +29,7 @@ pub const LONGEST_SLICE: Duration = Duration::from_millis(100);
 /// The time that a new connection has to identify itself.
 const HELLO: Duration = Duration::from_secs(5);
 
-/// The maximum number of connections that have not identified themselves, in addition to one per rank. Each connection
-/// uses a descriptor.
+/// The maximum number of unidentified connections, which use descriptors, in addition to one per rank.
 const STRANGERS: usize = 16;
 
 #[derive(Debug)]
@@ -59,9 +58,8 @@ struct Door {
 }
 
 impl Door {
-    /// Accepts connections. If more than `most` connections have not identified themselves, the oldest of them is
-    /// closed. A rank identifies itself immediately after connecting, and this message is read before further
-    /// connections are accepted.
+    /// Accepts connections. Of more than `most` unidentified connections, the oldest is closed. A rank identifies
+    /// itself immediately after connecting, and this message is read before further connections are accepted.
     fn open(&mut self, most: usize, now: Instant) {
         for _ in 0..STRANGERS {
             match self.listener.accept() {
@@ -186,8 +184,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Locks the table. If a thread panicked while it held the lock, the data is still consistent, because whole events
-    /// are processed under the lock.
+    /// Locks the table, which is consistent even after a panic, because whole events are processed under the lock.
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -241,8 +238,7 @@ impl Meeting {
         Ok(Self { shared, thread: Mutex::new((Some(woken), None)) })
     }
 
-    /// Creates the meeting of rank 0, to which `size - 1` other ranks will connect at the listener. Operation 0 ends
-    /// when all these ranks are connected.
+    /// Creates the meeting of rank 0, to which `size - 1` ranks will connect. Operation 0 ends when all are connected.
     pub fn host(listener: TcpListener, size: u32, tokens: Tokens) -> std::io::Result<Self> {
         listener.set_nonblocking(true)?;
         let mut hub = Hub::new(size);
@@ -251,8 +247,7 @@ impl Meeting {
         Self::new(RankRole::Hub(hub), (0..size).map(|_| None).collect(), Some(door))
     }
 
-    /// Creates the meeting of a rank other than 0. The rank connects to rank 0 through a socket. Operation 0 ends when
-    /// all ranks are connected.
+    /// Creates the meeting of another rank, with a socket to rank 0. Operation 0 ends when all ranks are connected.
     pub fn join(mut socket: TcpStream, rank: u32, tokens: Tokens, patience: Duration) -> std::io::Result<Self> {
         socket.set_nonblocking(false)?;
         socket.set_write_timeout(Some(patience))?;
@@ -315,8 +310,7 @@ impl Meeting {
     pub fn give_up(&self, operation: u64) {
         let mut table = self.shared.lock();
         let now = Instant::now();
-        // If this process was stopped for a while, messages may be unread although the timeout has passed, so these
-        // messages are read first.
+        // Reads unread messages first, because this process may have been stopped until after the timeout.
         table.turn(now);
         either!(&mut table.role, role => role.give_up(operation, now));
         self.send(table);
@@ -329,8 +323,7 @@ impl Meeting {
         self.send(table);
     }
 
-    /// Returns the descriptors that a forked child inherits. The connections stay open while a child has these
-    /// descriptors open.
+    /// Returns the descriptors that a forked child inherits. An inherited descriptor keeps its connection open.
     pub fn descriptors(&self) -> Vec<i32> {
         use std::os::fd::AsRawFd;
         let sources = self.shared.lock().sources();

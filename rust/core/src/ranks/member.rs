@@ -1,5 +1,4 @@
-//! The state machine of every rank except 0 (a member). It sends values to the hub and accepts the hub's decisions,
-//! unless the hub itself fails.
+//! The state machine of a rank above 0 (a member), which obeys the hub unless the hub itself fails.
 
 use std::time::Instant;
 
@@ -103,8 +102,7 @@ impl Member {
     /// Checks whether the hub has timed out. Must be called at least once per heartbeat interval during an operation.
     pub fn tick(&mut self, now: Instant) {
         let Some((_, since)) = self.gave_up else { return };
-        // The hub answers immediately, or after it has waited for other ranks. The member waits for the hub as long as
-        // the hub may wait for other ranks.
+        // The member waits as long as the hub may wait for other ranks before it answers.
         let heard = self.heard.is_some_and(|heard| heard > since);
         let patience = if heard { 2 * WATCH } else { WATCH };
         if now >= since + patience && self.verdict.is_none() {

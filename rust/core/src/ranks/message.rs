@@ -8,8 +8,7 @@ pub type Token = [u8; 16];
 /// A message between hub and member.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Message {
-    /// The first message of a member, which identifies the member. It also counts as the member's value for operation
-    /// 0, the opening.
+    /// The first message of a member, which identifies the member and counts as its value for operation 0, the opening.
     Hello {
         /// The secret of the group.
         token: Token,
@@ -56,12 +55,10 @@ pub struct Damaged;
 
 const HEAD: usize = 3;
 
-/// The length of a [`Message::Hello`]. At most this number of bytes is read from a connection that has not identified
-/// itself.
+/// The length of a [`Message::Hello`], which limits what is read from a connection that has not identified itself.
 pub const HELLO_LEN: usize = HEAD + 16 + 4;
 
-/// The maximum length of a message without its head. This is sufficient for a failure report with about 16,000 ranks. A
-/// longer report only contains the first ranks.
+/// The maximum length of a message without its head. A failure report contains only about the first 16,000 ranks.
 const LONGEST: usize = u16::MAX as usize;
 
 const FAULTS: [Fault; 6] = [Fault::Absent, Fault::Late, Fault::Dead, Fault::Silent, Fault::Parted, Fault::Left];

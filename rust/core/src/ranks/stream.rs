@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use super::message::{HELLO_LEN, Message};
 
-/// The maximum number of bytes that are buffered for another rank that does not read. If more bytes are buffered,
-/// heartbeats are dropped.
+/// The maximum number of bytes buffered for a rank that does not read. Beyond it, heartbeats are dropped.
 const FULL: usize = 4096;
 
 /// The maximum number of bytes that are read from one rank before other ranks are served.
@@ -66,8 +65,7 @@ impl RankStream {
         }
     }
 
-    /// Returns the first message of a connection that has not identified itself, once the message is complete. Reads at
-    /// most the length of a [`Message::Hello`].
+    /// Returns the first message of an unidentified connection, if complete. Reads at most one [`Message::Hello`].
     pub fn read_hello(&mut self) -> Option<Message> {
         let mut piece = [0; HELLO_LEN];
         while !self.broken {

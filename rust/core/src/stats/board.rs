@@ -1,5 +1,4 @@
-//! The memory of a board of counters: creating it, passing it to other processes, opening it in other programs, and the
-//! pages of processes.
+//! The memory of a board of counters: creating, sharing and opening it, and the pages of processes.
 
 use std::fs::File;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -44,10 +43,9 @@ impl Role {
     }
 }
 
-/// The counters of all processes of a loader, in shared memory.
-///
-/// In a forked child that does not belong to the loader, the memory is private and zero (see `Mapping::wipe_on_fork`).
-/// Other processes therefore do not see what this child counts.
+/// The counters of all processes of a loader, in shared memory. In a forked child that does not belong to the loader,
+/// the memory is private and zero (see `Mapping::wipe_on_fork`). Other processes therefore do not see this child's
+/// counts.
 #[derive(Debug)]
 pub struct Board {
     region: Region,
@@ -90,8 +88,7 @@ impl Board {
 
     /// Maps a board of another loader, which may belong to another user, for reading.
     pub fn observe(path: &Path) -> Result<Arc<Self>, OpenError> {
-        // The path may refer to a named pipe, which could block the call until another process opens the pipe for
-        // writing.
+        // The path may refer to a named pipe, which could block the call until another process opens it for writing.
         let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
         let region = Region::observe(&file.map_err(error::system("cannot open the counters"))?)?;
         let board = Self::checked(region, NOBODYS)?;
@@ -171,8 +168,7 @@ impl Board {
         (self.header().main.load(Relaxed), self.header().made.load(Relaxed))
     }
 
-    /// Returns whether this process may write to the board, because it has created or attached the board. False in a
-    /// child that was forked afterwards.
+    /// Returns whether this process may write to the board, which it has created or attached. False after a fork.
     pub fn is_of_this_process(&self) -> bool {
         self.generation == fork::generation()
     }
@@ -189,8 +185,7 @@ impl Board {
     }
 }
 
-/// A page of a board. The reference keeps the board mapped. Only the process that owns the page may call methods that
-/// write.
+/// A page of a board, which the reference keeps mapped. Only the process that owns the page may call writing methods.
 #[derive(Debug, Clone)]
 pub struct PageRef {
     pub(super) board: Arc<Board>,
@@ -219,8 +214,7 @@ impl PageRef {
     /// Returns the counters of one link end, or None if `index` exceeds the capacity.
     pub(super) fn flow_at(&self, index: usize) -> Option<&Flow> {
         let offset = self.board.config.flows_at() + index * size_of::<Flow>();
-        // SAFETY: the counters are inside the page, because the index is checked. The offset of the counters is a
-        // multiple of 64, and all access is atomic.
+        // SAFETY: the checked index is inside the page. The offset is a multiple of 64, and all access is atomic.
         (index < self.board.config.flows as usize).then(|| unsafe { &*self.at::<Flow>(offset) })
     }
 
@@ -250,8 +244,7 @@ impl PageRef {
         flows.chain([&header.idle, &header.first, &header.span]).for_each(|wait| wait.end(now));
     }
 
-    /// Returns the counters of one link end. Through this link, the process sends items to the process of page `peer`,
-    /// or receives items from that process.
+    /// Returns the counters of a link end whose opposite end belongs to the process of page `peer`.
     pub fn flow(&self, index: usize, peer: u32, sends: bool) -> Option<FlowRef> {
         let flow = self.flow_at(index)?;
         flow.peer.store(peer, Relaxed);
@@ -281,7 +274,7 @@ impl PageRef {
         self.header().first.end(nanoseconds());
     }
 
-    /// Sets from which link the first item is expected.
+    /// Sets the link from which the first item is expected.
     pub fn set_first_whom(&self, flow: Option<usize>) {
         self.header().first.whom.store(flow.map_or(0, |flow| flow as u32 + 1), Relaxed);
     }
@@ -290,8 +283,7 @@ impl PageRef {
         &self.header().span
     }
 
-    /// Begins the epoch `epoch`, or the next epoch if None is given. In the main process, the measured time begins with
-    /// the first item.
+    /// Begins epoch `epoch`, or the next one. In the main process, the measured time begins with the first item.
     pub fn begin_span(&self, epoch: Option<u32>) {
         self.span().end(nanoseconds());
         let next = || self.header().epoch.load(Relaxed).wrapping_add(1);
@@ -323,7 +315,7 @@ impl PageRef {
         self.header().oversized.store(bytes, Relaxed);
     }
 
-    /// Adds the time of `weight` calls of the last pipe, of which one was measured.
+    /// Adds the time of a measured call of the last pipe. The call represents `weight` calls.
     pub fn inside(&self, nanoseconds: u64, weight: u64) {
         super::layout::add(&self.header().inside, nanoseconds.saturating_mul(weight));
         super::layout::add(&self.header().inside_samples, 1);
@@ -337,8 +329,7 @@ impl PageRef {
         header.pipes.store(all.min(self.board.config.pipes as usize) as u32, Ordering::Release);
     }
 
-    /// Sets the name of pipe `index`, and the pipe `reader` that reads it. Returns None if `index` exceeds the
-    /// capacity.
+    /// Sets the name of pipe `index` and the pipe `reader` that reads it, or returns None if `index` is too large.
     pub fn pipe(
         &self,
         index: usize,
@@ -387,8 +378,7 @@ impl PipeRef {
         &self.page
     }
 
-    /// Returns the word that contains the running pipe of the process, and the value that means this pipe. 0 means that
-    /// no pipe is running.
+    /// Returns the word with the running pipe of the process, or 0, and the value that means this pipe.
     pub fn running(&self) -> (&AtomicU32, u32) {
         (&self.page.header().current, self.index as u32 + 1)
     }

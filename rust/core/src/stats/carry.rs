@@ -1,14 +1,12 @@
 //! Copies the counters of a process on another machine to the main process.
 //!
-//! A process on another machine counts on a board on its own machine. A copy of its page is sent to the main process
-//! and written into the main process's board. In the main process's board, the copy looks like the page of a local
-//! process. If the process is replaced, a page is sent in the opposite direction, so that the replacement continues the
-//! counts.
+//! A process on another machine counts on a board on its own machine. A copy of its page is written into the main
+//! process's board. In the main process's board, the copy looks like the page of a local process. If the process is
+//! replaced, a page is sent in the opposite direction, so that the replacement continues the counts.
 //!
 //! All values keep their meaning, except times, which were measured with the clock of the other machine. When a page
 //! arrives, its times are shifted by the difference between the two clocks, so these times are too late by the transfer
-//! time. The lengths in a received page are compared with the capacity, and readers check all other values, because the
-//! page is not trusted.
+//! time. Received pages are not trusted: lengths are compared with the capacity, and readers check all other values.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::{self, Relaxed};
@@ -68,7 +66,7 @@ fn moved(moment: u64, by: u64) -> u64 {
 
 impl PageRef {
     fn sequence_at(&self, word: usize) -> &Sequence {
-        // SAFETY: there is a sequence number at this offset. It is inside the page, aligned and atomic.
+        // SAFETY: there is a sequence number at this offset. The number is inside the page, aligned and atomic.
         unsafe { &*self.at::<Sequence>(word * WORD) }
     }
 
@@ -87,11 +85,8 @@ impl PageRef {
         carried.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    /// Overwrites this page with the copy of another process's page. The page then belongs to that process.
-    ///
-    /// # Errors
-    ///
-    /// If the lengths are inconsistent, or if the number of pipes or flows exceeds the capacity.
+    /// Overwrites this page with the copy of another process's page. The page then belongs to that process. Fails if
+    /// the lengths are inconsistent, or if there are more pipes or flows than the capacity.
     pub fn take_in(&self, carried: &[u8]) -> Result<(), Corrupted> {
         let (carried, rest) = carried.as_chunks::<WORD>();
         let carried: Vec<u64> = carried.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
@@ -117,8 +112,7 @@ impl PageRef {
 
     fn write(&self, span: &Span, values: &[u64], by: u64) {
         let words = self.words();
-        // The words are written in reverse order, each with Release, so that a reader that sees the use of an arena
-        // also sees its peak.
+        // Words are written in reverse, each with Release, so that a reader of an arena's use also sees its peak.
         for (word, &value) in span.words.clone().zip(values).rev() {
             let value = if span.moment == Some(word) { moved(value, by) } else { value };
             if span.guard == Some(word) {
@@ -132,12 +126,7 @@ impl PageRef {
         }
     }
 
-    /// Stores the counters of a process on another machine, and the times that its system reports. Only called in the
-    /// main process.
-    ///
-    /// # Errors
-    ///
-    /// Fails for the same reasons as `take_in`.
+    /// In the main process: stores counters and system times of a process on another machine. Fails like `take_in`.
     pub fn hear(&self, carried: &[u8], [ran, stood, lived]: [u64; 3]) -> Result<(), Corrupted> {
         self.take_in(carried)?;
         let header = self.header();
@@ -146,8 +135,7 @@ impl PageRef {
         Ok(())
     }
 
-    /// Sets the location of a process on another machine. Only called in the main process, after the other process has
-    /// started.
+    /// In the main process: sets the location of a process on another machine, after that process has started.
     pub fn set_place(&self, place: &str) {
         write_text(&self.header().place, place);
         self.header().gone.store(0, Relaxed);
@@ -181,8 +169,7 @@ mod tests {
         Board::create(BoardConfig { pages: 2, flows, pipes }, true).unwrap()
     }
 
-    /// Creates a board as on another machine, with a process that waits for space and for a command, and has used all
-    /// counters.
+    /// Creates a board as on another machine. Its process waits for space and a command, and uses all counters.
     fn elsewhere() -> (Arc<Board>, PageRef) {
         let board = board(2, 3);
         let page = board.page(1).unwrap();

@@ -7,13 +7,11 @@
 //! …
 //! ```
 //!
-//! All fields have a fixed width, and zero is a valid value of each field. Only the process that owns a page writes to
-//! it.
+//! All fields have a fixed width, and zero is valid. Only the process that owns a page writes to it.
 
 use std::sync::atomic::Ordering::{self, Relaxed};
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, fence};
 
-/// "tdrstats" in ASCII.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"tdrstats");
 /// The version of the layout, which must be increased with every change of the layout.
 pub(super) const VERSION: u32 = 6;
@@ -60,8 +58,7 @@ impl BoardConfig {
         self.pages <= 1 << 16 && self.flows <= 1 << 16 && self.pipes <= 1 << 10
     }
 
-    /// Returns whether a board of another process may be read, given its size. The size is limited, because reading a
-    /// board makes the kernel allocate memory.
+    /// Returns whether another process's board is small enough, because reading makes the kernel allocate memory.
     pub(super) fn is_readable(self) -> bool {
         self.is_sensible() && self.total() <= 512 << 20
     }
@@ -258,8 +255,7 @@ pub(super) fn middle_of(step: usize) -> f64 {
 }
 
 impl PipeRecord {
-    /// Records a call that took `own` nanoseconds in this pipe only, and that represents `weight` calls with a total of
-    /// `all` nanoseconds.
+    /// Records a measured call of `own` nanoseconds in this pipe, which represents `weight` calls of `all` nanoseconds.
     pub fn sample(&self, own: u64, all: u64, weight: u64) {
         add(&self.samples, 1);
         add(&self.own, all);
@@ -331,8 +327,7 @@ pub(super) struct PageHeader {
     pub inside: AtomicU64,
     /// The number of measured calls of the last pipe.
     pub inside_samples: AtomicU64,
-    /// 1 if a process on another machine has exited. The main process writes the fields from `gone` to `carried`, and
-    /// the last field.
+    /// 1 if a remote process has exited. The main process writes the fields `gone` to `carried` and the last field.
     pub gone: AtomicU64,
     /// When the counters of a process on another machine were last received, or 0 for a local process.
     pub heard: AtomicU64,
@@ -348,8 +343,7 @@ pub(super) struct PageHeader {
     pub idle: Wait,
     /// The main process's waits for the first item of each epoch.
     pub first: Wait,
-    /// The duration of epochs. The duration begins with the first item in the main process, and with the command in
-    /// children.
+    /// The duration of epochs, from the first item in the main process, and from the command in children.
     pub span: Wait,
     /// The size of the last snapshot that was too large to be sent, or 0.
     pub oversized: AtomicU64,

@@ -6,10 +6,8 @@ use std::ops::{Deref, DerefMut};
 
 use crate::sync::primitive::{AtomicUsize, Ordering};
 
-/// A value that one thread at a time can hold.
-///
-/// An `Exclusive` is cheaper than a mutex, which checks for waiting threads when it is released. If the process forks
-/// while another thread holds the value, the child can never hold it.
+/// A value that one thread at a time can hold. An `Exclusive` is cheaper than a mutex, which checks for waiting threads
+/// when it is released. If the process forks while another thread holds the value, the child can never hold it.
 #[derive(Debug)]
 pub struct Exclusive<T> {
     /// The thread that holds the value (see `this_thread`), or 0.

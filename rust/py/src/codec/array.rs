@@ -15,7 +15,6 @@ use super::malformed;
 use crate::buffers::ArenaBuffer;
 use crate::numpy_api::numpy;
 
-/// The maximum number of dimensions of an array.
 pub const MOST_DIMENSIONS: usize = 64;
 
 /// The order of an array's axes in memory, outermost axis first.
@@ -76,7 +75,6 @@ pub struct ArrayParts<'a> {
     pub shape: &'a [npy_intp],
     pub data: *mut u8,
     pub len: usize,
-    /// The layout of the elements, if they are not contiguous.
     pub strided: Option<Strided>,
 }
 
@@ -128,7 +126,6 @@ pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
 
 /// Returns the arena block under an array that `torchdata.empty` has created. The array must cover the whole block,
 /// which must not be accessible through another array, a buffer, a tensor or a weak reference. Otherwise returns None.
-///
 /// The caller ensures that nothing except the item refers to the array.
 pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Arc<Block>> {
     let mut object = array.as_ptr();
@@ -151,10 +148,8 @@ pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Ar
     whole.then(|| Arc::clone(block))
 }
 
-/// Returns the arena block under a tensor that `torchdata.empty` has created over an array. The tensor must cover the
-/// whole block under the array. Otherwise returns None.
-///
-/// The caller ensures that nothing except the item refers to the array and the tensor.
+/// Returns the arena block under a tensor that `torchdata.empty` has created over an array. Returns None unless the
+/// tensor covers the whole block. The caller ensures that nothing except the item refers to the array and the tensor.
 pub fn block_under(array: &Bound<'_, PyAny>, data: *const u8, len: usize) -> Option<Arc<Block>> {
     let base = array.getattr("base").ok()?;
     // SAFETY: reads the reference count of an existing object. The array and this function have one reference each.
@@ -199,8 +194,7 @@ pub fn make<'py>(
         None => (std::ptr::null_mut(), flags),
     };
     let numpy = numpy(py)?;
-    // SAFETY: dtype, dimensions and strides are valid. `data`, if given, covers the array, and its owner keeps it
-    // alive.
+    // SAFETY: dtype, shape and strides are valid. `data`, if given, covers the array, and its owner keeps it alive.
     let array = unsafe { numpy.array(descr, shape, strides, data.cast(), flags)? };
     if let Some((_, base)) = over {
         numpy.set_base(&array, base)?;
@@ -216,8 +210,7 @@ pub fn data_of(array: &Bound<'_, PyAny>) -> *mut u8 {
 pub fn scalar_parts(scalar: &Bound<'_, PyAny>) -> PyResult<Option<(Dtype, Vec<u8>)>> {
     let py = scalar.py();
     let numpy = numpy(py)?;
-    // SAFETY: callers pass NumPy scalars that exist while their dtype is read. One element of a plain dtype is written,
-    // which fits into the buffer.
+    // SAFETY: callers pass existing NumPy scalars. The written element of a plain dtype fits into the buffer.
     unsafe {
         let descr = numpy.dtype_of(scalar)?;
         let Some((dtype, size)) = Dtype::of(py, descr.as_ptr().cast()) else { return Ok(None) };

@@ -1,5 +1,4 @@
-//! Decodes items from bytes and buffers. All lengths are checked, because the bytes are private to this process but not
-//! trusted.
+//! Decodes items from bytes and buffers. All lengths are checked, because the bytes are private but not trusted.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -20,9 +19,8 @@ use super::{Tag, malformed, numbers};
 use crate::buffers::LeasedBuffer;
 use crate::errors;
 
-/// Decodes an item from its inline part and its large buffers.
-///
-/// If `may_lease` is true, arrays use the memory of leased buffers; otherwise this memory is copied.
+/// Decodes an item from its inline part and its large buffers. If `may_lease` is true, arrays use the memory of leased
+/// buffers; otherwise this memory is copied.
 pub fn decode<'py>(
     py: Python<'py>,
     payload: &[u8],
@@ -46,8 +44,7 @@ struct Decoder<'py, 'a> {
     kept: Vec<Bound<'py, PyAny>>,
 }
 
-/// `LONGEST_STEP` is the maximum number of items between two readings of the clock; this number grows while two
-/// readings are closer together than `NEAR`.
+/// The maximum capacity of the scratch memory that a thread keeps for the next string, in bytes.
 const MOST_KEPT: usize = 4 << 20;
 
 thread_local! {
@@ -62,8 +59,7 @@ enum Bulk<'a> {
 }
 
 impl Bulk<'_> {
-    /// Returns the address and the length of the bytes. The bytes may be in shared memory, so they must be copied
-    /// before they are interpreted.
+    /// Returns address and length of the bytes. Bytes in shared memory must be copied before use.
     fn location(&self) -> (*const u8, usize) {
         match self {
             Bulk::Inline(bytes) => (bytes.as_ptr(), bytes.len()),
@@ -92,7 +88,8 @@ impl Bulk<'_> {
 
     fn to_bytes<'py>(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let (data, len) = self.location();
-        // SAFETY: the memory is valid for its length as long as `self`. The interpreter copies it into a new object.
+        // SAFETY: the memory is valid for its length as long as `self`. The interpreter copies the bytes to a new
+        // object.
         unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyBytes_FromStringAndSize(data.cast(), len as ffi::Py_ssize_t)) }
     }
 
@@ -293,8 +290,7 @@ impl<'py, 'a> Decoder<'py, 'a> {
 /// Copies bytes into newly allocated memory of Python. Long copies release the GIL.
 fn copy(py: Python<'_>, from: *const u8, len: usize, to: *mut u8) {
     let (source, to) = (from as usize, to as usize);
-    // SAFETY: callers pass memory that is valid for `len` bytes. `to` was just allocated with that length, no other
-    // code refers to it, and both outlive the call.
+    // SAFETY: `from` is valid for `len` bytes, `to` is new memory of that length, and both outlive the call.
     let copy = move || unsafe { std::ptr::copy_nonoverlapping(source as *const u8, to as *mut u8, len) };
     if len >= LONG_COPY { py.detach(copy) } else { copy() }
 }

@@ -1,8 +1,8 @@
 //! Exchanges tensors with torch through DLPack, the binary interface of array libraries (dmlc.github.io/dlpack).
 //!
 //! If torch has the function table `__dlpack_c_exchange_api__` of DLPack 1.2, tensors are described without an
-//! additional object, and created without a capsule. Older releases of torch only have `torch.utils.dlpack`. Both
-//! interfaces are public and produce the same results.
+//! additional object, and created without a capsule. Older releases of torch only have `torch.utils.dlpack`. The two
+//! interfaces of torch are public and produce the same results.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -43,8 +43,7 @@ impl ElementType {
         self.code == Self::COMPLEX
     }
 
-    /// Returns whether torch may negate elements of this type lazily. For example, the imaginary part of a conjugate is
-    /// negated lazily.
+    /// Returns whether torch may negate elements lazily, such as the imaginary part of a conjugate.
     fn has_lazy_sign(self) -> bool {
         const FLOAT: u8 = 2;
         matches!(self.code, FLOAT | Self::BFLOAT | Self::COMPLEX)
@@ -96,7 +95,6 @@ static HAS_REFUSED: AtomicBool = AtomicBool::new(false);
 /// The name of a capsule that still owns its tensor.
 const UNUSED: &CStr = c"dltensor";
 
-/// The objects of torch that this module uses.
 struct Torch {
     exchange: Option<&'static ExchangeApi>,
     to_capsule: Py<PyAny>,
@@ -115,7 +113,7 @@ struct Torch {
 
 /// Returns the objects of torch. The first call imports torch.
 ///
-/// FORK: this function uses no lock, for the same reason as `helpers`. A fork waits until the import is complete.
+/// FORK: this function uses no lock that a child could inherit. A fork waits until the import is complete.
 fn torch(py: Python<'_>) -> PyResult<&'static Torch> {
     static TORCH: OnceBox<Torch> = OnceBox::new();
     TORCH.get_or_try_init(|| {
@@ -159,8 +157,7 @@ fn call<'py>(object: &Bound<'py, PyAny>, name: &Py<PyString>) -> PyResult<Bound<
     }
 }
 
-/// A tensor that is fully described by its elements. The tensor has at least one element, and its memory belongs to
-/// this process.
+/// A tensor with at least one element, fully described by its elements, in memory of this process.
 pub struct Exported<'py> {
     tensor: Described,
     item: Bound<'py, PyAny>,
@@ -169,8 +166,7 @@ pub struct Exported<'py> {
 }
 
 impl<'py> Exported<'py> {
-    /// Describes an exact tensor. Returns None if the tensor has additional state, or if some elements are outside of
-    /// its storage.
+    /// Describes an exact tensor. Returns None if the tensor has other state, or elements outside of its storage.
     pub fn of(item: &Bound<'py, PyAny>) -> PyResult<Option<Self>> {
         let py = item.py();
         let torch = torch(py)?;
@@ -208,8 +204,7 @@ impl<'py> Exported<'py> {
         if self.tensor.dimensions == 0 {
             return &[]; // the pointers may be null
         }
-        // SAFETY: a tensor has one length and one stride for each dimension. Both arrays exist as long as the tensor or
-        // the capsule.
+        // SAFETY: a tensor has a length and a stride per dimension. Both arrays exist as long as tensor or capsule.
         unsafe { std::slice::from_raw_parts(of, self.tensor.dimensions as usize) }
     }
 
@@ -237,14 +232,12 @@ impl<'py> Exported<'py> {
         })
     }
 
-    /// Returns the strides as torch reports them, counted in elements. For dimensions with one element, DLPack may
-    /// report other strides.
+    /// Returns the strides as torch reports them, in elements. DLPack may differ for dimensions with one element.
     pub fn strides(&self) -> PyResult<Vec<i64>> {
         call(&self.item, &torch(self.item.py())?.stride)?.extract()
     }
 
-    /// Returns whether the values of the elements differ from the bytes in memory, because torch applies an operation
-    /// lazily.
+    /// Returns whether the values differ from the bytes in memory, because torch applies an operation lazily.
     fn has_lazy_bits(&self, torch: &Torch) -> PyResult<bool> {
         let element = self.tensor.element;
         let is = |name| call(&self.item, name).and_then(|is| is.is_truthy());
@@ -264,8 +257,7 @@ impl<'py> Exported<'py> {
     }
 }
 
-/// Returns the number of bytes from the start of the first element to the end of the last element, or None if the
-/// number exceeds the address space.
+/// Returns the bytes from the start of the first element to the end of the last, or None beyond the address space.
 pub fn reach(size: usize, shape: &[i64], strides: &[i64]) -> Option<usize> {
     let last = shape.iter().zip(strides).try_fold(0_usize, |last, (&count, &stride)| {
         let steps = usize::try_from(count).ok()?.checked_sub(1)?;
@@ -291,8 +283,7 @@ impl Torch {
         let py = item.py();
         if let Some(describe) = self.exchange.and_then(|exchange| exchange.describe) {
             let mut described = MaybeUninit::uninit();
-            // SAFETY: the item is an exact tensor of the class that the table belongs to. The call writes the
-            // description, or returns -1 with an exception set.
+            // SAFETY: the table belongs to the item's class. The call writes the description, or raises and returns -1.
             return unsafe {
                 if describe(item.as_ptr(), described.as_mut_ptr()) == 0 {
                     Ok(Some((described.assume_init(), None)))
@@ -339,8 +330,7 @@ impl Own {
     }
 }
 
-/// The owner of a new tensor's memory. Torch frees this owner, on any thread, when it deletes the last tensor over the
-/// memory.
+/// The owner of a new tensor's memory. Torch frees it on any thread, after the last tensor over the memory.
 #[repr(C)]
 struct Home<M> {
     managed: M,
@@ -362,9 +352,8 @@ impl<M> Home<M> {
     }
 }
 
-/// Creates a tensor that uses existing memory.
-///
-/// `extents` contains the shape, followed by the strides in elements. All elements must be within the memory.
+/// Creates a tensor that uses existing memory. `extents` contains the shape, followed by the strides in elements. All
+/// elements must be within the memory.
 pub fn tensor_over<'py>(
     py: Python<'py>,
     element: ElementType,

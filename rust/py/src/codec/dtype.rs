@@ -25,8 +25,7 @@ struct TimeUnit {
 }
 
 impl TimeUnit {
-    /// Returns whether NumPy defines this unit. The units are years to weeks, days to attoseconds, and the generic
-    /// unit. Number 3 is unused.
+    /// Returns whether NumPy defines this unit: years to weeks, days to attoseconds, or generic. Number 3 is unused.
     fn is_known(self) -> bool {
         matches!(self.base, 0..=2 | 4..=14) && self.count > 0
     }
@@ -84,7 +83,6 @@ impl Dtype {
         dtype.descriptor(py).map(|(_, size)| Some((dtype, size)))
     }
 
-    /// Returns the dtype of numbers with this type number.
     pub const fn number(number: u8) -> Self {
         Self { number, unit: None }
     }

@@ -49,15 +49,14 @@ impl Within<'_> {
         self.alone && unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 1 + isize::from(self.depth > 0)
     }
 
-    /// Returns the state for the members of a container.
     fn within(self, container: &Bound<'_, PyAny>) -> Self {
         Self { alone: self.is_alone(container), depth: self.depth + 1, ..self }
     }
 }
 
 enum Stop {
-    /// The item must be pickled as a whole. The reason is that an object appears twice in the item, that an object may
-    /// appear twice because a member is pickled, or that the nesting is too deep.
+    /// The item must be pickled as a whole, because an object appears twice in the item, because an object may appear
+    /// twice in a pickled member, or because the nesting is too deep.
     Whole,
     Error(PyErr),
 }
@@ -71,9 +70,7 @@ impl From<PyErr> for Stop {
 /// Encodes items. An encoder can be reused, which avoids allocating its vectors again.
 #[derive(Default)]
 pub struct Encoder {
-    /// The inline part of the last item.
     pub payload: Vec<u8>,
-    /// The large buffers of the last item.
     pub buffers: Vec<OutBuffer>,
     /// The addresses of this item's containers and arrays that are also referenced from outside the item.
     visited: FxHashSet<usize>,
@@ -84,12 +81,10 @@ pub struct Encoder {
     announced: u64,
     /// The memory ranges of the item's tensors: the end address for each start address.
     spans: BTreeMap<usize, usize>,
-    /// The member that must be pickled because it may share objects with other members, and the offset of this member
-    /// in the payload.
+    /// The member that must be pickled because it may share objects with others, and its offset in the payload.
     pickled_member: Option<(usize, Py<PyAny>)>,
-    /// Whether an equal item may be encoded to other bytes the next time. The bytes depend on the identity of objects
-    /// if they contain pickles or references to strings, and on the memory order if they contain arrays; otherwise they
-    /// depend only on the values in the item.
+    /// Whether an equal item may be encoded to other bytes. Pickles and references to strings depend on the identity of
+    /// objects, arrays on the memory order, and all other bytes only on the values in the item.
     pub opaque: bool,
 }
 
@@ -175,8 +170,7 @@ impl Encoder {
         Ok(false)
     }
 
-    /// Records the memory of a tensor. If two tensors of the item share memory, the item must be pickled, because only
-    /// pickle preserves the sharing.
+    /// Records a tensor's memory. Tensors that share memory must be pickled, because only pickle preserves sharing.
     fn visit_span(&mut self, (start, end): Span) -> Result<(), Stop> {
         if start == end {
             return Ok(());
@@ -433,7 +427,7 @@ impl Encoder {
         Ok(spans)
     }
 
-    /// Encodes contiguous bytes that belong to `owner`. Short bytes are sent inline, and long bytes as a buffer.
+    /// Encodes contiguous bytes that belong to `owner`. A few bytes are sent inline, and many bytes as a buffer.
     fn dense(&mut self, owner: &Bound<'_, PyAny>, data: *const u8, len: usize) -> PyResult<()> {
         if self.is_inline(len) {
             self.reserve(len)?;
@@ -460,7 +454,7 @@ impl Encoder {
         room.map_err(|_| PyMemoryError::new_err(format!("there is no memory for {len} more bytes of an encoded item")))
     }
 
-    /// Encodes bytes with any layout. Short bytes are sent inline, and long bytes as a buffer.
+    /// Encodes bytes with any layout. A few bytes are sent inline, and many bytes as a buffer.
     fn bulk(&mut self, py: Python<'_>, source: Source) -> PyResult<()> {
         let len = source.len();
         if !self.is_inline(len) {

@@ -24,9 +24,9 @@ pub struct Helpers {
 
 /// Returns the helpers. The first call looks up the helpers.
 ///
-/// FORK: the look-up uses no lock. If several threads look up the helpers at the same time, the first result is kept.
-/// The module that creates loaders (`torchdata._engine.workers.child`) has already imported the modules of the helpers,
-/// so no fork happens during an import.
+/// FORK: the look-up uses no lock. If several threads look up the helpers, the first result is kept.
+/// `torchdata._engine.workers.child`, which creates loaders, has imported the helpers' modules, so no fork happens
+/// meanwhile.
 pub fn helpers(py: Python<'_>) -> PyResult<&'static Helpers> {
     static HELPERS: OnceBox<Helpers> = OnceBox::new();
     HELPERS.get_or_try_init(|| {
@@ -54,8 +54,7 @@ pub enum Kind {
     Other,
 }
 
-/// The types whose kind was already determined. Each type in this table has a permanent reference, so that its address
-/// is never reused by another type.
+/// The types with a known kind. Each has a permanent reference, so that no other type reuses its address.
 ///
 /// FORK: the lock is only taken with the GIL held, and never held while Python code runs. Because Python forks with the
 /// GIL held, a forked child never finds this mutex locked.

@@ -7,9 +7,9 @@
 //! ```
 //!
 //! This module encodes exact built-in types, ints of at most 64 bits, NumPy arrays and scalars of plain dtypes, CPU
-//! tensors of torch that DLPack can describe, and the batch class of torchdata. Everything else is pickled (protocol 5,
-//! with out-of-band buffers), or passed to cloudpickle if pickle fails. A long string that appears twice is sent once,
-//! followed by a reference. If another object appears twice, the whole item is pickled, which preserves identity.
+//! tensors of torch that DLPack can describe, and the batch class of torchdata. All other objects are pickled (protocol
+//! 5, with out-of-band buffers), or passed to cloudpickle if pickle fails. A long string that appears twice is sent
+//! once, followed by a reference. If another object appears twice, the whole item is pickled, which preserves identity.
 
 mod array;
 mod decode;
@@ -30,15 +30,13 @@ pub use dtype::Dtype;
 pub use encode::Encoder;
 pub use source::{OutBuffer, Owner, Source};
 
-/// The error for bytes that are not a valid item.
 pub fn malformed() -> PyErr {
     PyRuntimeError::new_err(
         "a received item is malformed, because the memory of its sender is corrupted; start a new loader",
     )
 }
 
-/// Buffers of at least this size are sent out of band. Smaller buffers are sent inline, because copying a small buffer
-/// twice is cheaper than leasing it.
+/// Buffers of at least this size are sent out of band. Copying a smaller buffer twice is cheaper than a lease.
 pub const OUT_OF_BAND: usize = 8 << 10;
 /// The maximum number of out-of-band buffers of an item. Further buffers are sent inline.
 pub const MOST_BUFFERS: usize = 512;
@@ -68,8 +66,7 @@ pub enum Tag {
     Array,
     /// dtype, len, bytes
     Scalar,
-    /// element type, number of dimensions, whether there are strides, shape, strides, bulk: a tensor that consists only
-    /// of elements
+    /// element type, number of dimensions, flag for strides, shape, strides, bulk: a tensor of elements only
     Tensor,
     /// bulk (the pickle), len, bulks (its buffers)
     Pickle,

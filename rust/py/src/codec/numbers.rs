@@ -6,8 +6,7 @@
 //! ```
 //!
 //! A sequence becomes a block if it has at least two members of the same exact type: ints that fit into the same kind
-//! of word, floats, or bools. A block does not preserve the identity of the numbers. Python and pickle do not preserve
-//! this identity reliably either.
+//! of word, floats, or bools. A block does not preserve the identity of numbers, nor do Python and pickle reliably.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -21,7 +20,6 @@ pub enum Whole {
     Longer,
 }
 
-/// Returns the number of bytes of a value in a block.
 fn width(element: Tag) -> usize {
     if element == Tag::True { 1 } else { 8 }
 }
@@ -32,8 +30,7 @@ fn width(element: Tag) -> usize {
 /// `object` is an existing int, and the GIL is held.
 pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
     let mut overflow = 0;
-    // SAFETY: guaranteed by the caller. The first call reports an overflow without an exception, and the second returns
-    // `u64::MAX` with an exception.
+    // SAFETY: as above. The first call reports an overflow without an exception, the second `u64::MAX` with one.
     unsafe {
         let value = ffi::PyLong_AsLongLongAndOverflow(object, &mut overflow);
         if overflow == 0 {
@@ -51,12 +48,10 @@ pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
     }
 }
 
-/// Appends a sequence of `len` members as a block. Appends nothing and returns false if the members cannot form a
-/// block.
+/// Appends a sequence of `len` members as a block. Appends nothing and returns false if they cannot form a block.
 ///
 /// # Safety
-/// For each index below `len`, `member` returns a borrowed reference to a member of an existing sequence, or NULL,
-/// without running Python code. The GIL is held.
+/// The GIL is held. For each index below `len`, `member` runs no Python code and returns a borrowed member or NULL.
 pub unsafe fn put_block(
     payload: &mut Vec<u8>,
     container: Tag,
@@ -66,8 +61,7 @@ pub unsafe fn put_block(
     if len < 2 {
         return false;
     }
-    // SAFETY: guaranteed by the caller. The code below only inspects types and reads numbers, which runs no Python
-    // code.
+    // SAFETY: guaranteed by the caller. The code below inspects types and reads numbers, which runs no Python code.
     unsafe {
         let first = member(0);
         let second = member(1);
@@ -102,8 +96,7 @@ pub unsafe fn put_block(
     }
 }
 
-/// Appends ints, and stores at the offset `place` whether the words of these ints are signed. Returns false if some
-/// ints are negative and others exceed `i64`.
+/// Appends ints, and stores at `place` whether their words are signed. Returns false if no word fits all ints.
 unsafe fn put_ints(
     payload: &mut Vec<u8>,
     place: usize,

@@ -17,7 +17,6 @@ pub enum OutBuffer {
     Block(Arc<Block>),
 }
 
-/// The object that keeps the memory of a buffer alive.
 pub enum Owner {
     Object {
         _object: Py<PyAny>,
@@ -30,7 +29,6 @@ pub enum Owner {
 }
 
 impl Owner {
-    /// Creates an owner that keeps an object alive.
     pub fn of(object: &Bound<'_, PyAny>) -> Self {
         Owner::Object { _object: object.clone().unbind() }
     }
@@ -41,7 +39,6 @@ pub struct Source {
     /// The address of the first element, stored as a number so that it can be sent to other threads.
     address: usize,
     len: usize,
-    /// The layout of the elements, if they are not contiguous.
     strided: Option<Box<Strided>>,
     _owner: Owner,
 }
@@ -69,8 +66,7 @@ impl Source {
         let strided = self.strided.as_deref();
         let copy = move || {
             let (from, to) = (address as *const u8, to as *mut u8);
-            // SAFETY: the creator of the source passed memory that the owner keeps alive, and the caller guarantees the
-            // same for `to`.
+            // SAFETY: the owner keeps the source's memory alive, and the caller guarantees that `to` is valid.
             unsafe {
                 match strided {
                     Some(strided) => strided.copy(from, to),
@@ -81,15 +77,13 @@ impl Source {
         if len >= LONG_COPY { py.detach(copy) } else { copy() }
     }
 
-    /// Returns the address of contiguous bytes. If the elements are not contiguous, they are first replaced by a
-    /// contiguous copy.
+    /// Returns the address of contiguous bytes. Elements that are not contiguous are first replaced by a copy.
     pub fn make_dense(&mut self, py: Python<'_>) -> PyResult<*const u8> {
         if self.strided.is_none() {
             return Ok(self.address as *const u8);
         }
         let len = isize::try_from(self.len)?;
-        // SAFETY: a new bytes object of that length, which is filled before other code can see it, or NULL with an
-        // exception set.
+        // SAFETY: a new bytes object of that length, filled before other code sees it, or NULL with an exception set.
         unsafe {
             let room = pyo3::ffi::PyBytes_FromStringAndSize(std::ptr::null(), len);
             let object = Bound::from_owned_ptr_or_err(py, room)?;

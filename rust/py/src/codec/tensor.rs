@@ -6,7 +6,6 @@ use torchdata_core::strided::Strided;
 use super::dlpack::{ElementType, Exported, reach};
 use super::malformed;
 
-/// How the elements of a tensor are encoded.
 pub enum Layout {
     /// The elements are contiguous, in the order of their indices.
     Contiguous,
@@ -49,8 +48,7 @@ fn without_gaps(size: usize, shape: &[i64], strides: &[i64]) -> Option<(Strided,
     Some((strided, dense))
 }
 
-/// Appends the description of a tensor with at most 255 dimensions. `strides` is None if the elements are contiguous in
-/// the order of their indices.
+/// Appends the description of a tensor with at most 255 dimensions. `strides` is None for contiguous elements.
 pub fn write(payload: &mut Vec<u8>, element: ElementType, shape: &[i64], strides: Option<&[i64]>) {
     payload.extend_from_slice(&[element.code, element.bits, shape.len() as u8, u8::from(strides.is_some())]);
     for extent in shape.iter().chain(strides.unwrap_or_default()) {

@@ -22,7 +22,7 @@ const FIRST: u8 = 0x1f;
 pub struct GzipReader {
     /// The state of the current member, or None between two members and after the last member.
     decoder: Option<GzDecoder<GzipSource>>,
-    /// The stream after the last member. This reference is dropped with the GIL held, because dropping without the GIL
+    /// The stream after the last member. The reference is dropped with the GIL held, because dropping without the GIL
     /// would take a lock of PyO3, and a child that another thread forks could inherit the locked lock.
     ended: Option<GzipSource>,
     buffer: Vec<u8>,
@@ -99,8 +99,7 @@ impl GzipReader {
     }
 }
 
-/// Skips zeros before the next member. Returns false if the stream ends, or if other data follows, which gzip(1)
-/// ignores, too.
+/// Skips zeros before the next member. Returns false at the end, or if other data follows, which gzip(1) ignores, too.
 fn another_member(stream: &mut impl BufRead) -> Result<bool, Error> {
     loop {
         let bytes = stream.fill_buf()?;
@@ -117,11 +116,9 @@ fn another_member(stream: &mut impl BufRead) -> Result<bool, Error> {
     }
 }
 
-/// Reads from a Python stream.
 struct GzipSource {
     read: Py<PyAny>,
     piece: Vec<u8>,
-    /// The number of used bytes of the piece.
     taken: usize,
 }
 

@@ -1,8 +1,7 @@
 //! Reads TFRecord files of examples.
 //!
 //! A [`TFRecordReader`] belongs to the pipe that reads one stream, and is used by the thread that iterates the pipe.
-//! The reader requests one piece at a time from the Python stream and copies it. The arrays that it creates have their
-//! own memory.
+//! The reader requests one piece at a time from the Python stream and copies it. The arrays have their own memory.
 
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -14,8 +13,7 @@ use torchdata_core::formats::tfrecord::{LONGEST, Records};
 
 use crate::codec::array_of;
 
-/// The number of bytes requested from the stream at a time. A piece fits into the processor's cache while it is read,
-/// verified and copied.
+/// The number of bytes requested at a time, so that a piece stays in the processor's cache until it is copied.
 const PIECE: usize = 128 << 10;
 
 /// Iterates over the examples in a stream of TFRecords, as dictionaries.

@@ -1,8 +1,6 @@
-//! For datasets that are read by index, measures the calls of user functions separately from the pipe that makes these
-//! calls.
+//! Measures calls of user functions of indexed datasets separately from the pipe that makes the calls.
 //!
-//! User functions are measured only in loaders that measure the time of each pipe. The measurement runs in each process
-//! and thread that iterates the pipes.
+//! User functions are measured only in loaders that measure each pipe, in every thread that iterates the pipes.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -13,8 +11,7 @@ use crate::pipes::clocking;
 use crate::pipes::iterators::call;
 use crate::pipes::token::IterationToken;
 
-/// Calls a function with one argument, and adds the time of the call to the record of a token's pipe. With `counts`,
-/// also counts the returned items.
+/// Calls a function with one argument, measures the call for a token's pipe, and with `counts` counts the items.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct TimedCall {
     token: Py<IterationToken>,

@@ -4,11 +4,11 @@
 //! root call. About one root call per `interval` is measured, together with all calls nested in it. The own time of a
 //! pipe is the time of its calls minus the time of the pipes from which it reads in the same thread. The interval
 //! depends on the duration of root calls. The interval varies at random, so that measured calls do not coincide with a
-//! periodic pattern of the pipeline. A call never represents more than the time since the last measured call.
+//! periodic pattern of the pipeline. A measured call never represents more time than has passed since the previous
+//! measured call.
 //!
-//! Each root call may require many nested calls. A guard therefore skips this module if its last call was nested and no
-//! root call is being measured ([`is_measuring`]). The guard still calls this module from time to time, because later
-//! calls may not be nested.
+//! Each root call may require many nested calls. A guard skips this module if its last call was nested and no root call
+//! is measured ([`is_measuring`]). The guard still calls this module sometimes, in case calls are no longer nested.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -17,12 +17,10 @@ use torchdata_core::stats::{coarse_nanoseconds, nanoseconds};
 
 /// The cost of measuring one call, in nanoseconds.
 const COST: u64 = 60;
-/// The fraction 1/`PRICE` or 1/`PRICE_METERED` of the represented calls' time that measuring may cost, if all pipes are
-/// measured or only the loader is measured.
+/// At most 1/`PRICE` of the calls' time is spent on measuring all pipes, or 1/`PRICE_METERED` on the loader only.
 pub const PRICE: u64 = 200;
 pub const PRICE_METERED: u64 = 1000;
-/// The maximum number of calls that one measured call represents, if all pipes are measured (`LONGEST`) or only the
-/// loader is measured (`LONGEST_METERED`).
+/// The maximum number of calls that one measured call represents; `LONGEST_METERED` if only the loader is measured.
 pub const LONGEST: u64 = 128;
 pub const LONGEST_METERED: u64 = 1024;
 /// An unmeasured call that takes more nanoseconds than this is detected with the coarse clock.
@@ -40,7 +38,6 @@ pub fn is_measuring() -> bool {
     MEASURING.load(Relaxed) != 0
 }
 
-/// The state of this module for one thread.
 struct Clocking {
     /// The number of nested calls in progress, including the root call.
     depth: Cell<u32>,
@@ -53,7 +50,6 @@ struct Clocking {
     gap: Cell<u64>,
     /// The upper limit for the mean of the next gap (see [`next_gap`]).
     most: Cell<u64>,
-    /// When the last measured root call ended.
     last: Cell<u64>,
     /// The average nanoseconds of recent root calls.
     usual: Cell<u64>,
@@ -115,8 +111,7 @@ pub fn begin() {
 }
 
 pub struct Timed {
-    /// If the call was measured: the nanoseconds spent in this pipe only, and the maximum number of calls that the call
-    /// represents.
+    /// For a measured call: the nanoseconds in this pipe only, and the maximum number of calls that it represents.
     pub own: Option<(u64, u64)>,
     /// If a root call was measured or slow: its nanoseconds, and the number of calls that it represents.
     pub whole: Option<(u64, u64)>,
@@ -124,8 +119,7 @@ pub struct Timed {
     pub passed: u64,
 }
 
-/// Makes a call, and measures it if a measurement is due. The bool of the result shows whether the call was nested in
-/// another call.
+/// Makes a call, and measures it if a measurement is due. The returned bool is true for a nested call.
 #[inline]
 pub fn timed<T>(call: impl FnOnce() -> T) -> (T, bool, Option<Timed>) {
     CLOCKING.with(|thread| {
@@ -158,8 +152,7 @@ fn unmeasured_root<T>(thread: &Clocking, call: impl FnOnce() -> T) -> (T, Option
     (result, (took >= NOTICED).then(|| notice(thread, took)))
 }
 
-/// Requests a measurement of the next call after a slow call that was not measured, because the next call may be slow
-/// too.
+/// Requests a measurement of the next call after an unmeasured slow call, because the next call may be slow too.
 #[cold]
 fn notice(thread: &Clocking, took: u64) -> Timed {
     thread.usual.set((7 * thread.usual.get() + took) / 8);
@@ -168,8 +161,8 @@ fn notice(thread: &Clocking, took: u64) -> Timed {
     Timed { own: None, whole: Some((took, 1)), passed: 0 }
 }
 
-/// Returns the number of calls that a measured call represents. A slow call represents only itself, because unmeasured
-/// slow calls are recorded, too.
+/// Returns how many calls a measured call represents. A slow call represents itself, because all slow calls are
+/// recorded.
 fn stands_for(took: u64, weight: u64) -> u64 {
     if took < NOTICED { weight } else { 1 }
 }

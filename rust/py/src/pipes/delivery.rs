@@ -1,10 +1,10 @@
 //! Returns the items of a loader to its user one at a time, and counts them.
 //!
-//! This code runs in the threads that read the loader, in one thread at a time. A [`Delivery`] belongs to a loader. It
-//! contains the number of the valid iterator, the source of the items, and the number of items of the epoch that the
-//! user has received. If another thread starts an epoch or shuts the loader down during a read, the result of the read
-//! is dropped and the reader is informed. The count changes exactly when an item is returned, without Python code in
-//! between, so signal handlers always read the correct count.
+//! This code runs in the threads that read the loader, in one thread at a time. A [`Delivery`] belongs to a loader. A
+//! `Delivery` contains the number of the valid iterator, the source of the items, and the number of items of the epoch
+//! that the user has received. If another thread starts an epoch or shuts the loader down during a read, the result of
+//! the read is dropped and the reader is informed. The count changes exactly when an item is returned, without Python
+//! code in between, so signal handlers always read the correct count.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
@@ -34,7 +34,7 @@ enum DeliveryStep<'py> {
     Item(Bound<'py, PyAny>),
     End,
     Error(PyErr),
-    /// Another thread or a signal handler has ended the epoch. If an item was read, the item was dropped.
+    /// Another thread or a signal handler has ended the epoch. An item that was already read is dropped.
     Left,
 }
 
@@ -63,7 +63,6 @@ impl Delivery {
         Arc::clone(&self.given)
     }
 
-    /// Resumes watching after a fork.
     #[cold]
     fn go_on_watching(&self, py: Python<'_>) {
         match self.watched.with(py, |watched| *watched) {
@@ -146,8 +145,7 @@ impl Delivery {
             None => None,
             Some(iterator) => {
                 let class = iterator.get_type();
-                // SAFETY: the slot of an existing type contains an iternext function, or NULL if the type is not an
-                // iterator.
+                // SAFETY: the slot of an existing type: an iternext function, or NULL if it is not an iterator.
                 let next: Option<ffi::iternextfunc> =
                     unsafe { std::mem::transmute(ffi::PyType_GetSlot(class.as_type_ptr(), ffi::Py_tp_iternext)) };
                 let next = next.ok_or_else(|| {
@@ -209,8 +207,7 @@ impl Delivery {
         self.pulse.is_inside()
     }
 
-    /// Whether the computation of the last item was interrupted, for example by Ctrl-C. If the computation was
-    /// interrupted, pipes may have lost items.
+    /// Whether the computation of the last item was interrupted, as by Ctrl-C, so that pipes may have lost items.
     #[getter]
     fn cut(&self) -> bool {
         self.pulse.signs() & CUT != 0
@@ -221,8 +218,7 @@ impl Delivery {
         self.pulse.set_sign(CUT, cut);
     }
 
-    /// Calls the function that `watch_with` has set with `key` if an item takes longer than `seconds`, and again
-    /// whenever the duration has doubled.
+    /// Calls the function from `watch_with` with `key` if an item takes `seconds`, and whenever the time has doubled.
     fn watch(&self, py: Python<'_>, key: u64, seconds: f64) {
         let how = (key, duration(seconds));
         self.watched.with(py, |watched| *watched = Some(how));
@@ -234,8 +230,7 @@ impl Delivery {
         watching::watch(py).end(&self.pulse);
     }
 
-    /// Returns the next item of the epoch without counting it, even if the calling iterator is not valid. Raises
-    /// StopIteration at the end.
+    /// Returns the next item without counting it, even to an invalid iterator. Raises StopIteration at the end.
     #[pyo3(name = "step")]
     fn step_from_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match self.step(py) {

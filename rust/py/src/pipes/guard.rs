@@ -1,13 +1,10 @@
-//! The iterator guard: ensures that only the newest iterator of a pipe is valid, and counts the items. A guard is
-//! faster than an equivalent generator.
+//! The iterator guard: ensures that only a pipe's newest iterator is valid, and counts items, faster than a generator.
 //!
 //! Every item of every pipe passes through a guard, so the type is built from plain C slots. PyO3's class macro would
-//! add a wrapper around `__next__` that takes longer than the guard itself. The hot path is [`next_item`]: it compares
-//! two numbers, calls the iterator, and counts the item. A guard owns references to its pipe, to the pipe's iterator
-//! and to the pipe's token.
+//! add a wrapper around `__next__` that takes longer than the guard. The hot path is [`next_item`]: it compares two
+//! numbers, calls the iterator, and counts the item. A guard owns references to a pipe, its iterator and its token.
 //!
-//! A panic in a slot would abort the process. Therefore `caught` wraps all code of the slots, except memory accesses
-//! and calls of C functions.
+//! A panic in a slot would abort the process, so `caught` wraps all code except memory accesses and C functions.
 
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
@@ -40,15 +37,13 @@ struct Guard {
     id: u64,
     /// The pipe's token. The pointer is valid as long as the guard owns `token_object`.
     token: *const IterationToken,
-    /// The function that returns the next item, and a borrowed reference to the function's argument. The function is
-    /// either the iterator's own function, called with the iterator, or `next_timed` or `next_metered`, called with
-    /// this guard.
+    /// The function that returns the next item, and a borrowed reference to its argument. The function is either the
+    /// iterator's own function, called with the iterator, or `next_timed` or `next_metered`, called with this guard.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
     /// The counter of items on a board, or null. Valid as long as the token exists.
     counter: *const AtomicU64,
-    /// The iterator that the pipe's own `__iter__` has returned; the guard owns this reference and the next two fields.
-    /// NULL after clearing.
+    /// The iterator from the pipe's own `__iter__`; the guard owns this and the next two fields. NULL after clearing.
     iterator: *mut ffi::PyObject,
     /// The pipe. The guard keeps the pipe alive during the iteration.
     pipe: *mut ffi::PyObject,
@@ -61,8 +56,7 @@ struct Guard {
     mark: u32,
     /// Whether the last call that `clocking` made was nested in another call.
     nested: bool,
-    /// Selects the calls that `next_metered` measures. `next_timed` only uses the countdown, to check from time to time
-    /// whether its calls are still nested.
+    /// Selects the calls that `next_metered` measures. `next_timed` uses its countdown to check for nested calls.
     metering: Metering,
     /// Whether a StopIteration from a user function must not end the iteration. The built-in `map` would let this
     /// exception pass, which would look like the end of the data (PEP 479).
@@ -154,9 +148,8 @@ pub fn guard_iterator<'py>(
         )));
     };
     let sealed = class.is(PyModule::import(py, "builtins")?.getattr("map")?);
-    // SAFETY: a new object of the guard type, zeroed after its header. The fields are set before other code sees the
-    //     object.
-    // The garbage collector runs in this thread and skips NULLs. The references are transferred to the guard.
+    // SAFETY: a new guard, zeroed after its header. The fields are set before other code sees the object. The garbage
+    // collector runs in this thread and skips NULLs. The references are transferred to the guard.
     unsafe {
         let object = ffi::PyType_GenericAlloc(guard_type(py)?.as_type_ptr(), 0);
         let object = Bound::from_owned_ptr_or_err(py, object)?;
@@ -197,8 +190,7 @@ pub fn guard_iterator<'py>(
 
 /// The `__next__` of guards. The hot path contains no code that can panic.
 unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: the caller of the slot keeps the guard alive. A guard with a current number was not cleared, so it owns
-    // its token and iterator.
+    // SAFETY: the caller keeps the guard alive. A current guard is not cleared, so it owns its token and iterator.
     unsafe {
         let guard = object.cast::<Guard>();
         let item = ask(guard);
@@ -243,8 +235,7 @@ unsafe fn count(guard: *mut Guard, items: u64) {
 /// The iterator is a guard.
 pub unsafe fn pass_over(iterator: &Bound<'_, PyAny>, most: usize) {
     let py = iterator.py();
-    // SAFETY: the caller guarantees that this is an existing guard. The function returns if the guard was cleared. A
-    //     guard that was not cleared owns its iterator.
+    // SAFETY: the caller passes an existing guard. A cleared guard returns early; any other guard owns its iterator.
     unsafe {
         let guard = iterator.as_ptr().cast::<Guard>();
         if (*guard).id == CLEARED || !(*(*guard).token).is_current((*guard).id) {
@@ -288,8 +279,7 @@ unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
 
 /// Calls the iterator of a pipe if all pipes are measured. During the call, the board shows that this pipe is running.
 unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: as in `next_metered` and `metered`. The word is valid as long as the token, that is, until the guard is
-    // cleared.
+    // SAFETY: as in `next_metered` and `metered`. The word is valid as long as the token, until the guard is cleared.
     unsafe {
         let guard = object.cast::<Guard>();
         let before = (*(*guard).current).load(Relaxed);
@@ -325,7 +315,7 @@ unsafe fn clocked(guard: *mut Guard) -> *mut ffi::PyObject {
     }
 }
 
-/// Records the measurements of a call. `first` marks the first call of an epoch.
+/// Records the measurements of a call. `first`: the first call of an epoch.
 unsafe fn note(guard: *mut Guard, timed: &Option<clocking::Timed>, first: bool) {
     // SAFETY: called with a guard that is not cleared.
     let token = unsafe { &*(*guard).token };
@@ -356,8 +346,7 @@ unsafe extern "C" fn next_ranged(object: *mut ffi::PyObject) -> *mut ffi::PyObje
     }
 }
 
-/// Begins a profiler range, and returns the function that ends the range. An error is only reported, because it must
-/// not stop the loading of data.
+/// Begins a profiler range, and returns the function that ends it. Errors are only reported, so that loading continues.
 ///
 /// # Safety
 /// The pipe exists.
@@ -397,8 +386,7 @@ unsafe fn end_first(guard: *mut Guard, first: bool, came: bool) {
     }
 }
 
-/// Handles a call without an item: the end, an exception, or an invalid guard. If the exception is skipped, returns the
-/// next item.
+/// Handles a call without an item: the end, an exception (which may be skipped for the next item), or an invalid guard.
 #[cold]
 unsafe fn no_item(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: as in `next_item`.
@@ -420,8 +408,7 @@ unsafe fn goes_on(guard: *mut Guard) -> bool {
         if id == CLEARED || is_panic(py) {
             return false;
         }
-        // SAFETY: the guard is not cleared, so it owns these references. The guard outlives this call, during which
-        //     the iterator is borrowed.
+        // SAFETY: the guard is not cleared, so it owns these references, and outlives this call.
         let (token, pipe, iterator) = unsafe {
             let pipe = Bound::from_borrowed_ptr(py, (*guard).pipe);
             (&*(*guard).token, pipe, Bound::from_borrowed_ptr(py, (*guard).iterator))
@@ -482,8 +469,7 @@ fn outcome(
     explained(error, pipe, token.yielded(), iterator)
 }
 
-/// Prepares an exception for users: removes stack frames of this package, and adds a note that names the pipe. Returns
-/// Ok if the exception is skipped.
+/// Removes this package's frames from an exception and adds the pipe's name. Returns Ok to skip the exception.
 #[cold]
 fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = pipe.py();
@@ -496,8 +482,7 @@ fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bou
         Ok(told) if told.is_instance_of::<PyBaseException>() => Err(PyErr::from_value(told)), // too many were skipped
         Ok(told) if told.is_truthy()? => Ok(true),
         Ok(_) => Err(PyErr::from_value(value.clone().into_any())),
-        // If the explanation fails, the original exception is raised, unless a KeyboardInterrupt occurs during the
-        // explanation.
+        // If the explanation fails, the original exception is raised, unless KeyboardInterrupt ended the explanation.
         Err(other) if other.is_instance_of::<PyException>(py) => Err(error),
         Err(other) => Err(other),
     }
@@ -511,11 +496,9 @@ fn describe(pipe: &Bound<'_, PyAny>) -> String {
         .unwrap_or_else(|_| "a pipe".to_owned())
 }
 
-/// Looks up attributes that the guard does not have in the pipe's own iterator, for example `close` of a generator.
-/// Only calls C functions.
+/// Looks up attributes that a guard lacks in its iterator, such as a generator's `close`. Only calls C functions.
 unsafe extern "C" fn get_attribute(object: *mut ffi::PyObject, name: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter calls the slot with an existing guard and a str. If a call returns NULL, an exception is
-    //     set.
+    // SAFETY: the interpreter calls the slot with an existing guard and a str. NULL comes with an exception.
     unsafe {
         let found = ffi::PyObject_GenericGetAttr(object, name);
         let iterator = (*object.cast::<Guard>()).iterator;
@@ -550,8 +533,7 @@ unsafe extern "C" fn traverse(object: *mut ffi::PyObject, visit: ffi::visitproc,
 
 /// Drops all references to break a reference cycle. Only calls C functions.
 unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
-    // SAFETY: as in `traverse`. The number of the guard changes first, so that the guard is already invalid when
-    // dropping a reference runs other code.
+    // SAFETY: as in `traverse`. The number changes first, because dropping a reference may run other code.
     unsafe {
         let guard = object.cast::<Guard>();
         (*guard).id = CLEARED;

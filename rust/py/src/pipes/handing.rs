@@ -5,8 +5,7 @@
 //! can be interrupted anywhere, because the item then remains for the next call. The second step takes the item and is
 //! short. A Ctrl-C during the second step is recorded, and raised once the item was returned.
 //!
-//! The iterator runs in the threads that read it, in one thread at a time. Only the main thread handles signals, so no
-//! signal is recorded in other threads.
+//! Threads read the iterator one at a time. Only the main thread handles signals, so other threads record no signal.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -21,9 +20,8 @@ use torchdata_core::stats::PipeRef;
 use crate::pipes::metering::Meter;
 use crate::pipes::turn::Turn;
 
-/// The base class of iterators that return items in two steps. A subclass has a method `_wait()`, which raises
-/// StopIteration at the end, and a method `_hand_over()`, which returns a tuple with the item, or None if `_wait` must
-/// be called again.
+/// The base class of iterators that return items in two steps, with a method `_wait()`, which raises StopIteration at
+/// the end, and `_hand_over()`, which returns a tuple with the item, or None if `_wait` must be called again.
 #[pyclass(subclass, frozen, module = "torchdata._native")]
 pub struct HandingIterator {
     turn: Py<Turn>,

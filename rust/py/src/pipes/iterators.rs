@@ -1,5 +1,4 @@
-//! The fast loops of `Filter` and of pipes that read by index. These loops work like the built-in `filter` and `map`,
-//! but follow the rules of the pipes.
+//! Fast loops for `Filter` and pipes that read by index, like `filter` and `map`, but with the rules of pipes.
 
 use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration};
 use pyo3::ffi;
@@ -8,9 +7,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 unsafe extern "C" {
-    /// This function is part of the stable ABI since CPython 3.12. CPython 3.11 exports the function, although the
-    /// headers of its limited API do not declare it. Other functions would create a tuple or read variable arguments
-    /// for each item.
+    /// This function is part of the stable ABI since CPython 3.12. CPython 3.11 exports it, although its limited API
+    /// does not declare it. Other functions would create a tuple or read variable arguments for each item.
     fn PyObject_Vectorcall(
         callable: *mut ffi::PyObject,
         arguments: *const *mut ffi::PyObject,
@@ -19,8 +17,7 @@ unsafe extern "C" {
     ) -> *mut ffi::PyObject;
 }
 
-/// A flag that allows the called function to use the slot before the arguments. Using this slot saves a copy for bound
-/// methods.
+/// A flag: the called function may use the slot before the arguments, which saves a copy for bound methods.
 const ARGUMENTS_OFFSET: usize = 1 << (usize::BITS - 1);
 
 #[inline]
@@ -57,8 +54,8 @@ pub struct FilterIterator {
 }
 
 impl FilterIterator {
-    /// Converts a StopIteration from the predicate into another error, because StopIteration would look like the end of
-    /// the data (PEP 479).
+    /// Converts the predicate's StopIteration to another error, because it would look like the end of the data (PEP
+    /// 479).
     #[cold]
     fn failure(&self, py: Python<'_>, error: PyErr) -> PyErr {
         if !error.is_instance_of::<PyStopIteration>(py) {
@@ -75,8 +72,7 @@ impl FilterIterator {
 
 #[pymethods]
 impl FilterIterator {
-    /// `on_dropped(item)` is called for each dropped item whose type is not in `plain`. `to_bool(result)` converts
-    /// results other than True and False, or raises.
+    /// `on_dropped(item)` gets dropped items of types not in `plain`. `to_bool(result)` converts non-bool results.
     #[new]
     fn new(
         source: &Bound<'_, PyAny>,
@@ -112,9 +108,8 @@ impl FilterIterator {
         Ok(None)
     }
 
-    /// The iterator needs no `__clear__`. Like the built-in `filter`, this iterator never changes its references. A
-    /// reference cycle through the iterator therefore contains another object that was changed later, and the garbage
-    /// collector clears that object.
+    /// Needs no `__clear__`: like the built-in `filter`, it never changes its references. A reference cycle through it
+    /// therefore contains another object that was changed later, which the garbage collector clears.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.source)?;
         visit.call(&self.predicate)?;
@@ -124,8 +119,7 @@ impl FilterIterator {
     }
 }
 
-/// Yields `item_at(index)` for each index, like `map(item_at, indices)`. Unlike a generator, the iterator continues
-/// after an exception.
+/// Yields `item_at(index)` for each index, like `map`. Unlike a generator, it continues after an exception.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct IndexedIterator {
     item_at: Py<PyAny>,

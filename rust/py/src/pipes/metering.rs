@@ -1,8 +1,7 @@
 //! Measures the time that a program spends in `next` of a loader. Only some calls are measured.
 //!
-//! [`Metering`] selects the calls that are measured. A measured call represents itself and the unmeasured calls before
-//! it. [`Meter`] counts and measures the items of iterators that are not pipes. Both are used in the reading thread,
-//! with the GIL held.
+//! [`Metering`] selects the measured calls. A measured call represents itself and the unmeasured calls before it.
+//! [`Meter`] counts and measures items of iterators other than pipes. Both run in the reading thread with the GIL.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,8 +14,7 @@ use crate::pipes::clocking;
 
 pub struct Metering {
     pub countdown: u32,
-    /// The number of calls that the next measured call represents; `random` is the state of the random generator, and
-    /// `most` limits the mean of the next gap.
+    /// How many calls the next measured call represents. `random` is the generator's state; `most` limits the mean gap.
     gap: u32,
     random: Cell<u64>,
     most: Cell<u64>,

@@ -1,5 +1,4 @@
-//! Random orders of map pipes. The result equals `random.Random(seed).sample(range(count), count)`, but takes 2 % of
-//! the time.
+//! Random orders of map pipes, equal to `random.Random(seed).sample(range(count), count)`, in 2 % of Python's time.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -8,8 +7,7 @@ use torchdata_core::sampling::{MersenneTwister, WORDS};
 
 /// Returns the order of `count` numbers from a Python generator with the given state, as native 32-bit integers.
 ///
-/// `words` and `drawn` are the parts of `random.Random.getstate()`: 624 words as native 32-bit integers, and the number
-/// after them.
+/// `words` and `drawn` are from `random.Random.getstate()`: 624 native 32-bit words, and the number after them.
 #[pyfunction]
 pub fn sample_order<'py>(py: Python<'py>, words: &[u8], drawn: usize, count: u32) -> PyResult<Bound<'py, PyBytes>> {
     if words.len() != 4 * WORDS {

@@ -9,7 +9,6 @@ use pyo3::types::{PyList, PyRange, PyRangeMethods, PyTuple};
 
 use crate::gil_cell::GilNumber;
 
-/// How to access the items of a sequence.
 enum SequenceKind {
     Range { start: i64, step: i64 },
     List,
@@ -103,7 +102,7 @@ impl SequenceIterator {
                 return Ok(None);
             }
             let item = self.item(py, position as usize)?;
-            // Otherwise, another thread has taken this item meanwhile.
+            // If the position has changed, another thread has taken this item.
             if self.position.replace(position, position + 1) {
                 return Ok(Some(item));
             }

@@ -1,10 +1,9 @@
 //! Splits an indexable source into shares; no share reads the items of another share.
 //!
-//! A source that supports shares iterates with a `SequenceIterator` (`sequence.rs`), which skips items by increasing
-//! its index. A [`ShareIterator`] reads the source through its guard, which counts skipped items as yielded. Positions,
-//! states and counts are therefore the same as if all items were read and the items of other shares were dropped, but
-//! the time does not grow with the number of shares. This code runs in each process and thread that iterates the pipes.
-//! The GIL orders all accesses.
+//! A source that supports shares iterates with a `SequenceIterator` (`sequence.rs`), which skips items by its index. A
+//! [`ShareIterator`] reads the source through its guard, which counts skipped items as yielded. Positions, states and
+//! counts are therefore the same as if the items of other shares were read and dropped, but the time does not grow with
+//! the number of shares. This code runs in each thread that iterates the pipes. The GIL orders all accesses.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -21,8 +20,7 @@ pub struct ShareIterator {
     source: Py<PyAny>,
     run: usize,
     between: usize,
-    /// The number of items to skip before the next item; `left` is the number of items to yield after the skipped
-    /// items.
+    /// The number of items to skip before the next item; `left` is the number of items to yield after that.
     before: AtomicUsize,
     left: AtomicUsize,
 }

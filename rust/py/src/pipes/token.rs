@@ -1,8 +1,7 @@
 //! The token of a pipe records which iterator of the pipe is valid, and how many items that iterator has yielded.
 //!
-//! Each process and thread that iterates a pipe uses the token of the pipe. A pipe owns one [`IterationToken`]. Each
-//! iterator of the pipe is an `IteratorGuard` (see `guard_type`), which stores the number that the token had when the
-//! iterator was created.
+//! A pipe owns one [`IterationToken`], which all its threads use. Each iterator of the pipe is an `IteratorGuard` (see
+//! `guard_type`), which stores the number that the token had when the iterator was created.
 
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering::Relaxed};
@@ -15,8 +14,7 @@ use crate::pipes::clocking::Timed;
 /// The record of a pipe on a board of counters.
 pub struct BoardSlot {
     pub pipe: PipeRef,
-    /// Whether the pipe is the last pipe of its process; `main` means that the pipe is also the last pipe of the
-    /// loader.
+    /// Whether the pipe is the last pipe of its process; `main` means that it is also the last pipe of the loader.
     pub root: bool,
     pub main: bool,
     _before: Option<Box<BoardSlot>>,
@@ -30,22 +28,18 @@ impl BoardSlot {
     }
 }
 
-/// The state of a pipe's current iteration. The state is never pickled or copied. A copy of the pipe therefore starts
-/// from the beginning.
-///
-/// The fields are atomics, so that threads can share them without locks. The GIL orders all accesses.
+/// The state of a pipe's current iteration, which is never pickled or copied, so that a copy of the pipe starts from
+/// the beginning. The fields are atomics, so that threads can share them without locks. The GIL orders all accesses.
 #[pyclass(frozen, module = "torchdata._native")]
 #[repr(C)]
 pub struct IterationToken {
     /// The number of the valid iterator, or 0 before the first iterator. Each call of `begin` increments the number.
     current: AtomicU64,
-    /// The number of items that the valid iterator has yielded, including skipped items and items from before a resume.
-    /// Saved states contain this number.
+    /// The items that the valid iterator has yielded or skipped, also before a resume. States contain this number.
     own: AtomicU64,
     /// The pipe's record on a board of counters, which counts items for display: a boxed `BoardSlot`, or null. If a
     /// loader has replaced the pipe by a copy, the tokens of the pipe and of its copy may count in the same record.
     place: AtomicPtr<BoardSlot>,
-    /// The record to use after the next call of `begin`.
     pending: AtomicPtr<BoardSlot>,
     finished: AtomicBool,
     /// Whether the next `begin` resumes from a loaded state instead of resetting the pipe.
@@ -53,14 +47,12 @@ pub struct IterationToken {
 }
 
 impl IterationToken {
-    /// Returns whether iterator `id` is valid.
     #[inline]
     pub fn is_current(&self, id: u64) -> bool {
         self.current.load(Relaxed) == id
     }
 
-    /// Returns the counter of items on the board for the current iterator, or null. The pointer is valid as long as the
-    /// token.
+    /// Returns the board's item counter for the current iterator, or null. The pointer is valid as long as the token.
     pub fn counter(&self) -> *const AtomicU64 {
         self.place().map_or(ptr::null(), |place| &raw const place.pipe.record().yielded)
     }
@@ -78,8 +70,7 @@ impl IterationToken {
         unsafe { self.place.load(Relaxed).as_ref() }
     }
 
-    /// Counts on a board from the next iteration on. `root` marks the last pipe of its process, and `main` the last
-    /// pipe of the loader.
+    /// Counts on a board from the next iteration on. `root` is the last pipe of its process, `main` of the loader.
     pub fn bind(&self, pipe: PipeRef, root: bool, main: bool) {
         let is_same =
             |place: &BoardSlot| ptr::eq(place.pipe.record(), pipe.record()) && (place.root, place.main) == (root, main);
@@ -96,8 +87,7 @@ impl IterationToken {
         drop((!old.is_null()).then(|| unsafe { Box::from_raw(old) }));
     }
 
-    /// Activates the pending record. The previous record stays allocated, because a call in progress may still count in
-    /// this record.
+    /// Activates the pending record. The previous record stays allocated, because a running call may still use it.
     pub fn activate(&self) {
         let pending = self.pending.swap(ptr::null_mut(), Relaxed);
         if pending.is_null() {
@@ -121,7 +111,6 @@ impl IterationToken {
         }
     }
 
-    /// Records that the valid iterator has ended.
     pub fn finish(&self) {
         self.finished.store(true, Relaxed);
         if let Some(place) = self.place().filter(|place| place.root && place.main) {
@@ -153,9 +142,7 @@ impl IterationToken {
         }
     }
 
-    /// Starts an iteration, which makes every older iterator invalid.
-    ///
-    /// Returns (iterator id, whether to resume from a loaded state).
+    /// Starts an iteration, which makes all older ones invalid. Returns (id, whether to resume from a loaded state).
     fn begin(&self) -> (u64, bool) {
         self.activate();
         let id = self.current.fetch_add(1, Relaxed) + 1;

@@ -1,8 +1,7 @@
 //! Lets threads that share an iterator read one at a time, in the order of their requests.
 //!
-//! This code runs in all threads that read. A waiting thread sleeps without the GIL, in slices, so that Ctrl-C works. If
-//! a thread asks again during its own read, in a signal handler or a function of the pipeline, it gets an error, because
-//! it would wait for itself.
+//! A waiting thread sleeps without the GIL, in slices, so that Ctrl-C works. A thread that asks again during its own
+//! read, as in a signal handler, gets an error, because it would wait for itself.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -81,8 +80,7 @@ impl Default for Turn {
 }
 
 impl Turn {
-    /// Takes the turn, after all threads that requested the turn earlier. The turn is released when the returned guard
-    /// is dropped.
+    /// Takes the turn, after all threads that requested it earlier. Dropping the returned guard releases the turn.
     #[inline]
     pub fn take<'a, 'py>(&'a self, py: Python<'py>) -> PyResult<TakenTurn<'a, 'py>> {
         let thread = this_thread();
@@ -134,8 +132,8 @@ impl Turn {
         Ok(())
     }
 
-    /// Takes the turn if it is free and this thread is the next one. Returns whether it was taken, or an error if this
-    /// thread can never get it.
+    /// Takes the turn if it is free and this thread is the next one. Returns whether the turn was taken, or an error if
+    /// this thread can never get the turn.
     fn is_next(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<bool> {
         let (first, closed) = self
             .crowd
@@ -171,8 +169,7 @@ impl Turn {
 
 #[pymethods]
 impl Turn {
-    /// Calls a function in turn with the reading threads, and returns its result. If the current thread is already
-    /// reading, the function is called immediately.
+    /// Calls a function in turn with the reading threads, or immediately in a thread that already reads.
     fn call<'py>(&self, function: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = function.py();
         let thread = this_thread();
@@ -201,20 +198,17 @@ impl Turn {
         enter::poll(py, Some(duration(seconds)), is_free).map(drop)
     }
 
-    /// Waits up to `seconds` until no other thread reads, or without limit if `seconds` is None. Returns whether no
-    /// other thread reads.
+    /// Waits up to `seconds`, or without limit, until no other thread reads. Returns whether no other thread reads.
     #[pyo3(signature = (seconds = None))]
     fn await_left(&self, py: Python<'_>, seconds: Option<f64>) -> PyResult<bool> {
         enter::poll(py, seconds.map(duration), |_| Ok(self.is_left()))
     }
 }
 
-/// The base class of iterators that several threads share. A subclass has a method `next()`, which only one thread
-/// calls at a time.
+/// The base class of iterators that several threads share. Only one thread at a time calls the subclass's `next()`.
 #[pyclass(subclass, frozen, module = "torchdata._native")]
 pub struct SharedIterator {
     turn: Py<Turn>,
-    /// The `next` method of the subclass, which is looked up once.
     next: OnceLock<Py<PyAny>>,
     meter: Meter,
 }

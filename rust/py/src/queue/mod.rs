@@ -1,5 +1,4 @@
-//! The Python class for the queue of threads that read ahead. The queue contains Python objects, and waiting for the
-//! queue releases the GIL.
+//! The Python class for the queue of threads that read ahead. Waiting for the queue releases the GIL.
 //!
 //! Several worker threads and one consumer thread share a [`ReadAheadQueue`]. References enter and leave the queue only
 //! with the GIL held, which the garbage collector also holds, so the queue does not change during a collection. One
@@ -33,8 +32,7 @@ struct Entry {
     content: Py<PyAny>,
     /// The number of the item, or None if positions are not recorded.
     index: Option<Index>,
-    /// The state of the source after the item. For an item without a number, this is an object that the worker stores
-    /// with the content.
+    /// The source's state after the item. For an item without a number, any object that the worker stores with it.
     mark: Option<Py<PyAny>>,
     /// Whether a hold may begin while a worker processes this item.
     is_plain: bool,
@@ -69,12 +67,10 @@ fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyRes
 /// in total, and the numbers of the items that were delivered out of order.
 type PlaceParts = (Py<PyAny>, u64, u64, Vec<Index>);
 
-/// One slot: its number, its kind ("waiting", "running", "result" or "error"), its content, and the object that is
-/// stored with the content.
+/// A slot: number, kind ("waiting", "running", "result" or "error"), content, and the object stored with the content.
 type SlotParts = (Slot, &'static str, Py<PyAny>, Option<Py<PyAny>>);
 
-/// The queue between threads that read ahead and the consumer of their results. Most methods are documented in
-/// [`OrderedQueue`].
+/// The queue between threads that read ahead and the consumer. See [`OrderedQueue`] for most methods.
 #[pyclass(frozen, name = "ReadAheadQueue", module = "torchdata._native")]
 pub struct ReadAheadQueue {
     queue: ManuallyDrop<Queue>,
@@ -84,12 +80,10 @@ pub struct ReadAheadQueue {
     /// The process of the worker threads, identified by its number of forks and its process id.
     generation: u64,
     process: u32,
-    /// The name of the pipe, used in messages.
     name: String,
     /// Whether buffered objects are kept when the queue is closed.
     keeps: bool,
-    /// The error message for a consumer that reads from the closed queue. Without a message, the closed queue ends like
-    /// an iterator.
+    /// The error message for a consumer that reads from the closed queue; without it, the queue ends like an iterator.
     when_closed: Option<String>,
 }
 
@@ -126,8 +120,7 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Drops the buffered objects of a closed queue. Otherwise the traceback of a buffered error would keep the worker
-    /// threads alive.
+    /// Drops the objects of a closed queue, because a buffered error's traceback would keep the worker threads alive.
     fn drop_if_closed(&self, queue: &Queue) {
         if !self.keeps && queue.is_closed() {
             drop(queue.drain());
@@ -204,8 +197,7 @@ impl ReadAheadQueue {
         })
     }
 
-    /// Waits until the source is free and there is a slot for its next item. Returns None if the queue is closed or the
-    /// source has ended.
+    /// Waits until the source and a slot are free. Returns None if the queue is closed or the source has ended.
     fn reserve(&self, py: Python<'_>) -> PyResult<Option<Slot>> {
         let queue = self.get()?;
         loop {
@@ -238,9 +230,8 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Waits for submitted items, and claims some of them. Claims more than one item only if all of them are small. The
-    /// number is each worker's part if there are `sharers` workers, but at least `least` and at most `most`. Returns
-    /// None if no more items will be submitted.
+    /// Waits for submitted items, and claims a part for one of `sharers` workers: between `least` and `most` items, but
+    /// several only if all are small. Returns None if no more items will be submitted.
     fn claim_some(&self, py: Python<'_>, least: usize, most: usize, sharers: usize) -> PyResult<Option<ClaimedItems>> {
         let queue = self.get()?;
         let take = |entry: &mut Entry| std::mem::replace(&mut entry.content, py.None());
@@ -276,8 +267,7 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Releases the slot of an item that an earlier run has delivered, and records the state of the source after that
-    /// item.
+    /// Releases the slot of an item that an earlier run has delivered, and records the source's state after it.
     #[pyo3(signature = (slot, index, mark=None))]
     fn skip(&self, py: Python<'_>, slot: Slot, index: Index, mark: Option<Py<PyAny>>) -> PyResult<()> {
         self.get()?.skip(slot);
@@ -292,8 +282,8 @@ impl ReadAheadQueue {
         self.settle(Some(slot), Outcome::Item(Entry { mark, ..Entry::new(item) }))
     }
 
-    /// Stores the result of a slot, with the number of the item and the state after it. If another slot and the source
-    /// are available immediately, reserves both and returns the slot.
+    /// Stores the result of a slot, with the number of the item and the state after it. If the source and another slot
+    /// are free, reserves the source and the slot, and returns the slot.
     fn put_and_reserve(
         &self,
         slot: Slot,
@@ -325,8 +315,7 @@ impl ReadAheadQueue {
         self.settle(slot, Outcome::End(error.map(Entry::new)))
     }
 
-    /// Submits an item for the workers. A hold does not wait for a plain item, because workers cannot change such an
-    /// item.
+    /// Submits an item. A hold does not wait for a plain item, because workers cannot change such an item.
     fn submit(&self, item: Py<PyAny>, is_plain: bool) -> PyResult<()> {
         self.get()?.submit(Entry { is_plain, ..Entry::new(item) });
         Ok(())
@@ -467,10 +456,9 @@ impl ReadAheadQueue {
         self.get().map_or(0, Queue::len)
     }
 
-    /// Waits for the lock of the queue. An object that one pass of the garbage collector visits and the next pass does
-    /// not would be mistaken for garbage. Threads hold the lock only for a few instructions and do not need the GIL
-    /// while they hold it. In a forked child, the lock may never be released, so nothing is visited and nothing is
-    /// collected.
+    /// Waits for the lock of the queue. If one pass of the garbage collector visited an object and the next pass did
+    /// not, the object would be mistaken for garbage. Threads hold the lock only for a few instructions and do not need
+    /// the GIL while they hold it. In a forked child, the lock may never be released, so nothing is visited.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(queue) = self.get() else { return Ok(()) };
         queue.try_for_each(|_, view| view.content().visit(&visit))?;

@@ -1,5 +1,4 @@
-//! Takes the items of a source for threads that read ahead. Each item has a number, and some items have a state of the
-//! source.
+//! Takes the items of a source for threads that read ahead. Each item has a number; some have a state of the source.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -24,8 +23,7 @@ pub struct SourceReader {
     #[pyo3(get)]
     advance: Py<PyAny>,
     state_of: Py<PyAny>,
-    /// Creates a placeholder for the state of a source that does not support states. The argument is the error that the
-    /// source has raised.
+    /// Creates a placeholder for the state of a source without states, from the error that the source has raised.
     unsaved: Py<PyAny>,
     /// The number of items between two states, or 0 if no states are taken.
     frequency: u64,
@@ -35,7 +33,7 @@ pub struct SourceReader {
     index: AtomicU64,
     /// Whether the source has ended, or has raised an error and was not read since then.
     ended: AtomicBool,
-    /// The error that taking the state after the last item has raised. The error is raised instead of the next item.
+    /// The error of taking the state after the last item. This error is raised instead of the next item.
     untold: GilCell<Option<Py<PyAny>>>,
 }
 

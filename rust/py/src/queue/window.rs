@@ -7,9 +7,8 @@ use pyo3::types::PyTuple;
 /// The window grows by one item whenever this many consecutive small items were delivered.
 const GROWTH: u64 = 8;
 
-/// The number of items to read ahead. The window grows with the number of consecutive small items delivered, and
-/// depends on nothing else. Therefore the position of the source at the end of an abandoned epoch also depends only on
-/// the delivered items.
+/// The number of items to read ahead. The window depends only on the number of consecutive small items delivered, so
+/// the position of the source after an abandoned epoch also depends only on the delivered items.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Window {
     least: usize,
@@ -21,8 +20,7 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Creates a window between `least` and `most` items. `given` items were delivered, and up to `ahead` more may have
-    /// been taken from the source.
+    /// Creates a window of `least` to `most` items, after `given` items, with up to `ahead` more taken from the source.
     pub fn new(least: usize, most: usize, row: u64, given: u64, ahead: u64) -> Self {
         let mut window = Self { least, most: most.max(least), row, reach: 0 };
         window.reach = given.saturating_add(ahead.min(window.most as u64).max(window.size() as u64));
@@ -33,8 +31,7 @@ impl Window {
         usize::try_from(self.row / GROWTH).map_or(self.most, |size| size.clamp(self.least, self.most))
     }
 
-    /// Records a delivered item. `given` is the number of all delivered items. The slot of the delivered item is
-    /// already free.
+    /// Records a delivered item, whose slot is already free. `given` is the number of all delivered items.
     pub fn note(&mut self, is_small: bool, given: u64) {
         let before = self.size();
         self.row = if is_small { self.row.saturating_add(1) } else { 0 };

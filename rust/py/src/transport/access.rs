@@ -1,7 +1,7 @@
 //! Limits access to the [`Reader`]: only one thread reads at a time, and only for the current epoch.
 //!
 //! Any thread can stop or pause the reader, or start another epoch. A signal handler can also make these calls while
-//! its own thread waits for an item. Such calls set flags, which the reading thread checks while it waits.
+//! its own thread waits for an item. These calls set flags, which the reading thread checks while it waits.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -20,8 +20,7 @@ use crate::enter;
 pub struct Access {
     reader: Exclusive<Reader>,
     signs: Signs,
-    /// Whether a stream begins when its first item is requested, as in a worker that reads dispatched items, instead of
-    /// with the epoch.
+    /// Whether a stream begins with the first request, as for dispatched items in a worker, instead of with the epoch.
     on_demand: bool,
     /// The process that may read. A forked child must not take items of its parent.
     owner: OwningProcess,
@@ -48,8 +47,7 @@ impl Access {
         self.owner.check()
     }
 
-    /// Returns the current epoch, and the first pass of a new iterator, or 0 for an iterator that starts a pass when
-    /// its first item is requested.
+    /// Returns the current epoch, and a new iterator's first pass, or 0 if a pass starts with its first requested item.
     pub fn epoch(&self) -> (u32, u64) {
         (self.signs.epoch.load(Relaxed) as u32, u64::from(!self.on_demand))
     }
@@ -68,8 +66,7 @@ impl Access {
         })
     }
 
-    /// Waits until the reading thread has stopped, and returns the reader. Before the call, flags must have been set
-    /// that ask the reading thread to stop.
+    /// Waits until the reading thread has stopped, and returns the reader. Flags must already ask the thread to stop.
     fn hold_once_left(&self, py: Python<'_>) -> PyResult<Held<'_, Reader>> {
         self.owner.check()?; // in a forked child, the reading thread of the parent does not exist
         let mut held = None;
@@ -84,8 +81,7 @@ impl Access {
         Ok(held.expect("a poll without a limit ends with a result"))
     }
 
-    /// Returns an error if the current thread is reading, because a signal handler that waits for its own thread would
-    /// never return.
+    /// Returns an error if this thread is reading, because a signal handler would wait forever for its own thread.
     fn refuse_here(&self, why: &str) -> PyResult<()> {
         if self.reader.is_held_here() {
             return Err(PyRuntimeError::new_err(format!(
@@ -95,8 +91,7 @@ impl Access {
         Ok(())
     }
 
-    /// Starts an epoch. Each peer may be `window` items ahead. If a thread still reads for an earlier epoch, the thread
-    /// is asked to stop.
+    /// Starts an epoch with a `window` for each peer. A thread that still reads for an earlier epoch is asked to stop.
     pub fn start_epoch(&self, py: Python<'_>, epoch: u32, window: u64, start: Start) -> PyResult<()> {
         self.signs.epoch.store(u64::from(epoch), Relaxed);
         let mut held = self.hold_once_left(py)?;
@@ -146,8 +141,7 @@ impl Access {
         self.set_paused(true);
     }
 
-    /// Replaces the processes in `dead`, and all other processes that have exited. Returns false if another thread is
-    /// reading, which then replaces these processes.
+    /// Replaces all exited processes, including `dead`. Returns false if a reading thread will replace the processes.
     pub fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.owner.check()?;
         self.refuse_here("a process has exited and cannot be replaced while this thread waits for an item")?;
@@ -155,8 +149,7 @@ impl Access {
         reader.replace_dead(py, dead).map(|()| true)
     }
 
-    /// Returns the next item of a pass. If `pass` is 0, the call is the first request of an iterator, which begins a
-    /// pass.
+    /// Returns the next item of a pass. If `pass` is 0, this is an iterator's first request, which begins a pass.
     pub fn next<'py>(&self, py: Python<'py>, epoch: u32, pass: &AtomicU64) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.owner.check()?;
         let mut held = self.hold()?;

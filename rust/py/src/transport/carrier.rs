@@ -1,7 +1,7 @@
 //! The Python class `Carrier`, which exchanges frames with another machine.
 //!
 //! A carrier runs in the main process, and in the process that hosts a worker on another machine. Several threads of
-//! such a process may call the carrier. The carrier's lock is never held while a thread waits for the GIL.
+//! this process may call the carrier. The carrier's lock is never held while a thread waits for the GIL.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,8 +21,7 @@ use crate::buffers::LeasedBuffer;
 use crate::errors;
 use crate::seconds::duration;
 
-/// Carries units and control words between the two links on this machine and the copies of these links on another
-/// machine.
+/// Carries units and control words between two links on this machine and their copies on another machine.
 #[pyclass(frozen, name = "Carrier", module = "torchdata._native")]
 pub struct PyCarrier {
     carrier: Mutex<Carrier>,
@@ -53,9 +52,8 @@ impl PyCarrier {
         Ok(Self { carrier: Mutex::new(carrier), own: bell(board, own)?, rung: AtomicBool::new(false) })
     }
 
-    /// Takes units until the link is empty or the frame has `most` bytes. Returns (words, frame). The control words are
-    /// None if they have not changed since the last call. The frame is a list with a head and large buffers, and is
-    /// empty if there are no units.
+    /// Takes units until the link is empty or the frame has `most` bytes. Returns (words, frame). The words are None if
+    /// unchanged since the last call. The frame is a list with a head and large buffers, or empty.
     fn take<'py>(&self, py: Python<'py>, most: usize) -> PyResult<(Option<Words>, Bound<'py, PyList>)> {
         let (words, frame) = py
             .detach(|| {
@@ -77,16 +75,14 @@ impl PyCarrier {
         Ok((words, parts))
     }
 
-    /// Writes a frame into the link. Returns False if only a part of the frame fitted. The caller then retries with the
-    /// same frame.
+    /// Writes a frame into the link. Returns False if only a part fitted. The caller then retries with the same frame.
     fn put(&self, py: Python<'_>, frame: Vec<PyBuffer<u8>>) -> PyResult<bool> {
         let mut parts = Vec::with_capacity(frame.len());
         for buffer in &frame {
             if !buffer.is_c_contiguous() {
                 return Err(PyBufferError::new_err("a part of a frame is not contiguous"));
             }
-            // SAFETY: the buffer is contiguous, and this function holds it until it returns. No code modifies the
-            // memory of a frame.
+            // SAFETY: this function holds the contiguous buffer until it returns. No code changes frames.
             parts.push(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) });
         }
         let Some((head, beside)) = parts.split_first() else { return Ok(true) };
@@ -99,9 +95,8 @@ impl PyCarrier {
         Ok(())
     }
 
-    /// Waits up to `seconds` until a control word changes or `ring` is called. With `units`, the wait also ends when
-    /// units are pending. With `lacks`, the wait also ends when there is room for the rest of the last frame. Then
-    /// returns idle memory to the system.
+    /// Waits up to `seconds` until a control word changes or `ring` is called, with `units` also until units are
+    /// pending, and with `lacks` until there is room for the rest of the last frame. Returns idle memory to the system.
     fn wait(&self, py: Python<'_>, seconds: f64, units: bool, lacks: bool) -> PyResult<()> {
         let (began, limit) = (Instant::now(), duration(seconds));
         let ready = || {

@@ -16,8 +16,7 @@ struct Stall {
 /// The settings for calling `on_hang` instead of raising an error when a wait is too long.
 struct Hang {
     next: Duration,
-    /// Called with (peer, seconds, seconds of patience). The callback kills a process that hangs, and returns whether a
-    /// process was killed.
+    /// Called with (peer, seconds, seconds of patience). Kills a hanging process, and returns whether one was killed.
     on_hang: Py<PyAny>,
 }
 
@@ -31,12 +30,10 @@ pub struct Clock {
     limit: Option<Duration>,
     /// The kind of peer, for the error message.
     name: String,
-    /// When the wait for the next item began.
     began: Option<Instant>,
     stall: Option<Stall>,
     hang: Option<Hang>,
-    /// The number of processes that were killed while this item was awaited. Each killed process doubles the time limit
-    /// of the next attempt.
+    /// How many processes were killed while this item was awaited. Each doubles the time limit of the next attempt.
     tries: u32,
 }
 
@@ -91,8 +88,7 @@ impl Clock {
         }
     }
 
-    /// Warns or returns an error if the wait for `peer` is too long. If all peers are `paused`, the wait does not count
-    /// as a stall.
+    /// Warns or returns an error if the wait for `peer` is too long. Waiting for `paused` peers is not a stall.
     pub fn look(&mut self, py: Python<'_>, peer: Option<usize>, paused: bool) -> PyResult<()> {
         let waited = self.began.map_or(Duration::ZERO, |began| began.elapsed());
         match &mut self.stall {

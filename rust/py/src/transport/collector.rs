@@ -1,5 +1,4 @@
-//! The receiving side of links. In the main process, it takes the items of all workers in turn. In a worker, it takes
-//! the items that the dispatching process sends.
+//! The receiving side of links, for the workers' items in the main process, and for dispatched items in a worker.
 //!
 //! The collector runs in the thread that requests the next item: the main thread, or the thread of a pipe that reads
 //! ahead. This file contains the Python class, `access.rs` decides which thread may read, and `reader.rs` reads.
@@ -31,14 +30,12 @@ use crate::gil_cell::GilCell;
 use crate::pipes::delivery::Delivery;
 use crate::seconds::duration;
 
-/// Reads the items of several links as one sequence.
-///
-/// One thread reads at a time. Any thread can stop or pause the collector, or start another epoch. If a thread is
-/// reading then, it stops without taking another item of its epoch.
+/// Reads the items of several links as one sequence, in one thread at a time. Any thread can stop or pause the
+/// collector, or start another epoch. A reading thread then stops without taking another item of its epoch.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Collector {
     access: Access,
-    /// The positions and snapshots of all peers. They are consistent at any time, even for other threads.
+    /// The positions and snapshots of all peers, which are consistent at any time, even for other threads.
     books: Arc<GilCell<Books<Content>>>,
     pub(super) relay: Arc<Relay>,
 }
@@ -101,18 +98,15 @@ impl Collector {
 
     /// Watches processes, and replaces any process that exits.
     ///
-    /// Once processes have exited, `on_death(dead, received, ended, paused)` is called. `dead` contains the indices of
-    /// the exited processes. For each peer, `received` contains the number of received items, and `ended` whether the
-    /// peer has ended. `paused` is true if all peers are paused. The callback returns the processes to replace, after
-    /// making sure that all of them have exited.
+    /// Once processes have exited, `on_death(dead, received, ended, paused)` is called with their indices, each peer's
+    /// number of received items, whether each peer has ended, and whether all peers are paused. The callback returns
+    /// the processes to replace, after making sure that all of them have exited.
     ///
-    /// After that, `on_replace(dead, positions, ended)` is called. `positions` contains the position of each peer (the
-    /// number of received items and the newest snapshot), and the snapshot of the dispatching process. For each replaced
-    /// process, the callback returns its index, the new link to this process or None, and the id or descriptor of the
-    /// replacement.
+    /// Then `on_replace(dead, positions, ended)` is called. `positions` contains each peer's position (received items
+    /// and newest snapshot), and the snapshot of the dispatching process. For each replaced process, the callback
+    /// returns its index, the new link to this process or None, and the id or descriptor of the replacement.
     ///
-    /// If one of the callbacks raises an exception, nothing has changed, and the next call tries again. Process i sends
-    /// over link i.
+    /// If a callback raises, nothing has changed, and the next call tries again. Process i sends over link i.
     fn watch_and_replace(
         &self,
         processes: Vec<(usize, Sign<'_>)>,
@@ -123,8 +117,7 @@ impl Collector {
         Ok(())
     }
 
-    /// Replaces the processes in `dead`, and all other processes that have exited. Returns False if another thread is
-    /// reading, which then replaces these processes.
+    /// Replaces all exited processes, including `dead`. Returns False if a reading thread will replace the processes.
     fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.access.replace_dead(py, dead)
     }
@@ -143,9 +136,8 @@ impl Collector {
     }
 
     /// Counts the received units on a page of the board from now on. Each link uses one flow; the flow of the first
-    /// link is `first`. `peers` contains the pages of the peers.
-    ///
-    /// In the main process, `IteratorGuard` counts the wait for the first item of an epoch instead.
+    /// link is `first`. `peers` contains the pages of the peers. In the main process, `IteratorGuard` counts the wait
+    /// for the first item of an epoch instead.
     fn count_into(
         &self,
         board: &Bound<'_, PyStatsBoard>,
@@ -165,8 +157,7 @@ impl Collector {
         self.access.hold()?.meters.count_idle(board.get(), page)
     }
 
-    /// Sets `on_stall(peer, seconds)` to be called when a wait has lasted for `seconds`, and again whenever the
-    /// duration has doubled.
+    /// Sets `on_stall(peer, seconds)`, which is called after a wait of `seconds`, and whenever it has doubled.
     fn tell_stall(&self, seconds: f64, on_stall: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.clock.tell_stall_to(duration(seconds), on_stall);
         Ok(())
@@ -196,11 +187,8 @@ impl Collector {
         Ok(())
     }
 
-    /// Starts an epoch. Each peer may be `window` items ahead. Must be called before the peers receive the command to
-    /// start.
-    ///
-    /// If another thread still reads for an earlier epoch, that thread is asked to stop, and the call waits until it
-    /// has stopped.
+    /// Starts an epoch with a `window` for each peer. Must be called before the peers receive the command to start. If
+    /// another thread still reads for an earlier epoch, this call asks it to stop, and waits until it has stopped.
     ///
     /// `starts` contains for each peer the position reached by an earlier run of the epoch. `turn` is the peer that
     /// sends the next item. `passed` is the number of passes over the dispatched items that were read.
@@ -218,19 +206,17 @@ impl Collector {
         self.access.start_epoch(py, epoch, window, Start { accounts, turn, passed })
     }
 
-    /// Reads from `delivery` how many items the user has received, or treats this number as unknown if `delivery` is
-    /// None.
+    /// Reads from `delivery` how many items the user has received; this number is unknown if `delivery` is None.
     fn follow(&self, delivery: Option<Bound<'_, Delivery>>) -> PyResult<()> {
         let given = delivery.map_or(Given::Unknown, |delivery| Given::Counted(delivery.get().given()));
         self.access.hold()?.progress.given = given;
         Ok(())
     }
 
-    /// Returns the positions of all peers after `delivered` items of the epoch, or the current positions if `delivered`
-    /// is None. The result is a tuple: for each peer, the delivered items and the latest snapshot before them; the peer
-    /// that sends the next item; and the matching snapshot of the dispatching process. Returns None if the log is too
-    /// short. Can be called at any time, even while another thread waits. Do not pass a number that Python code counts,
-    /// because such a number is updated too late.
+    /// Returns the positions of all peers after `delivered` items of the epoch, or now if `delivered` is None. The
+    /// result is a tuple: for each peer, the delivered items and the latest snapshot before them; the peer that sends
+    /// the next item; and the matching snapshot of the dispatching process. Returns None if the log is too short. Can
+    /// be called at any time, from any thread. Do not pass a number that Python code counts, which is updated too late.
     #[pyo3(signature = (delivered=None))]
     #[expect(clippy::type_complexity, reason = "a tuple for Python")]
     fn positions(
@@ -246,8 +232,7 @@ impl Collector {
         })
     }
 
-    /// Waits until each peer has sent its first unit of the epoch, usually a snapshot. The timeout is the same as for
-    /// an item.
+    /// Waits until each peer has sent its first unit of the epoch, usually a snapshot, at most as long as for an item.
     fn await_snapshots(&self, py: Python<'_>, dealt: bool) -> PyResult<()> {
         self.access.hold()?.await_snapshots(py, self.access.signs(), dealt)
     }
@@ -258,7 +243,6 @@ impl Collector {
         self.access.hold()?.await_relayed(py, Stream::first(epoch))
     }
 
-    /// Returns the number of items that this collector has delivered in the current epoch.
     fn delivered(&self, py: Python<'_>) -> u64 {
         self.books.with(py, |books| books.total())
     }
@@ -286,8 +270,7 @@ impl Collector {
         self.access.finish_epoch(py, epoch)
     }
 
-    /// Pauses all peers. Items that were already sent stay valid. Can be called at any time, even while another thread
-    /// reads.
+    /// Pauses all peers. Items that were already sent stay valid. Can be called at any time, also during a read.
     fn pause(&self) {
         self.access.set_paused(true);
     }
@@ -296,18 +279,15 @@ impl Collector {
         self.access.set_paused(false);
     }
 
-    /// Ends the epoch in this process. No more items are returned, and the peers stop computing items.
-    ///
-    /// Can be called at any time, even by a signal handler or while another thread reads.
+    /// Ends the epoch in this process: no more items are returned, and the peers stop computing items. Can be called at
+    /// any time, even by a signal handler or while another thread reads.
     fn stop(&self) {
         self.access.stop();
     }
 
-    /// Receives items of some peers before their turn, so that these peers can compute more items. The early reception
-    /// is needed if another peer waits for the dispatching process, which may be waiting for these peers.
-    ///
-    /// The main process calls this method repeatedly while it waits for something other than an item. The last call
-    /// passes `done`.
+    /// Receives items of some peers before their turn, so that these peers can compute more items, because another peer
+    /// may wait for the dispatching process, which waits for these peers. The main process calls this repeatedly while
+    /// it waits for something other than an item, and passes `done` in the last call.
     fn relieve(&self, py: Python<'_>, done: bool) -> PyResult<()> {
         let Some(mut held) = self.access.try_hold() else { return Ok(()) }; // the reading thread does so itself
         if done {
@@ -328,7 +308,6 @@ impl Collector {
         Ok(self.access.hold()?.peers.links().iter().map(Consumer::leased).collect())
     }
 
-    /// Acknowledges `count` messages to the sender.
     fn acknowledge(&self, count: u64) -> PyResult<()> {
         self.access.hold()?.peers.links()[0].acknowledge(count);
         Ok(())
@@ -340,9 +319,8 @@ impl Collector {
         Ok(ItemStream { collector: slf.unbind(), epoch, pass: AtomicU64::new(pass) })
     }
 
-    /// Waits up to `seconds` for a message from `peer`. Units of earlier epochs are skipped.
-    ///
-    /// Items that precede the message are lost, so this method is only for peers that send no items.
+    /// Waits up to `seconds` for a message from `peer`, and skips units of earlier epochs. Items before the message are
+    /// lost, so this method is only for peers that send no items.
     #[pyo3(signature = (peer, seconds = None))]
     fn receive<'py>(&self, py: Python<'py>, peer: usize, seconds: Option<f64>) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.access.check_owner()?;
@@ -364,9 +342,8 @@ impl Collector {
         self.access.hold()?.receive_results(py, peer, last, seconds.map(duration))
     }
 
-    /// Visits nothing while a thread reads, because that thread holds a reference that keeps this object alive. The
-    /// lock is only used while the GIL is held, and the garbage collector also holds the GIL. All passes of a
-    /// collection therefore visit the same references.
+    /// Visits nothing while a thread reads, because that thread's reference keeps this object alive. The lock is only
+    /// used with the GIL, which the garbage collector also holds, so all passes visit the same references.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.access.try_hold().map_or(Ok(()), |reader| reader.traverse(&visit))
     }
@@ -377,8 +354,7 @@ impl Collector {
     }
 }
 
-/// An iterator over the items that a `Collector` receives in one epoch, or in one pass for a worker that reads
-/// dispatched items.
+/// Iterates over the items that a `Collector` receives in one epoch, or in one pass for dispatched items.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct ItemStream {
     collector: Py<Collector>,

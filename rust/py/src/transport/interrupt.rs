@@ -1,5 +1,4 @@
-//! Connects the reader in a worker to the worker's control link. A command of the main process ends a wait, and the
-//! main process is informed that the worker waits.
+//! Connects a worker's reader to its control link, so that commands end waits, and informs the main process of waits.
 
 use pyo3::prelude::*;
 use torchdata_core::link::{Announcer, Probe};

@@ -58,8 +58,7 @@ impl PyLink {
     }
 }
 
-/// The doorbells of all processes of a loader. A process that waits sleeps on its doorbell until another process rings
-/// it.
+/// The doorbells of all processes of a loader. A waiting process sleeps until another process rings its doorbell.
 #[pyclass(frozen, name = "BellBoard", module = "torchdata._native")]
 pub struct PyBellBoard(pub Arc<BellBoard>);
 
@@ -86,8 +85,7 @@ impl PyBellBoard {
     }
 }
 
-/// Drops all shared memory that a forked child has inherited, except the arguments and memory that is in use. Must be
-/// called before the child starts threads.
+/// Drops inherited shared memory in a forked child without threads, except the arguments and memory in use.
 #[pyfunction]
 #[pyo3(signature = (links, bells, stats = None))]
 pub fn drop_inherited(

@@ -59,7 +59,6 @@ impl Meters {
         None
     }
 
-    /// Returns the counter of waits for messages.
     pub fn idle(&self) -> Option<&WaitRef> {
         self.idle.as_ref()
     }

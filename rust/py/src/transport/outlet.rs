@@ -43,8 +43,7 @@ pub(super) struct Outlet {
     arenas: Vec<Arc<Arena>>,
     /// Selects the shard of the next item in a worker, or the reader of the next item in the dispatching process.
     pub dealing: Dealing,
-    /// Whether this process is a worker with one iterator for each shard. The dispatching process has one iterator for
-    /// all workers.
+    /// Whether this process is a worker with an iterator per shard, not a dispatching process with a single iterator.
     pub has_shards: bool,
     /// Whether a shard may still have to recompute items.
     pub owes: bool,
@@ -111,7 +110,6 @@ pub(super) fn tidy(py: Python<'_>, arenas: &[Arc<Arena>]) -> PyResult<bool> {
     Ok(untidy)
 }
 
-/// The result of an attempt to send.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sent {
     /// The unit was sent, or was dropped because its reader does not want it.
@@ -125,8 +123,7 @@ pub(super) fn item_kind(encoder: &Encoder) -> u16 {
 }
 
 impl Outlet {
-    /// Creates the state of a worker with `shards` shards, if there is one producer. Several producers mean that this
-    /// process is the dispatching process.
+    /// Creates the state of a worker with `shards` shards, or of a dispatching process if there are several producers.
     pub fn new(mut producers: Vec<Producer>, shards: u16, own: BellRef, control: Option<Probe>) -> Self {
         let has_shards = producers.len() == 1;
         if has_shards {
@@ -170,7 +167,6 @@ impl Outlet {
         self.dealing.begin();
     }
 
-    /// Returns the producer of a shard or reader. The producer of several shards switches to the given shard.
     #[inline]
     pub fn producer(&mut self, target: usize) -> &mut Producer {
         turned(&mut self.producers, self.has_shards, target)
@@ -190,8 +186,7 @@ impl Outlet {
         self.owing().map(|_| self.producers[0].stream().epoch())
     }
 
-    /// Waits until the reader of the next item is known, and returns what to do with the item, or None if a command is
-    /// pending.
+    /// Waits for the reader of the next item, and returns what to do with the item, or None if a command is pending.
     #[inline]
     pub fn wait_for_turn(&mut self, py: Python<'_>) -> PyResult<Option<Deal>> {
         loop {
@@ -315,8 +310,7 @@ impl Outlet {
         if self.departing.is_none() { Ok(Sent::Done) } else { self.go_on_with(py, None) }
     }
 
-    /// Sends the unit that is being sent. The unit is abandoned if a signal handler or `tick` raises, or if the
-    /// deadline expires.
+    /// Sends the current unit. The unit is abandoned if a signal handler or `tick` raises, or if the deadline expires.
     pub fn go_on_with(&mut self, py: Python<'_>, tick: Option<&Bound<'_, PyAny>>) -> PyResult<Sent> {
         let Some(mut departing) = self.departing.take() else { return Ok(Sent::Done) };
         let sent = self.send(py, &mut departing, tick)?;
@@ -400,8 +394,7 @@ impl Outlet {
         Ok(Placed::At(Part::Streamed(unsafe { sampled_len(from, len) })))
     }
 
-    /// Copies a buffer into a block of the arena. Waits for memory if blocks are in use by units that were sent.
-    /// Returns None if no memory will become free.
+    /// Copies a buffer into an arena block, if necessary after a wait. Returns None if no memory will become free.
     fn put_in_arena(
         &mut self,
         py: Python<'_>,

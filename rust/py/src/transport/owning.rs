@@ -1,8 +1,7 @@
 //! Ensures that only the process that created the end of a link uses this end, and no process forked from it does.
 //!
-//! A forked child of the main process that reads or sends commands gets an error. If user code forks inside a worker,
-//! the child returns from the user's function into the loop of the worker. The child exits at this point, because it
-//! must not send units in the name of the worker.
+//! A forked child of the main process that reads or sends commands gets an error. A child that user code forks inside a
+//! worker exits when the user's function returns, because it must not send units as the worker.
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -25,8 +24,7 @@ impl OwningProcess {
         self.generation == fork::generation()
     }
 
-    /// Returns an error in a process that was forked from the owner. If user code forks a process inside a worker, that
-    /// process exits instead of getting an error.
+    /// Returns an error in a process forked from the owner, or ends a process that user code forked inside a worker.
     #[inline]
     pub fn check(self) -> PyResult<()> {
         if self.is_this() { Ok(()) } else { Err(Python::attach(|py| refused(py, self.pid))) }

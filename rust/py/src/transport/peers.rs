@@ -38,8 +38,7 @@ impl Taken {
     }
 }
 
-/// Returns whether a ring contains a unit. A corrupted ring counts as ready, because the attempt to take a unit reports
-/// the error.
+/// Returns whether a ring contains a unit, or is corrupted, because the attempt to take a unit reports the error.
 #[inline]
 fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
@@ -111,22 +110,18 @@ impl Peers {
         &mut self.links
     }
 
-    /// Returns the link that transports the units of a peer.
     #[inline]
     pub fn link_of(&self, peer: usize) -> usize {
-        // Without several shards per link, each peer has its own link, and a division would double the cost of this
-        // function.
+        // With one shard per link, each peer has its own link. A division would double the cost of this function.
         if peer < self.links.len() { peer } else { peer % self.links.len() }
     }
 
-    /// Returns the consumer end of the peer's link.
     #[inline]
     pub fn consumer(&mut self, peer: usize) -> &mut Consumer {
         let link = self.link_of(peer);
         &mut self.links[link]
     }
 
-    /// Returns the peer that has sent a unit over a link.
     #[inline]
     fn peer_of(&self, link: usize, unit: &Unit) -> PyResult<usize> {
         let peer = link + usize::from(unit.shard) * self.links.len();
@@ -160,8 +155,7 @@ impl Peers {
         self.taken_in.iter_mut().for_each(VecDeque::clear);
     }
 
-    /// Begins a stream. If `looked_into` is true, the stream was already begun with a window of 0, to get its first
-    /// snapshot.
+    /// Begins a stream. With `looked_into`, it was already begun with a window of 0 to get its first snapshot.
     pub fn begin(&mut self, stream: Stream, looked_into: bool) {
         self.paused = false;
         if looked_into {
@@ -303,8 +297,8 @@ impl Peers {
             return Ok(());
         }
         if !may_lease {
-            // The unit is copied because it may be kept for a long time, and the memory of the sender is meant for
-            // units in flight.
+            // The unit is copied, because it may be kept for long, and the sender's memory is meant for units in
+            // flight.
             count_copies(consumer, &unit);
             let buffers = std::mem::take(&mut unit.buffers);
             unit.buffers = py.detach(|| buffers.into_iter().map(Buffer::into_owned).collect());
@@ -344,7 +338,7 @@ impl Peers {
 
     /// While a peer starves, receives items of other peers before their turn, so that these peers can compute more.
     pub fn help_starving(&mut self, py: Python<'_>, collecting: &Collecting) -> PyResult<()> {
-        // An item of the peer whose turn it is does not end this loop, because the awaited answer follows that item.
+        // An item of the next peer in turn does not end this loop, because the awaited answer follows that item.
         let starving: Vec<bool> = (0..self.len()).map(|peer| self.consumer(peer).starves()).collect();
         while let Some(peer) = self.next_to_take_in(collecting, &starving) {
             self.take_in(py, peer, collecting.turn())?;
@@ -369,8 +363,7 @@ impl Peers {
         }
     }
 
-    /// Returns the account of a peer's received items: the delivered items, and the items that were received but not
-    /// delivered.
+    /// Returns the account of a peer's received items, whether or not they were delivered yet.
     pub fn received(&self, peer: usize, mut delivered: Account) -> Account {
         let items = self.taken_in[peer].iter().filter(|taken| taken.kind() == kind::ITEM);
         items.for_each(|taken| delivered.count(taken.unit.digest));

@@ -151,8 +151,7 @@ impl Reader {
             }
             kind::ERROR => {
                 let description = decode(py, &self.peers.current.unit, self.peers.may_lease(peer));
-                // The unit is kept, so that the next call returns this error again, even if a signal handler raises
-                // now.
+                // The unit is kept, so the next call returns this error again, even if a signal handler raises now.
                 self.peers.put_back(peer);
                 self.on_error.call1(py, (peer, description?))?;
                 return Ok(false); // reached only if `on_error` does not raise
@@ -188,7 +187,6 @@ impl Reader {
         Ok(item)
     }
 
-    /// Stores the snapshot of the current unit.
     fn keep(&mut self, py: Python<'_>, peer: usize) -> PyResult<()> {
         self.keep_unit(py, peer, &self.peers.current.unit)?;
         self.peers.current.unit.buffers.clear();
@@ -205,8 +203,7 @@ impl Reader {
         self.peers.snapshots_taken_in(peer).iter().try_for_each(|taken| self.keep_unit(py, peer, &taken.unit))
     }
 
-    /// Takes the next unit of a peer. A snapshot is stored, and any other unit is kept for reading. Returns whether
-    /// there was a unit.
+    /// Takes a peer's next unit: stores a snapshot, or keeps another unit. Returns whether there was a unit.
     fn take_snapshot(&mut self, py: Python<'_>, peer: usize) -> PyResult<bool> {
         let taken = self.peers.take(peer)?;
         if taken && snapshots::is_snapshot(self.peers.current.unit.kind) {
@@ -217,9 +214,8 @@ impl Reader {
         Ok(taken)
     }
 
-    /// Waits in a worker for the snapshot that the dispatching process takes at the beginning of a stream, in order to
-    /// relay the snapshot. No item of the stream is requested yet. If another unit arrives first, that unit is kept for
-    /// reading.
+    /// Waits in a worker for the snapshot that the dispatching process takes at the beginning of a stream, to relay it.
+    /// No item of the stream is requested yet. If another unit arrives first, that unit is kept for reading.
     pub fn await_relayed(&mut self, py: Python<'_>, stream: Stream) -> PyResult<()> {
         self.looked_into = Some(stream);
         self.peers.links_mut()[0].begin(stream, 0);
@@ -258,8 +254,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits for the first unit of a peer. Returns false if the epoch ends, the timeout expires or a process exits
-    /// first.
+    /// Waits for the first unit of a peer. Returns false if the epoch ends, the timeout expires or a process exits.
     fn await_first(
         &mut self,
         py: Python<'_>,
@@ -355,8 +350,7 @@ impl Reader {
         if died {
             return Ok(None);
         }
-        // A signal that arrived during the wait is handled before the item is taken, because an exception from the
-        // signal handler would otherwise lose the item.
+        // Signals are handled before the item is taken, because a handler's exception would otherwise lose the item.
         awoken.and_then(|()| py.check_signals()).map(|()| Some(next))
     }
 
@@ -399,9 +393,7 @@ impl Reader {
         Ok(None)
     }
 
-    /// Returns the results received from a peer after number `last`, their total time in seconds, and the message that
-    /// ends the sequence, if it was received. If a result cannot be decoded, its error is returned in place of the
-    /// message. Waits for the first result like `receive`.
+    /// See `Collector.receive_results`.
     pub fn receive_results<'py>(
         &mut self,
         py: Python<'py>,
@@ -448,8 +440,7 @@ impl Reader {
     }
 }
 
-/// Callbacks that were removed from a reader. The lock of the reader must be released before the callbacks are dropped,
-/// because dropping may run arbitrary code.
+/// Callbacks of a reader, to be dropped after its lock is released, because dropping may run arbitrary code.
 pub type Callbacks = (
     Option<Py<PyAny>>,
     Option<Replacing>,
@@ -490,8 +481,7 @@ fn decode<'py>(py: Python<'py>, unit: &Unit, may_lease: bool) -> PyResult<Bound<
     with_payload(py, unit, |payload, buffers| codec::decode(py, payload, buffers, may_lease))
 }
 
-/// Passes the payload and the buffers of a unit to `look`. A long payload is copied out of shared memory first, so that
-/// its sender cannot change it during decoding.
+/// Passes a unit's payload and buffers to `look`. A long payload is copied first, so that its sender cannot change it.
 #[inline]
 fn with_payload<R>(py: Python<'_>, unit: &Unit, look: impl FnOnce(&[u8], &[Buffer]) -> PyResult<R>) -> PyResult<R> {
     match unit.buffers.split_last() {

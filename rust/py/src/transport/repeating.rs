@@ -19,8 +19,7 @@ use super::snapshots::{self, Entry, Relay, account};
 use crate::codec::{OutBuffer, Owner, Source};
 use crate::errors;
 
-/// The result of the snapshot function: the position in the dispatched items (pass, items and checksum), and the
-/// snapshot.
+/// The result of the snapshot function: the position in the dispatched items (pass, items, checksum), and the snapshot.
 type Made = (u32, Entry, Py<PyBytes>);
 
 impl Outlet {
@@ -34,8 +33,7 @@ impl Outlet {
         if is_due { self.snapshot(py) } else { Ok(()) }
     }
 
-    /// Relays a pending snapshot of the dispatching process over the first link. Waits for space as long as for an
-    /// item.
+    /// Relays a pending snapshot of the dispatching process over the first link. Waits for space as for an item.
     pub fn send_relayed(&mut self, py: Python<'_>) -> PyResult<bool> {
         let Some(relay) = self.relay.as_ref().filter(|relay| relay.waits()) else { return Ok(true) };
         let mut encoder = std::mem::take(&mut self.encoder);
@@ -90,8 +88,8 @@ impl Outlet {
         Ok(self.go_on(py)? == Sent::Done)
     }
 
-    /// Takes a snapshot, or one per shard in a worker, and sends it if there is space. Then encodes a pending note,
-    /// which `go_on` sends.
+    /// Takes a snapshot, in a worker one per shard, and sends it if there is space. Encodes a note, which `go_on`
+    /// sends.
     #[cold]
     pub fn snapshot(&mut self, py: Python<'_>) -> PyResult<()> {
         let began = Instant::now();
@@ -170,8 +168,7 @@ impl Outlet {
         }
     }
 
-    /// Checks that all items that a reader already has were recomputed. Must be called when the reader's items have
-    /// ended.
+    /// Checks that all items that a reader already has were recomputed. Must be called when its items have ended.
     pub fn check_all_came_again(&mut self, target: usize) -> PyResult<()> {
         let producer = self.producer(target);
         let (account, owed) = (producer.account(), producer.owed());

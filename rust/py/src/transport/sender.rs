@@ -1,8 +1,7 @@
-//! The sending side of links: the pump that runs the pipe of a worker, or distributes items from the dispatching
-//! process.
+//! The sending side of links: the pump that runs a worker's pipe, or distributes items from the dispatching process.
 //!
-//! The pump runs in the main thread of a child. It loops over the iterator of the pipe, so that sending an item creates
-//! no Python frame of this package. Commands are executed between two items, or while an item waits for space (see
+//! The pump runs in a child's main thread, and loops over the pipe's iterator, so that sending an item creates no
+//! Python frame of this package. Commands are executed between items, or while an item waits for space (see
 //! `outlet.rs`).
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -37,10 +36,8 @@ fn deadline(seconds: Option<f64>) -> Option<Instant> {
     seconds.and_then(|seconds| Instant::now().checked_add(duration(seconds)))
 }
 
-/// Sends the items of a worker's shards over one link, or distributes the dispatching process's items over several
-/// links.
-///
-/// One thread sends. Any thread of the process may allocate arena memory.
+/// Sends the items of a worker's shards over one link, or of the dispatching process over several links. One thread
+/// sends. Any thread of the process may allocate arena memory.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Sender {
     outlet: Mutex<Outlet>,
@@ -66,11 +63,9 @@ impl Sender {
 
 #[pymethods]
 impl Sender {
-    /// Takes the producer end of each link.
-    ///
-    /// `peers` are the bell indices of the processes at the opposite ends of the links, and `own` is the bell index of
-    /// this process. A pending message in the `control` link interrupts the pump and every wait. `shards` is the number
-    /// of shards that send over a single link.
+    /// Takes the producer end of each link. `peers` and `own` are bell indices of the opposite processes and of this
+    /// one. A pending message in the `control` link interrupts the pump and every wait. A single link carries `shards`
+    /// shards.
     #[new]
     #[pyo3(signature = (links, board, own, peers, control = None, shards = 1))]
     fn new(
@@ -111,10 +106,9 @@ impl Sender {
     /// Starts an epoch. Units contain the number of their stream, and items are counted from zero. A unit that was not
     /// completely sent in an earlier epoch is dropped.
     ///
-    /// `starts` contains for each shard or reader the position at which to resume an earlier run: the number of items
-    /// before this position, their checksum, the number of following items that the reader already has, and the
-    /// checksum after those items or None. A given last checksum is compared with the recomputed items. `turn` is the
-    /// shard or reader of the first item.
+    /// `starts` contains for each shard or reader where to resume an earlier run: the number of earlier items, their
+    /// checksum, the number of following items that the reader already has, and the checksum after them or None, which
+    /// is compared with the recomputed items. `turn` is the shard or reader of the first item.
     #[pyo3(signature = (epoch, pass_number = 1, starts = None, turn = 0))]
     fn start_epoch(
         &self,
@@ -145,16 +139,14 @@ impl Sender {
     /// Makes the pump call `taker(shard)` regularly between two items, for each shard. After a call that took c
     /// seconds, the next call is due after the longer of `seconds` and `factor` times c.
     ///
-    /// `taker` returns None or (pass of the dispatched items, their items and checksum, bytes), and must not send
-    /// units.
+    /// `taker` returns None or (pass of the dispatched items, their items and checksum, bytes), and sends no units.
     fn take_snapshots(&self, taker: Py<PyAny>, seconds: f64, factor: f64) -> PyResult<()> {
         self.outlet()?.taker = Some((taker, Cadence::new(duration(seconds), factor)));
         Ok(())
     }
 
-    /// Makes the pump call `noter(shard)` after each snapshot, and at the end of a shard. `noter` must not send units.
-    /// `noter` returns None or a note. The process that reads the shard's link passes the note to its callback
-    /// `on_note`.
+    /// Makes the pump call `noter(shard)` after each snapshot, and at the end of a shard. `noter` must not send units,
+    /// and returns None or a note. The process that reads the shard's link passes the note to its callback `on_note`.
     fn take_notes(&self, noter: Py<PyAny>) -> PyResult<()> {
         self.outlet()?.noter = Some(noter);
         Ok(())
@@ -165,8 +157,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Takes a snapshot of a shard now, and waits until it is sent. Returns False if a command is pending. The pump
-    /// then sends the rest of the snapshot.
+    /// Takes and sends a snapshot of a shard now. Returns False if a command is pending; the pump then sends the rest.
     #[pyo3(signature = (shard = 0))]
     fn send_snapshot(&self, py: Python<'_>, shard: usize) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
@@ -176,8 +167,7 @@ impl Sender {
         Ok(outlet.go_on(py)? == Sent::Done && outlet.send_snapshot(py, shard)?)
     }
 
-    /// Relays a pending snapshot of the dispatching process, and waits until it is sent. Returns False if a command is
-    /// pending.
+    /// Relays and sends a pending snapshot of the dispatching process. Returns False if a command is pending.
     fn send_relayed(&self, py: Python<'_>) -> PyResult<bool> {
         self.outlet()?.send_relayed(py)
     }
@@ -220,8 +210,7 @@ impl Sender {
             if !outlet.has_shards {
                 self.link.store(target, Relaxed);
             }
-            // The outlet stays locked while Python code runs, which blocks no other thread, because no other thread
-            // sends, and allocating does not need the lock.
+            // The outlet stays locked during Python code, because no other thread sends, and allocation needs no lock.
             let shard = if several { target } else { 0 };
             outlet.entered = shard;
             if let (true, Some(turns)) = (several, turns) {
@@ -285,10 +274,8 @@ impl Sender {
         Ok(true)
     }
 
-    /// Sends the description of a failure to all readers. If a reader received an end instead, its incomplete items
-    /// would look complete.
-    ///
-    /// Returns False if a command is pending. The caller must execute the command and call this method again.
+    /// Sends a failure to all readers, because incomplete items would look complete after an end. Returns False if a
+    /// command is pending. The caller must then execute the command and call this method again.
     fn send_error(&self, py: Python<'_>, description: &Bound<'_, PyAny>) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
         outlet.ending = true;
@@ -303,12 +290,9 @@ impl Sender {
         }
     }
 
-    /// Sends a message of the control protocol over the first link. Fails if this takes longer than `seconds`.
-    ///
-    /// `order` is the epoch that the message starts, or a larger number for a stop. The order ends the running epoch of
-    /// the peer. `tick` is called several times per second during the wait; if it raises, the message is not sent.
-    ///
-    /// Raises TimeoutError if the peer does not read the message.
+    /// Sends a message of the control protocol over the first link. Raises TimeoutError if the peer does not read the
+    /// message within `seconds`. `order` is the epoch that the message starts, or a larger number for a stop. The order
+    /// ends the peer's running epoch. `tick` is called several times per second; if it raises, the message is not sent.
     #[pyo3(signature = (message, seconds = None, order = None, tick = None))]
     fn send_message(
         &self,
@@ -347,9 +331,8 @@ impl Sender {
         sent.map(drop)
     }
 
-    /// Waits until the peer has acknowledged `count` messages. Returns False after `seconds`.
-    ///
-    /// `tick` is called several times per second during the wait; if it raises, the wait ends.
+    /// Waits until the peer has acknowledged `count` messages. Returns False after `seconds`. `tick` is called several
+    /// times per second during the wait; if it raises, the wait ends.
     fn wait_acknowledged(&self, py: Python<'_>, count: u64, seconds: f64, tick: &Bound<'_, PyAny>) -> PyResult<bool> {
         let deadline = deadline(Some(seconds));
         let outlet = self.outlet()?;
@@ -368,10 +351,8 @@ impl Sender {
         Ok((outlet.producers[0].stream().pass(), made + u64::from(waits)))
     }
 
-    /// Creates an array with a plain dtype in a block of the arena, for use in the next item. Can be called by any
-    /// thread.
-    ///
-    /// Returns None if the arena is full, or if the dtype must be pickled.
+    /// Creates an array with a plain dtype in a block of the arena, for the next item, in any thread. Returns None if
+    /// the arena is full, or if the dtype must be pickled.
     fn allocate<'py>(
         &self,
         py: Python<'py>,
@@ -391,10 +372,8 @@ impl Sender {
         codec::empty_over(buffer, dtype, shape).map(Some)
     }
 
-    /// Reclaims blocks, and returns memory that was unused for some seconds to the system.
-    ///
-    /// Returns whether memory may become unused later. Sending reclaims blocks automatically, so only an idle sender
-    /// must call this method.
+    /// Reclaims blocks, and returns memory that was unused for some seconds to the system. Only an idle sender must
+    /// call this, because sending also reclaims blocks. Returns whether memory may become unused later.
     fn tidy(&self, py: Python<'_>) -> PyResult<bool> {
         tidy(py, &self.arenas)
     }

@@ -1,8 +1,7 @@
 //! Snapshots of a graph that are sent over a link: their schedule, their format, and their storage.
 //!
-//! A child takes snapshots between two items, without a request. A snapshot is dropped if the ring or the arena has no
-//! room, so that it never delays an item. The format is a unit of little-endian words, followed by the content, which
-//! is inline or in a block:
+//! A child takes snapshots between items, without a request. If the ring or the arena has no room, a snapshot is
+//! dropped, so that it never delays an item. A snapshot has little-endian words and the content, inline or in a block:
 //!
 //! ```text
 //! pass | share: pass, items, checksum | links | by link: items, checksum | content
@@ -45,8 +44,7 @@ pub struct Cadence {
     clock: SampledClock,
 }
 
-/// `LONGEST_STEP` is the maximum number of items between two readings of the clock; this number grows while two
-/// readings are closer together than `NEAR`.
+/// The maximum number of items between two readings of the clock, which grows while readings are closer than `NEAR`.
 const LONGEST_STEP: u32 = 64;
 const NEAR: Duration = Duration::from_micros(100);
 
@@ -66,7 +64,6 @@ impl Cadence {
         self.clock.sample().is_some_and(|now| now >= self.due)
     }
 
-    /// Records that a snapshot which was started at `began` is complete.
     pub fn made(&mut self, began: Instant) {
         let now = Instant::now();
         self.took.rotate_left(1);
@@ -195,7 +192,6 @@ impl<'a> Opened<'a> {
         Ok(Some(Snapshot { sent, share: self.share, content: self.content(py)? }))
     }
 
-    /// Decodes a snapshot of the dispatching process.
     pub fn dealt(self, py: Python<'_>) -> PyResult<Dealt<Content>> {
         let content = self.content(py)?;
         let mut accounts = self.accounts;
@@ -208,9 +204,9 @@ impl<'a> Opened<'a> {
 
 fn lease_as_bytes(py: Python<'_>, lease: &Lease) -> PyResult<Content> {
     let len = lease.len().try_into().unwrap_or(isize::MAX);
-    // SAFETY: the memory of the lease is valid for its length. The memory is not accessed as a slice, because a faulty
-    // producer may write at the same time, which only causes wrong bytes. The call returns a new `bytes`, or NULL with
-    // an exception set.
+    // SAFETY: the lease's memory is valid for its length. The memory is not accessed as a slice, because a faulty
+    // producer may write at the same time, causing only wrong bytes. The call returns a new `bytes`, or NULL with an
+    // error.
     unsafe {
         let bytes = ffi::PyBytes_FromStringAndSize(lease.as_mut_ptr().cast::<c_char>(), len);
         Ok(Bound::from_owned_ptr_or_err(py, bytes)?.cast_into_unchecked().unbind())
@@ -223,8 +219,7 @@ pub fn is_snapshot(unit_kind: u16) -> bool {
 }
 
 pub type Entry = (u64, u64);
-/// A snapshot as a Python tuple: (items, checksum) that were sent; pass and (items, checksum) of the dispatched items;
-/// content.
+/// A snapshot as a Python tuple: sent (items, checksum); pass and (items, checksum) of dispatched items; content.
 pub type Kept = (Entry, u32, Entry, Content);
 /// A snapshot of the dispatching process as a Python tuple: pass, dispatched items of each worker, content.
 pub type KeptDealt = (u32, Vec<Entry>, Content);
@@ -253,8 +248,7 @@ pub fn unkept_dealt((pass, accounts, content): KeptDealt) -> Dealt<Content> {
     Dealt { pass, accounts: accounts.into_iter().map(account).collect(), content }
 }
 
-/// Positions as a Python tuple: for each peer, the received items and the latest snapshot before them; then the
-/// matching snapshot of the dispatching process.
+/// Positions as a Python tuple: each peer's items and latest snapshot, and the dispatching process's snapshot.
 pub type KeptPositions = (Vec<(Entry, Option<Kept>)>, Option<KeptDealt>);
 
 pub fn kept_positions(

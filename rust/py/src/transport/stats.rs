@@ -166,8 +166,7 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Counts and measures the items of an iterator from its next epoch on, in the record of a pipe on the main
-    /// process's page.
+    /// Counts and measures an iterator's items from its next epoch on, in a pipe's record on the main process's page.
     fn count_items(&self, py: Python<'_>, iterator: Counted<'_>, page: usize, pipe: usize) -> PyResult<()> {
         let pipe = self.pipe(page, pipe)?;
         match iterator {
@@ -198,8 +197,7 @@ impl PyStatsBoard {
         Ok(self.page(page)?.carry_out())
     }
 
-    /// Writes a copy of a page from another machine to a page of this board. The process that owns the page continues
-    /// these counts.
+    /// Copies a page from another machine to a page of this board. The page's process continues these counts.
     fn take_in(&self, page: usize, carried: &[u8]) -> PyResult<()> {
         self.own_page(page)?.take_in(carried).map_err(errors::corrupted)
     }

@@ -19,12 +19,11 @@ const GLANCE: Duration = Duration::from_millis(10);
 /// This process's statistics about how often yielding before the first sleep has helped.
 static TURNS: Turns = Turns::new();
 
-/// Waits until `ready` returns true. `ready` may be called many times and without the GIL, but is not called again
-/// after it has returned true.
+/// Waits until `ready` returns true. `ready` is called many times without the GIL, but not after it has returned true.
 ///
-/// `meter` counts the wait, unless the wait ends after a few checks. `asleep` is called before the first sleep. After
-/// each slice, Python's signals are handled, so that Ctrl-C works, and `tick` is called. An error from a signal handler
-/// or from `tick` ends the wait.
+/// `meter` counts the wait, unless it ends after a few checks. `asleep` is called before the first sleep. After each
+/// slice, Python's signals are handled (for Ctrl-C), and `tick` is called. An error in a handler or `tick` ends the
+/// wait.
 pub fn wait_until(
     py: Python<'_>,
     bell: &BellRef,

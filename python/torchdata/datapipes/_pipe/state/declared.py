@@ -13,6 +13,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from torchdata.datapipes._pipe.blocks import Blocks
+
 __all__ = ["DERIVED", "MOST_ITEMS", "DeclaredState", "RandomState", "declare", "random_state", "state"]
 
 _MISSING: Any = object()
@@ -124,7 +126,7 @@ class DeclaredState:
         value = datapipe.__dict__.get(self.name, _MISSING)
         if value is _MISSING:
             value = self.beginning()
-        if isinstance(value, (deque, set)):
+        if isinstance(value, (deque, set, Blocks)):
             return list(value)
         return value.copy() if type(value) is dict else value
 

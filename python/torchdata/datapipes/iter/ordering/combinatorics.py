@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from itertools import islice
 from typing import Any, Literal, TypeVar, overload
 
+from torchdata.datapipes._pipe.blocks import BLOCK_SIZE, Blocks
 from torchdata.datapipes._pipe.checks import check_callable, check_size, check_source, length_of
 from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
@@ -47,7 +48,8 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
         [0, 1, 2, 3, 4]
     """
 
-    _buffer: list[Any] = state(list, items=True)
+    #: A list. If the source has ended and many items are left, `Blocks`.
+    _buffer: Any = state(list, items=True)
     #: Whether the buffer contains indices instead of items.
     _unloaded: bool = state(False)
 
@@ -107,6 +109,8 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
                 chosen, buffer[index] = buffer[index], item
                 yield chosen
         left = len(buffer)
+        if left > BLOCK_SIZE:
+            buffer = self._buffer = Blocks(buffer)
         while left:
             width = left.bit_length()
             index = getrandbits(width)

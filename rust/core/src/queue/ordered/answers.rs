@@ -6,8 +6,7 @@ pub type Slot = u64;
 /// The result of a request to use the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reserve {
-    /// The worker must compute one item, and then store the outcome with [`put`](OrderedQueue::put) or release the slot
-    /// with [`skip`](OrderedQueue::skip).
+    /// The worker must compute one item, then call [`put`](OrderedQueue::put) or [`skip`](OrderedQueue::skip).
     Granted(Slot),
     /// Until the timeout, the queue was full or on hold, or another worker used the source.
     TimedOut,
@@ -18,7 +17,7 @@ pub enum Reserve {
 /// The result of a request for a submitted item.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Claim<T> {
-    /// The item of a slot, of which the queue keeps a copy until the worker has stored an outcome.
+    /// The item of a slot. The queue keeps a copy of the item until the worker has stored an outcome.
     Given(Slot, T),
     /// No submitted item is available, or the queue is on hold.
     TimedOut,

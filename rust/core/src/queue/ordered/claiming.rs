@@ -21,11 +21,8 @@ impl<T> OrderedQueue<T> {
         true
     }
 
-    /// Waits up to `timeout` until [`try_claim`](Self::try_claim) may return something other than `TimedOut`. Returns
-    /// false after the timeout.
-    ///
-    /// This function does not claim the item, because it runs without the GIL, and references to Python objects must
-    /// not be moved without the GIL.
+    /// Waits up to `timeout` until [`try_claim`](Self::try_claim) may have a result; returns false after the timeout.
+    /// Does not claim the item, because references to Python objects must not be moved without the GIL.
     pub fn wait_claimable(&self, timeout: Duration) -> bool {
         self.wait_for_work(timeout, |state| state.closed)
     }
@@ -35,10 +32,8 @@ impl<T> OrderedQueue<T> {
         self.wait_for_work(timeout, State::is_claimed)
     }
 
-    /// Claims the first submitted item that is not claimed. Called by workers.
-    ///
-    ///  `copy` copies the item, and returns whether the worker may change the item, in which case a hold waits for this
-    ///  worker.
+    /// Claims the first submitted item that is not claimed, for a worker. `copy` copies the item, and returns whether
+    /// the worker may change the item, so that a hold must wait for this worker.
     pub fn try_claim(&self, copy: impl FnOnce(&T) -> (T, bool)) -> Claim<T> {
         let mut state = self.lock();
         if state.closed {
@@ -73,16 +68,12 @@ impl<T> OrderedQueue<T> {
         next
     }
 
-    /// Claims several submitted items, in order. Returns an empty list if no item can be claimed now, or None if no
-    /// more items will be submitted.
+    /// Claims submitted items in order. The list is empty if none can be claimed now, and None if none will follow.
     ///
     /// There are `sharers` workers. Each worker gets an equal part of the available items, but at least `least` and at
-    /// most `most`. Several items are only returned together if `joins` is true for each of them. `take` removes the
-    /// part that the worker needs from an item. The rest of the item stays in the slot for [`put_some`] or
-    /// [`hand_back`]. Both closures are called under the lock and must not call this queue.
-    ///
-    /// [`put_some`]: Self::put_some
-    /// [`hand_back`]: Self::hand_back
+    /// most `most`. Several items are only returned together if `joins` is true for each item. `take` removes the part
+    /// that the worker needs from an item. The rest of the item stays in the slot for `put_some` or `hand_back`.
+    /// `joins` and `take` are called under the lock, and must not call this queue.
     pub fn claim_some<X>(
         &self,
         (least, most): (usize, usize),
@@ -121,10 +112,8 @@ impl<T> OrderedQueue<T> {
         Some((slots, taken))
     }
 
-    /// Stores the outcomes of claimed items. Each outcome is created from a new part and the part that stayed in the
-    /// slot. Returns the new parts that are not needed, so that the caller drops them.
-    ///
-    /// `complete` is called under the lock and must not call this queue.
+    /// Stores the outcomes of claimed items, each created from a new part and the part in the slot. Returns new parts
+    /// that are not needed, which the caller drops. `complete` is called under the lock and must not call this queue.
     pub fn put_some<X>(
         &self,
         parts: impl IntoIterator<Item = (Slot, X)>,
@@ -143,9 +132,8 @@ impl<T> OrderedQueue<T> {
         unwanted
     }
 
-    /// Returns claimed items to the queue. The returned items will be claimed before all other items. `restore`
-    /// combines the removed part of an item with the part in the slot. Returns the parts that are not needed, so that
-    /// the caller drops them.
+    /// Returns claimed items to the queue. Returned items are claimed before all other items. `restore` combines the
+    /// removed part of an item with the part in the slot. Returns unneeded parts, which the caller drops.
     pub fn hand_back<X>(&self, parts: Vec<(Slot, X)>, restore: impl Fn(&mut T, X)) -> Vec<X> {
         let mut state = self.lock();
         let mut unwanted = Vec::new();
@@ -163,8 +151,7 @@ impl<T> OrderedQueue<T> {
         unwanted
     }
 
-    /// Submits an item for the workers, after all items that were submitted before. The number of items may exceed the
-    /// capacity. Must be called by the consumer.
+    /// Submits an item after all earlier items, even beyond the capacity. Must be called by the consumer.
     pub fn submit(&self, item: T) {
         let mut state = self.lock();
         let slot = state.add(Phase::Waiting(item), false);

@@ -50,23 +50,19 @@ pub struct OrderedQueue<T> {
 }
 
 impl<T> OrderedQueue<T> {
-    /// Creates an empty queue with up to `capacity` slots. There is at least one slot.
-    ///
-    /// If `in_order` is false, results are returned in the order in which they become ready. The end and an error of
-    /// the source are always returned last.
+    /// Creates an empty queue with up to `capacity` slots, at least one. If `in_order` is false, results are returned
+    /// as they become ready, but the end and an error of the source are always returned last.
     pub fn new(capacity: usize, in_order: bool) -> Self {
         let [room, work, still, filled] = std::array::from_fn(|_| Condvar::new());
         Self { in_order, state: Mutex::new(State::new(capacity)), room, work, still, filled }
     }
 
-    /// Locks the state. If a thread panicked while it held the lock, the data is still consistent, because only plain
-    /// assignments are made under the lock.
+    /// Locks the state, which is consistent even after a panic, because only plain assignments are made under the lock.
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the maximum number of slots. The number of used slots may exceed the capacity because of restored and
-    /// submitted items.
+    /// Returns the maximum number of slots. Restored and submitted items may use more slots.
     pub fn capacity(&self) -> usize {
         self.lock().capacity
     }
@@ -129,7 +125,7 @@ impl<T> OrderedQueue<T> {
         }
     }
 
-    /// Reserves the source and a slot for its next item, if both are available. Called by workers.
+    /// Reserves the source and a slot for its next item, if they are free. Called by workers.
     pub fn try_reserve(&self) -> Reserve {
         let mut state = self.lock();
         if state.is_over() {
@@ -139,11 +135,9 @@ impl<T> OrderedQueue<T> {
         state.try_reserve().map_or(Reserve::TimedOut, Reserve::Granted)
     }
 
-    /// Waits up to `timeout` until [`try_reserve`](Self::try_reserve) may return something other than `TimedOut`.
-    /// Returns false after the timeout.
-    ///
-    /// This function does not reserve the source, because the worker may have to wait for the GIL next, and would block
-    /// a worker that has the GIL.
+    /// Waits up to `timeout` until [`try_reserve`](Self::try_reserve) may have a result; returns false after the
+    /// timeout. Does not reserve the source, because the worker may then wait for the GIL, and would block other
+    /// workers.
     pub fn wait_reservable(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();
@@ -165,10 +159,8 @@ impl<T> OrderedQueue<T> {
         self.tell(state);
     }
 
-    /// Stores the outcome of a slot. If the worker of the slot was using the source, this releases the source.
-    ///
-    /// The outcome is kept even if the queue was closed in the meantime, so that no item of the source is lost. Returns
-    /// the copy of a submitted item, so that the caller drops it.
+    /// Stores the outcome of a slot, even if the queue was closed, so that no item of the source is lost. Releases the
+    /// source if the slot's worker uses it. Returns the copy of a submitted item, which the caller drops.
     pub fn put(&self, slot: Slot, outcome: Outcome<T>) -> Option<T> {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);
@@ -176,8 +168,7 @@ impl<T> OrderedQueue<T> {
         copy
     }
 
-    /// Does the same as `put`, and also reserves the next slot if one is available without waiting. Reserving the slot
-    /// immediately saves waking up another worker.
+    /// Does the same as `put`, and reserves the next slot if one is free, which saves waking up another worker.
     pub fn put_and_reserve(&self, slot: Slot, outcome: Outcome<T>) -> (Option<T>, Option<Slot>) {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);
@@ -196,8 +187,7 @@ impl<T> OrderedQueue<T> {
         }
     }
 
-    /// Stores the outcome of a slot, which may then be ready for the consumer, and returns the previous state of the
-    /// slot.
+    /// Stores the outcome of a slot, which may make the slot ready, and returns the previous state of the slot.
     fn put_down(&self, state: &mut State<T>, at: usize, outcome: Outcome<T>) -> Phase<T> {
         state.settle(at);
         state.finished |= matches!(outcome, Outcome::End(_));
@@ -211,9 +201,8 @@ impl<T> OrderedQueue<T> {
         state.pending.remove(at).map_or(Phase::Making, |one| one.phase)
     }
 
-    /// Records that the worker of a slot no longer uses the source, and will store the outcome later.
-    ///
-    /// The slot stays reserved, but a hold on the queue does not wait for the worker.
+    /// Records that the worker of a slot no longer uses the source, and will store the outcome later. The slot stays
+    /// reserved, but a hold does not wait for the worker.
     pub fn leave_source(&self, slot: Slot) {
         let mut state = self.lock();
         if let Some(at) = state.find(slot) {
@@ -259,9 +248,8 @@ impl<T> OrderedQueue<T> {
         popped
     }
 
-    /// Waits up to `timeout` until [`try_pop`](Self::try_pop) can return an outcome. Returns false after the timeout.
-    ///
-    /// This function does not remove the outcome, for the same reason as [`wait_claimable`](Self::wait_claimable).
+    /// Waits up to `timeout` until [`try_pop`](Self::try_pop) can return an outcome; returns false after the timeout.
+    /// Does not remove the outcome, for the same reason as [`wait_claimable`](Self::wait_claimable).
     pub fn wait_filled(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();
@@ -275,9 +263,7 @@ impl<T> OrderedQueue<T> {
         true
     }
 
-    /// Closes the queue. After the call, the consumer receives no more results and workers get no more slots. Any
-    /// thread may call `close`.
-    ///
+    /// Closes the queue: the consumer gets no more results and workers no more slots. Any thread may call `close`.
     /// Buffered outcomes are kept until they are drained, so that [`for_each`](Self::for_each) can show them.
     pub fn close(&self) {
         let mut state = self.lock();
@@ -295,8 +281,7 @@ impl<T> OrderedQueue<T> {
         let mut state = self.lock();
         state.waiting.clear();
         state.broken = false;
-        // Draining also removes the end of the results. If the queue is closed, the consumer must not receive an end,
-        // because it has not received all results.
+        // Draining removes the end, too. The consumer of a closed queue gets no end, because it lacks some results.
         state.ended |= state.finished && !state.closed;
         let ready = std::mem::take(&mut state.ready);
         let mut rest = Vec::new();
@@ -315,10 +300,8 @@ impl<T> OrderedQueue<T> {
         ready.into_iter().filter_map(|(_, outcome)| outcome.into_content()).chain(rest).collect()
     }
 
-    /// Passes all buffered outcomes and items to `look`, in order, until `look` returns an error. To get the exact
-    /// position of the source, the queue must be on hold or closed.
-    ///
-    /// `look` is called under the lock, so it must neither call this queue nor run arbitrary code.
+    /// Passes all buffered outcomes and items to `look` in order, until `look` fails. `look` is called under the lock,
+    /// so it must not call this queue or run arbitrary code. Positions are exact only in a held or closed queue.
     pub fn try_for_each<X>(&self, mut look: impl FnMut(Slot, View<'_, T>) -> Result<(), X>) -> Result<(), X> {
         let state = self.lock();
         for (slot, outcome) in &state.ready {
@@ -344,8 +327,8 @@ impl<T> OrderedQueue<T> {
         });
     }
 
-    /// Replaces the content of a slot if no worker is processing the slot. Returns the object that the caller must
-    /// drop: the previous content, or `content` if the slot does not exist.
+    /// Replaces the content of a slot if no worker is processing the slot. Returns the previous content, or `content`
+    /// if the slot does not exist, for the caller to drop.
     pub fn exchange(&self, slot: Slot, mut content: T) -> T {
         let mut state = self.lock();
         let pending = state.find(slot).and_then(|at| match &mut state.pending[at].phase {

@@ -56,20 +56,17 @@ pub(super) struct State<T> {
     pub next: Slot,
     /// The number of holds; while there is a hold, no worker starts an item.
     pub holds: usize,
-    /// The number of workers that a hold waits for. At most one of these workers uses the source. The other workers may
-    /// run a function on a submitted item.
+    /// The number of workers that a hold waits for: at most one uses the source, others may run a function on an item.
     pub busy: usize,
     /// Whether a worker uses the source.
     pub source_taken: bool,
     pub closed: bool,
-    /// Whether the end is stored; `broken` is true while an error is buffered that the consumer must receive before
-    /// more items are computed.
+    /// Whether the end is stored; `broken` if the consumer must receive an error before more items are computed.
     pub finished: bool,
     pub broken: bool,
     /// Whether the consumer has received the end.
     pub ended: bool,
-    /// Workers that sleep until they can reserve a slot; `claiming` contains workers that sleep until they can claim an
-    /// item.
+    /// Workers that wait to reserve a slot; `claiming` contains workers that wait to claim an item.
     pub reserving: Idle,
     pub claiming: Idle,
     /// The number of consumers that wait for an outcome; `fed` is true if they were woken up but have not run yet.
@@ -114,7 +111,6 @@ impl<T> State<T> {
         self.holds == 0 && !self.source_taken && !self.broken && self.has_room()
     }
 
-    /// Reserves the source and a slot for its next item, if both are available.
     pub fn try_reserve(&mut self) -> Option<Slot> {
         if self.is_over() || !self.may_reserve() {
             return None;
@@ -152,8 +148,7 @@ impl<T> State<T> {
         }
     }
 
-    /// Removes and returns the item of a claimed slot, with its index in `pending`. Returns None if the item was
-    /// drained.
+    /// Removes and returns the item of a claimed slot, with its index in `pending`, or None if the item was drained.
     pub fn take_running(&mut self, slot: Slot) -> Option<(usize, T)> {
         let at = self.find(slot)?;
         match std::mem::replace(&mut self.pending[at].phase, Phase::Making) {
