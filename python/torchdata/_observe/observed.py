@@ -48,13 +48,14 @@ class ObservedLoader:
         """Iterates over an epoch and shows its progress: items per second, the completed part, and the time spent
         waiting.
 
-        `tqdm` draws the bar. If `tqdm` is not installed, `rich` draws the bar, which requires ipywidgets in notebooks.
-        The bar appears in terminals and notebooks. In other outputs, or if neither library is installed, nothing is
-        drawn, so that logs stay clean.
+        `tqdm` draws the bar in terminals and notebooks. In other outputs, nothing is drawn, so that logs stay clean.
 
         Args:
-            options: `description` (text before the bar), `file` (the output instead of stderr), `interval` (seconds
-                between two updates of the waiting time, 0.5 by default) and `backend` ("tqdm" or "rich" to choose one).
+            options: `description` (text before the bar), `file` (the output instead of stderr) and `interval` (seconds
+                between two updates of the waiting time, 0.5 by default).
+
+        Raises:
+            ModuleNotFoundError: tqdm is not installed (extra `progress`).
 
         Example:
             >>> from torchdata.dataloader2 import DataLoader2

@@ -289,8 +289,7 @@ class RemoteWorker(ChildProcess):
         network."""
         page = self._setup.index
         if one.frame:
-            came = bytes_of(one.frame)
-            self._board.count_frame(page, came, came >= self._hosts.chunk_bytes)
+            self._board.count_carried(page, bytes_of(one.frame))
         if one.seen is not None:
             self._board.hear(page, one.seen.counts, one.seen.times)
             self._seen = one.seen

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
+from torchdata._bounded_pickles import LimitedFile, TooLargeError
 from torchdata._engine.processes.interrupts import is_of_handler
 from torchdata._importing import loaded
 from torchdata._redacting import HIDDEN, is_private, shown
@@ -82,36 +83,18 @@ class GraphTemplate:
             return False
 
 
-class _TooLargeError(Exception):
-    """A pickle exceeds the maximum size."""
-
-
-class _CountingFile:
-    """A file that counts and discards the bytes written to it."""
-
-    def __init__(self, most: int) -> None:
-        self.left = most
-
-    def write(self, data: Any) -> int:
-        """Raises `_TooLargeError` if too many bytes were written."""
-        self.left -= len(data)
-        if self.left < 0:
-            raise _TooLargeError
-        return len(data)
-
-
 def _fits(base: Any, obj: Any, most: int) -> bool:
-    file, torch = _CountingFile(most), loaded("torch")
+    file, torch = LimitedFile(most), loaded("torch")
 
     class MeasuringPickler(base):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
             if torch is not None and isinstance(obj, torch.Tensor) and obj.nbytes > file.left:
-                raise _TooLargeError  # stops the pickling before torch copies the tensor
+                raise TooLargeError(obj.nbytes)  # stops the pickling before torch copies the tensor
             return NotImplemented if base is pickle.Pickler else super().reducer_override(obj)
 
     try:
         MeasuringPickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(obj)
-    except _TooLargeError:
+    except TooLargeError:
         return False
     return True
 
