@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import combinations
+from math import gcd
 from typing import Any, Literal
 
 from torchdata._reporting import warn_outside
@@ -16,19 +18,24 @@ from torchdata.dataloader2.graph.cutting import find_lca_round_robin_sharding_dp
 from torchdata.dataloader2.graph.settings import is_sharding, is_shuffler
 from torchdata.dataloader2.graph.utils import has_method
 from torchdata.datapipes._pipe.checks import check_int
-from torchdata.datapipes._pipe.datasets import is_coordinated, is_indexed_only, splits_itself
+from torchdata.datapipes._pipe.datasets import is_coordinated, is_indexed_only, shuffles_itself, splits_itself
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 from torchdata.datapipes.datapipe import MapDataPipe
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
 from torchdata.datapipes.map.combinatorics import IndexSampler
+from torchdata.datapipes.state import is_one_to_one
 
 __all__ = ["DataPipeLintWarning", "Finding", "lint"]
 
 Kind = Literal[
+    "mix-before-sharding",
     "no-shuffle-before-sharding",
     "not-sharded",
+    "own-order",
     "partly-sharded",
+    "sharded-twice",
+    "shuffle-after-dispatch",
     "splits-itself",
     "work-before-sharding",
 ]
@@ -74,15 +81,18 @@ class Finding:
         return self.message
 
 
-def lint(datapipe: DataPipe, num_workers: int = 2) -> list[Finding]:
+def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> list[Finding]:
     """Finds likely mistakes in a graph that is to run in worker processes.
 
     `lint` finds items that several workers would yield, shares that would be lost or overlap, a `sharding_filter`
-    without a `shuffle` before it, and expensive functions before the filter.
+    without a `shuffle` before it, and expensive functions before the filter. It also finds pipes such as `mux` that mix
+    their inputs in a fixed pattern before `.sharding_filter().batch(n)`, because each worker's batches then contain the
+    inputs in another ratio.
 
     Args:
         datapipe: the last pipe of the graph.
         num_workers: number of worker processes that will run the graph; with fewer than 2, no data can be duplicated.
+        seeded: whether you call `DataLoader2.seed`, so that shuffling in the workers is repeatable.
 
     Returns:
         The findings, ordered from the sources of the graph to its end; empty if there are none.
@@ -104,13 +114,13 @@ def lint(datapipe: DataPipe, num_workers: int = 2) -> list[Finding]:
             f"lint: datapipe must be the last pipe of a graph, but got {datapipe!r} of type {type(datapipe).__name__}"
         )
     num_workers = check_int("lint", "num_workers", num_workers, least=0)
-    return [*_Linter(Graph(datapipe), num_workers).findings()]
+    return [*_Linter(Graph(datapipe), num_workers, seeded).findings()]
 
 
 def warn_of_silent_findings(graph: Graph, num_workers: int) -> None:
     """Warns about mistakes that certainly duplicate or lose data without an error. The warning refers to the caller's
     line outside of this package."""
-    for finding in _Linter(graph, num_workers).findings():
+    for finding in _Linter(graph, num_workers, seeded=False).findings():
         if finding.silent:
             warn_outside(str(finding), DataPipeLintWarning)
 
@@ -118,14 +128,16 @@ def warn_of_silent_findings(graph: Graph, num_workers: int) -> None:
 class _Linter:
     """The checks of one graph."""
 
-    def __init__(self, graph: Graph, num_workers: int) -> None:
+    def __init__(self, graph: Graph, num_workers: int, seeded: bool) -> None:
         self.graph = graph
         self.end = graph.end
         self.num_workers = num_workers
+        self.seeded = seeded
         self.pipes = graph.pipes
         self.numbers = {id(pipe): number for number, pipe in enumerate(graph, 1)}
         self.sources = {id(pipe): graph.sources(pipe) for pipe in self.pipes}
         cut = find_lca_round_robin_sharding_dp(graph)
+        self.cut = cut
         #: Pipes that run only once, in the dispatching process.
         self.dispatched = {id(pipe) for pipe in graph.at(cut)} if cut is not None else set()
         #: Pipes that stay in the main process: pipes that cannot be replicated, and their readers.
@@ -139,9 +151,10 @@ class _Linter:
 
     def findings(self) -> Iterator[Finding]:
         """Yields all findings, sources first."""
-        found = [*self._unshuffled()]
+        found = [*self._unshuffled(), *self._sharded_twice()]
         if self.num_workers > 1:
-            found += [*self._replicated(), *self._split_and_sharded(), *self._work_before_sharding()]
+            found += [*self._shuffled_after_dispatch(), *self._replicated(), *self._split_and_sharded()]
+            found += [*self._own_order(), *self._work_before_sharding(), *self._mix_before_sharding()]
         yield from sorted(found, key=lambda finding: self.numbers[id(finding.datapipe)])
 
     # -- one check for each kind of mistake ---------------------------------------------------------
@@ -149,11 +162,41 @@ class _Linter:
     def _unshuffled(self) -> Iterator[Finding]:
         for pipe in self.pipes:
             if is_sharding(pipe) and not self._shuffled_before(pipe):
+                later = any(is_shuffler(reader) and self._reads(reader, pipe) for reader in self.pipes)
+                mixed = ", and the `shuffle` behind it mixes each share by itself" if later else ""
                 yield Finding(
                     "no-shuffle-before-sharding",
                     f"{self._place(pipe)}: no `shuffle` comes before it on every way from the sources, so in every "
-                    f"epoch each worker and rank gets the same items as its share; put `.shuffle()` before "
+                    f"epoch each worker and rank gets the same items as its share{mixed}; put `.shuffle()` before "
                     "`.sharding_filter()`",
+                    pipe,
+                )
+
+    def _sharded_twice(self) -> Iterator[Finding]:
+        sharding = [pipe for pipe in self.pipes if is_sharding(pipe)]
+        for first, second in combinations(sharding, 2):  # the sources precede their readers
+            if self._reads(second, first) and _share_a_group(first, second):
+                yield Finding(
+                    "sharded-twice",
+                    f"{self._place(second)}: its items have passed {self._place(first)}, so each worker or rank would "
+                    "get a share of its share and the rest would be lost (a loader refuses it); remove one of them",
+                    second,
+                )
+
+    def _shuffled_after_dispatch(self) -> Iterator[Finding]:
+        if self.cut is None or self.seeded:
+            return
+        if is_shuffler(self.cut) or self._shuffled_before(self.cut):
+            return  # all items are shuffled before they are dispatched to the workers
+        for pipe in self.pipes:
+            in_workers = id(pipe) not in self.dispatched | self.in_main
+            if in_workers and is_shuffler(pipe) and self._reads(pipe, self.cut):
+                yield Finding(
+                    "shuffle-after-dispatch",
+                    f"{self._place(pipe)}: it shuffles behind `sharding_round_robin_dispatch` and without a seed, so "
+                    f"each of {self.num_workers} workers mixes only the items that were dealt to it, always the same "
+                    "ones, in an order that no later run repeats; put `.shuffle()` before the dispatch, or set a seed "
+                    "by `DataLoader2.seed` (and pass seeded=True here)",
                     pipe,
                 )
 
@@ -205,6 +248,29 @@ class _Linter:
                         loses,
                     )
 
+    def _own_order(self) -> Iterator[Finding]:
+        for pipe in self.pipes:
+            if not _divides(pipe) or id(pipe) in self.dispatched:
+                continue
+            for source in self._upstream(pipe):
+                iterable = vars(source).get("iterable")
+                if (
+                    id(source) not in self.dispatched
+                    and not is_pipe(iterable)
+                    and not _splits_itself(source)
+                    and shuffles_itself(iterable)
+                ):
+                    kind = getattr(iterable, "__name__", type(iterable).__name__)
+                    yield Finding(
+                        "own-order",
+                        f"{self._place(pipe)}: {kind} in {self._place(source)} seems to shuffle, and each of "
+                        f"{self.num_workers} workers reads all of it; unless their orders are the same, some items "
+                        "come twice and others never (a loader notices and raises an error); shuffle by the pipe "
+                        "`.shuffle()`, or with a seed that the workers share, or dispatch by "
+                        "`.sharding_round_robin_dispatch()` in the place of the filter",
+                        source,
+                    )
+
     def _work_before_sharding(self) -> Iterator[Finding]:
         for pipe in self.pipes:
             if not _divides(pipe) or id(pipe) in self.dispatched | self.in_main:
@@ -217,6 +283,21 @@ class _Linter:
                     f"{self._place(pipe)}: {called} comes before it, so each of {self.num_workers} workers calls that "
                     "for all items, and drops those of the others afterwards; put `.sharding_filter()` before "
                     f"`.map({called})`, unless that costs next to nothing",
+                    pipe,
+                )
+
+    def _mix_before_sharding(self) -> Iterator[Finding]:
+        for pipe in self.pipes:
+            batched = any(_name(reader) == "Batcher" and self._reads(reader, pipe) for reader in self.pipes)
+            if not _divides(pipe) or id(pipe) in self.dispatched or not batched:
+                continue
+            mix, period = self._fixed_mix(pipe)
+            if mix is not None and gcd(period, self.num_workers) > 1 and vars(pipe).get("_block", 1) % period:
+                yield Finding(
+                    "mix-before-sharding",
+                    f"{self._place(pipe)}: {self._place(mix)} mixes its inputs in a pattern of {period} items, and "
+                    f"each worker keeps one of every {self.num_workers} items, so the batches of a worker do not have "
+                    "the ratio of the mix; put `.sharding_filter()` into each input, before they are mixed",
                     pipe,
                 )
 
@@ -262,6 +343,24 @@ class _Linter:
                 left.extend(self.sources[id(pipe)])
         return list(found.values())
 
+    def _reads(self, reader: Any, pipe: Any) -> bool:
+        return any(source is pipe for source in self._upstream(reader))
+
+    def _fixed_mix(self, pipe: Any) -> tuple[Any, int]:
+        """Returns the pipe that mixes its inputs in a fixed pattern before a filter, and the length of the pattern."""
+        unfolded = False
+        while len(sources := self.sources[id(pipe)]) == 1:
+            [pipe] = sources
+            sides = self.sources[id(pipe)]
+            if _name(pipe) in _IN_TURN or (unfolded and _name(pipe) in _SIDE_BY_SIDE):
+                sizes = [vars(side)["batch_size"] if unfolded and _name(side) == "Batcher" else 1 for side in sides]
+                return pipe, sum(sizes)
+            if _name(pipe) in _UNFOLDING:
+                unfolded = True
+            elif not is_one_to_one(pipe):
+                break
+        return None, 0
+
     def _shuffled_before(self, pipe: Any) -> bool:
         """Whether there is a shuffler on every path from the sources to the pipe."""
         ways, opened = [pipe], {id(pipe)}
@@ -299,6 +398,9 @@ class _Linter:
 #: Pipes that join inputs: one item after another, items in a tuple, or items that are looked up by key.
 _ONE_BY_ONE = {"Concater", "Multiplexer", "MultiplexerLongest", "SampleMultiplexer"}
 _SIDE_BY_SIDE = {"Zipper", "ZipperLongest"}
+#: Pipes that take one item of each input in turn, and pipes that yield the members of an item.
+_IN_TURN = {"Multiplexer", "MultiplexerLongest"}
+_UNFOLDING = {"FlatMapper", "UnBatcher"}
 _LOOKING_UP = {"IterKeyZipper", "MapKeyZipper"}
 
 #: Pipes that call the user's function for each item.
@@ -336,13 +438,21 @@ def _orders(pipe: Any) -> bool:
 
 def _divides(pipe: Any) -> bool:
     """Whether the pipe yields only the worker's share of the items."""
-    return is_sharding(pipe) and vars(pipe).get("sharding_group_filter") in (None, SHARDING_PRIORITIES.MULTIPROCESSING)
+    return is_sharding(pipe) and _group(pipe) in (None, SHARDING_PRIORITIES.MULTIPROCESSING)
 
 
 def _splits_itself(pipe: Any) -> bool:
     """Whether the pipe wraps an iterable that yields only the worker's share."""
     iterable = vars(pipe).get("iterable")
     return iterable is not None and not is_pipe(iterable) and splits_itself(iterable)
+
+
+def _group(pipe: Any) -> Any:
+    return vars(pipe).get("sharding_group_filter")
+
+
+def _share_a_group(first: Any, second: Any) -> bool:
+    return None in (_group(first), _group(second)) or _group(first) == _group(second)
 
 
 def _is_ours(pipe: Any) -> bool:

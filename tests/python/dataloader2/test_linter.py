@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -111,6 +112,9 @@ GRAPHS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "nothing but dispatched": (lambda: dispatched(ints()), []),
     "dispatched and sharded": (lambda: dispatched(sharded()).zip(sharded()), []),
     "dispatched beside a whole": (lambda: dispatched(ints()).concat(ints()), ["partly-sharded!"]),
+    "shuffled after dispatch": (lambda: dispatched(ints()).shuffle().map(str), ["shuffle-after-dispatch"]),
+    "shuffled before and after dispatch": (lambda: dispatched(ints().shuffle()).shuffle(), []),
+    "shuffled in main after dispatch": (lambda: InMain(dispatched(ints())).shuffle(), []),
     "concatenated with a whole": (lambda: sharded().concat(ints()), ["partly-sharded!"]),
     "in turn with a whole": (lambda: ints().mux(sharded()), ["partly-sharded!"]),
     "zipped with a whole": (lambda: sharded().zip(ints().map(str)).batch(2), ["partly-sharded!"]),
@@ -135,6 +139,7 @@ GRAPHS: dict[str, tuple[Callable[[], Any], list[str]]] = {
         lambda: ints().random_split(total_length=6, weights={"a": 1, "b": 1}, seed=0, target="a"),
         ["not-sharded!"],
     ),
+    "sharded twice": (lambda: sharded().map(str).sharding_filter(), ["sharded-twice"]),
 }
 
 each_graph = pytest.mark.parametrize(("make", "kinds"), GRAPHS.values(), ids=GRAPHS)
@@ -155,8 +160,12 @@ def test_an_endless_graph_of_one_pipe_in_a_circle_is_looked_at_once() -> None:
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_fewer_than_two_workers_duplicate_nothing(num_workers: int) -> None:
     for make, kinds in GRAPHS.values():
-        expected = [kind for kind in kinds if kind == "no-shuffle-before-sharding"]
+        expected = [kind for kind in kinds if kind in ("no-shuffle-before-sharding", "sharded-twice")]
         assert [finding.kind for finding in lint(make(), num_workers)] == expected
+
+
+def test_shuffling_after_a_dispatch_is_fine_with_a_seed() -> None:
+    assert lint(dispatched(ints()).shuffle(), seeded=True) == []
 
 
 def test_wrong_arguments_are_named() -> None:
@@ -208,6 +217,7 @@ def keep(pipe: Any, *args: Any) -> Any:
 UNCERTAIN: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "sharded": (sharded, {}),
     "sharded without shuffle": (lambda: ints().sharding_filter(), {}),
+    "shuffled after dispatch": (lambda: dispatched(ints()).shuffle(), {}),
     "a pipe of one's own": (lambda: Mine(ints()), {}),
     "a join of one's own": (lambda: Mine(sharded(), ints()), {}),
     "sharding of one's own": (lambda: MySharding(ints()), {}),
@@ -240,3 +250,67 @@ def test_a_function_before_the_filter_is_called_by_each_worker_for_all_items():
     assert "put `.sharding_filter()` before `.map(decoded)`" in str(finding)
     assert lint(pipe, 1) == []
     assert lint(IterableWrapper(range(9)).shuffle().sharding_filter().map(decoded)) == []
+
+
+def joined(groups):
+    return [item for group in groups for item in group]
+
+
+def exact_mix(letters, mixed_in):
+    """Returns an exact mix of three items A and one item B. The function takes the two inputs."""
+    return mixed_in(IterableWrapper(letters[0] * 24).shuffle(), IterableWrapper(letters[1] * 8).shuffle())
+
+
+MIXES = {
+    "zipped batches, unbatched": lambda a, b: a.batch(3).zip(b.batch(1)).map(joined).unbatch(),
+    "zipped batches, flattened": lambda a, b: a.batch(3).zip(b.batch(1)).flatmap(joined),
+    "batches in turn, unbatched": lambda a, b: a.batch(3).mux(b.batch(1)).unbatch().map(str),
+}
+
+
+@pytest.mark.parametrize("mixed", MIXES.values(), ids=MIXES)
+def test_an_exact_mix_before_a_filter_and_a_batch_is_found_where_workers_change_its_ratio(mixed):
+    pipe = exact_mix("AB", mixed).sharding_filter()
+    with DataLoader2(pipe.batch(4), num_workers=2) as loader:
+        assert {"".join(batch) for batch in loader} == {"AAAA", "ABAB"}
+    [finding] = [one for one in lint(pipe.batch(4), 2) if one.kind == "mix-before-sharding"]
+    assert (finding.datapipe, finding.silent) == (pipe, False)
+    assert "mixes its inputs in a pattern of 4 items, and each worker keeps one of every 2 items" in str(finding)
+    assert str(finding).endswith("put `.sharding_filter()` into each input, before they are mixed")
+
+
+@pytest.mark.parametrize("mixed", MIXES.values(), ids=MIXES)
+def test_an_exact_mix_that_keeps_its_ratio_is_not_found(mixed):
+    pipe = exact_mix("AB", mixed).sharding_filter()
+    with DataLoader2(pipe.batch(4), num_workers=3) as loader:
+        assert {tuple(sorted(batch)) for batch in loader if len(batch) == 4} == {("A", "A", "A", "B")}
+    before = exact_mix("AB", lambda a, b: mixed(a.sharding_filter(), b.sharding_filter())).batch(4)
+    shuffled = exact_mix("AB", mixed).shuffle().sharding_filter().batch(4)
+    assert "mix-before-sharding" not in [
+        one.kind
+        for graph, workers in ((pipe.batch(4), 3), (pipe.batch(4), 1), (pipe, 2), (before, 2), (shuffled, 2))
+        for one in lint(graph, workers)
+    ]
+
+
+def test_lint_finds_that_two_inputs_in_turn_leave_each_of_two_workers_one_input():
+    pipe = IterableWrapper("A" * 8).shuffle().mux(IterableWrapper("B" * 8).shuffle()).sharding_filter().batch(4)
+    with DataLoader2(pipe, num_workers=2) as loader:
+        assert ["".join(batch) for batch in loader] == ["AAAA", "BBBB"] * 2
+    assert [finding.kind for finding in lint(pipe, 2)] == ["mix-before-sharding"]
+
+
+class Reordered:
+    def __iter__(self) -> Iterator[int]:
+        items = list(range(5))
+        random.shuffle(items)
+        return iter(items)
+
+
+def test_lint_finds_a_filter_over_an_iterable_that_shuffles_by_itself() -> None:
+    [finding] = lint(IterableWrapper(Reordered()).shuffle().sharding_filter())
+    assert finding.kind == "own-order"
+    assert not finding.silent
+    assert "Reordered in IterableWrapper" in str(finding)
+    assert lint(IterableWrapper(Reordered()).shuffle().sharding_round_robin_dispatch()) == []
+    assert lint(IterableWrapper(Reordered()).shuffle().sharding_filter(), num_workers=1) == []

@@ -27,6 +27,7 @@ __all__ = [
     "is_indexed_only",
     "is_iterable_dataset",
     "is_known_to_split",
+    "shuffles_itself",
     "splits_among_ranks",
     "splits_itself",
 ]
@@ -40,6 +41,9 @@ _SPLITTING = (
     ("litdata.streaming.parallel", "ParallelStreamingDataset"),
     ("streaming.base.dataset", "StreamingDataset"),
 )
+
+#: Names of functions that produce a random order.
+_SHUFFLING = frozenset({"shuffle", "permutation", "permuted", "randperm", "sample"})
 
 #: Stages of webdataset pipelines that split the shards among workers or draw different shards in each worker.
 _SPLITTING_STAGES = frozenset({"split_by_worker", "ResampledShards", "ResampledShardList"})
@@ -101,7 +105,7 @@ def splits_itself(iterable: Any) -> bool:
     if _instance_of(iterable, "webdataset.pipeline", "DataPipeline"):
         stages = getattr(iterable, "pipeline", ())
         return any(getattr(stage, "__name__", type(stage).__name__) in _SPLITTING_STAGES for stage in stages)
-    return _uses(iterable, "get_worker_info") and _uses(iterable, "num_workers")
+    return _uses(iterable, frozenset({"get_worker_info"})) and _uses(iterable, frozenset({"num_workers"}))
 
 
 def is_known_to_split(iterable: Any) -> bool:
@@ -110,13 +114,18 @@ def is_known_to_split(iterable: Any) -> bool:
     return any(_instance_of(iterable, module, name) for module, name in known)
 
 
-def _uses(iterable: Any, name: str) -> bool:
-    """Returns whether the class of an iterable, or a generator function, uses a name."""
+def shuffles_itself(iterable: Any) -> bool:
+    """Returns whether a user's iterable may have a random order, because its code names a shuffling function."""
+    return _uses(iterable, _SHUFFLING)
+
+
+def _uses(iterable: Any, names: frozenset[str]) -> bool:
+    """Returns whether the class of an iterable, or a generator function, uses one of the names."""
     functions = [iterable] if is_generator_function(iterable) else []
     for cls in type(iterable).__mro__:
         if cls.__module__ != "builtins" and cls.__module__.partition(".")[0] not in ("torch", "typing", "abc"):
             functions += vars(cls).values()
-    return any(_mentions(function, name) for function in functions)
+    return any(_mentions(function, names) for function in functions)
 
 
 def splits_among_ranks(iterable: Any) -> bool:
@@ -199,8 +208,8 @@ def _name_of_member(member: Any) -> str:
     )
 
 
-def _mentions(function: Any, name: str) -> bool:
-    """Returns whether a function, or a function defined inside it, uses a name."""
+def _mentions(function: Any, names: frozenset[str]) -> bool:
+    """Returns whether a function, or a function defined inside it, uses one of the names."""
     while not isinstance(function, FunctionType):
         inner = getattr(function, "func", None)  # the function of a functools.partial
         function = function.__func__ if isinstance(function, (MethodType, classmethod, staticmethod)) else inner
@@ -209,7 +218,7 @@ def _mentions(function: Any, name: str) -> bool:
     codes: list[Any] = [function.__code__]
     while codes:
         code = codes.pop()
-        if name in code.co_names:
+        if not names.isdisjoint(code.co_names):
             return True
         codes.extend(inner for inner in code.co_consts if isinstance(inner, CodeType))
     return False
