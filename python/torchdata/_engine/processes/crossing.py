@@ -44,8 +44,8 @@ EARLY_THRESHOLD = 1_000_000
 _WATCHER = "torchdata-early-watch"
 #: The code of the monitoring thread. The thread ends the child at most 0.1 seconds after the main process has exited
 #: (or the parent, if the main process cannot be monitored). If no thread can be started, the child detects the exit
-#: only after its imports. The system call does the same as `continue_with_parent` of the extension, which the child
-#: cannot import yet: when the parent exits (PR_SET_PDEATHSIG), the kernel continues the child if it is stopped (SIGCONT).
+#: only after its imports. The system call (PR_SET_PDEATHSIG) does the same as `continue_with_parent` of the extension,
+#: which the child cannot import yet.
 _WATCH = f"""
 import os, select, signal, sys, threading
 
