@@ -95,7 +95,7 @@ class EpochRunner:
         try:
             return self.programs[shard].snapshot(None if any_size else setup.largest_snapshot)
         except TooLargeError as error:
-            stats.set_oversized(setup.index, error.size)
+            stats.set_oversized(setup.page, error.size)
             return None
 
     def obey(self, command: tuple[Any, ...]) -> bool:
