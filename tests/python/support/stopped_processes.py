@@ -1,9 +1,9 @@
-"""A program that stops all processes of its loader by SIGSTOP, and then exits without shutting the loader down.
+"""A program whose processes are stopped by SIGSTOP, and which then exits without shutting the loader down.
 
 Usage: python -m stopped_processes START_METHOD WHEN ENDING FILE
 
-WHEN is "running" or, for processes that import this program, "starting". The ids of all processes that the program has
-started are written to FILE.
+WHEN is "running" or "starting". Processes that are starting stop themselves while they import this program. The ids of
+the stopped processes are written to FILE.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ def own_processes():
     return [pid for pid in descendants("self") if b"resource_tracker" not in cmdline(pid)]
 
 
+def stopped_processes():
+    return [pid for pid in own_processes() if state(pid) == "T"]
+
+
 def replace_a_worker(loader):
     iterator = iter(loader)
     next(iterator)
@@ -45,16 +49,16 @@ def main(method, when, ending, file):
     loader = restarting(pipeline(100_000, dispatched=True), multiprocessing_context=method)
     if when == "starting":
         threading.Thread(target=iter, args=(loader,), daemon=True).start()
-        wait_for(lambda: any(state(pid) == "T" for pid in own_processes()))
+        wait_for(stopped_processes)
     else:
         replace_a_worker(loader)
         names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in own_processes()]
         forking = [] if method == "spawn" else ["td_fork"]
         assert sorted(names) == ["td_dispatch", *forking, "td_worker_0", "td_worker_1"]
-    for pid in own_processes():
-        os.kill(pid, signal.SIGSTOP)
-        wait_for(lambda pid=pid: state(pid) == "T")
-    Path(file).write_text(" ".join(map(str, own_processes())))
+        for pid in own_processes():
+            os.kill(pid, signal.SIGSTOP)
+        wait_for(lambda: len(stopped_processes()) == len(names))
+    Path(file).write_text(" ".join(map(str, stopped_processes())))
     if ending == "SIGKILL":
         os.kill(os.getpid(), signal.SIGKILL)
     elif ending == "os._exit":
