@@ -5,9 +5,11 @@ Role: a base class of the loaders, in the main process. The methods of this clas
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torchdata._engine.workers.group import Group
     from torchdata._observe.show.progress import ProgressBar
     from torchdata._observe.show.shown import ShownStats
     from torchdata._observe.stats.diagnosis import Verdict
@@ -71,7 +73,11 @@ class ObservedLoader:
         """Returns the process ids of the running workers in order, followed by the id of the dispatching process, if
         there is one. Workers on other machines are left out.
         """
-        return []
+        return [pid for group in self._groups() for pid in group.pids]
+
+    def _groups(self) -> Sequence[Group]:
+        """Returns the groups of processes that currently work for the loader."""
+        raise NotImplementedError
 
     def _epochs_ended(self) -> int:
         """Returns the number of epochs that have ended. Must be called while no epoch is running."""

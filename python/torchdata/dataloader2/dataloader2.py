@@ -522,12 +522,11 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     def _epochs_ended(self) -> int:
         return 0 if self._run.is_iterating else self._run.epochs
 
-    def worker_pids(self) -> list[int]:
-        """Returns the process ids of the workers; see `ObservedLoader`."""
+    def _groups(self) -> list[Any]:
         processes = None
         if self.reading_service is not None and not self._terminated:
             processes = self._pipeline.contract.engine_processes()
-        return [] if processes is None else processes.pids
+        return [] if processes is None else [processes]
 
     def picture(self) -> Picture:
         """Draws the loader's processes with their counts. Before the first epoch, draws its pipeline. See

@@ -27,6 +27,7 @@ from torchdata._engine.workers.restart import Gone, Restarts
 from torchdata._native import Link, ReadAheadQueue
 from torchdata._observe.outside import stalls
 from torchdata._observe.outside.stalls import Patience, warn_in_thread
+from torchdata._observe.stats.counting import Pages
 from torchdata.nodes._functions import error_of, not_the_end
 from torchdata.nodes._seeds import base_seed
 
@@ -47,6 +48,7 @@ class Workers(Group):
         context: the multiprocessing context; None for Python's default.
         survived: the kinds of process exits after which the process is replaced, instead of raising an error.
         timeout: seconds until a process must have returned a result; None for no limit.
+        pages: the pages of the processes on the board of the loader; None without a loader.
 
     Raises:
         ValueError: the start method does not exist.
@@ -61,10 +63,11 @@ class Workers(Group):
         context: str | None,
         survived: Survived = NONE,
         timeout: float | None = None,
+        pages: Pages | None = None,
     ) -> None:
         half = default_budget() // 2  # items may be as large as results
         starting = multiprocessing.get_context(context)
-        super().__init__(starting, count, _Function(function), memory_budget=half, commands=half // count)
+        super().__init__(starting, count, _Function(function), memory_budget=half, commands=half // count, pages=pages)
         self._restarts = self.replace_exited(Restarts, survived)
         self._patience = patience = Patience(self, stalls.STALL)
         try:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, ClassVar, Generic
 
+from torchdata._engine.workers.group import Group
 from torchdata._native import SharedIterator
 from torchdata._observe.observed import ObservedLoader
 from torchdata._observe.stats.recorder import StatsLevel
@@ -170,10 +171,9 @@ class Loader(ObservedLoader, Generic[T]):
         """Returns True for any number of items."""
         return True
 
-    def worker_pids(self) -> list[int]:
-        """Returns the process ids of the running processes of all `ParallelMapper` nodes in the graph."""
+    def _groups(self) -> list[Group]:
         running = (getattr(node, "_workers", None) for node in nodes_of(self.root))
-        return [pid for workers in running if workers is not None for pid in workers.pids]
+        return [workers for workers in running if workers is not None]
 
     def shutdown(self) -> None:
         """Ends all threads and processes of the graph. May be called several times. `iter()` starts them again."""

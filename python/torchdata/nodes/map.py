@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from torchdata._engine.workers.hangs import Survived, check_restarts
+from torchdata._observe.stats.counting import Pages
 from torchdata.datapipes._pipe.checks import check_callable, check_int
 from torchdata.nodes._fields import StateFields
 from torchdata.nodes._functions import Failure, MapEach, not_the_end
@@ -98,10 +99,11 @@ class _ThreadMapper(ThreadedNode[T]):
         **limits: the arguments `limit` and `grows_to` of `ReadSource`.
     """
 
-    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_run", "_workers"})
+    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_run", "_workers", "_pages"})
 
-    #: The processes, which are kept between runs.
+    #: The processes, which are kept between runs, and their counters. The loader sets the latter.
     _workers: Workers | None = None
+    _pages: Pages | None = None
 
     def __init__(
         self,
@@ -110,7 +112,7 @@ class _ThreadMapper(ThreadedNode[T]):
         map_fn: Callable[[Any], T],
         num_workers: int,
         in_order: bool,
-        processes: Callable[[], Workers] | None,
+        processes: Callable[..., Workers] | None,
         **limits: int,
     ) -> None:
         super().__init__(source, snapshot_frequency)
@@ -129,7 +131,7 @@ class _ThreadMapper(ThreadedNode[T]):
         workers = self._workers  # another thread may set this attribute to None at any time; see `reset`
         if workers is None or not workers.serve_on:
             self._end_workers()
-            workers = self._workers = self.processes()
+            workers = self._workers = self.processes(pages=self._pages)
         run = self._begin_with([], state, workers=workers.functions, **options)
         workers.serve(run.queue)
         return run

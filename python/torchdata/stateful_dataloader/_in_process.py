@@ -243,7 +243,6 @@ class LocalPool:
     #: See `WorkerPool`. Without workers, batches never arrive out of order, and no other thread ends the epoch.
     is_ordered = False
     orders: ClassVar[list[Any]] = []
-    pids: ClassVar[list[int]] = []
 
     def __init__(self, job: Job, pin: Callable[[Any], Any] | None) -> None:
         self._job, self._pin = job, pin

@@ -156,11 +156,6 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._loading = None
         return self._successor
 
-    @property
-    def worker_pids(self) -> list[int]:
-        """Returns the process ids of the workers."""
-        return []
-
     def shutdown(self) -> None:
         """Stops the readers of this iterator."""
 

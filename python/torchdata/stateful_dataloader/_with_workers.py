@@ -387,11 +387,6 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         if self._skipped is not None:
             self._skipped.end()
 
-    @property
-    def worker_pids(self) -> list[int]:
-        """Returns the process ids of the workers."""
-        return self._pool.pids  # type: ignore[no-any-return]
-
     def shutdown(self) -> None:
         """Stops the workers. The state remains available. Threads that wait for a batch are notified."""
         self._units.shutdown()

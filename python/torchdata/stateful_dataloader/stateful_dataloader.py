@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import default_collate, default_convert, get_worker_info
 
+from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.hangs import Survived, check_restarts
 from torchdata._observe.observed import ObservedLoader
 from torchdata._observe.stats.batches import BatchRecorder
@@ -255,9 +256,9 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
 
     # -- introspection -------------------------------------------------------------------------------
 
-    def worker_pids(self) -> list[int]:
-        """Returns the process ids of the workers; see `ObservedLoader`."""
-        return [] if self._iterator is None else self._iterator.worker_pids
+    def _groups(self) -> list[Group]:
+        pool = getattr(self._iterator, "_pool", None)
+        return [pool] if isinstance(pool, Group) else []  # the pool of a loader without workers is no group
 
     # -- state ---------------------------------------------------------------------------------------
 

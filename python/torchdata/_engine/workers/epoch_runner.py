@@ -96,7 +96,7 @@ class EpochRunner:
         try:
             found = self.programs[shard].snapshot(None if any_size else largest, begins=self._announces)
         except TooLargeError as error:
-            stats.set_oversized(setup.index, error.size)
+            stats.set_oversized(setup.page, error.size)
             return None
         if found is not None and largest is not None and len(found[2]) > largest:
             stats.set_oversized(setup.index, len(found[2]))

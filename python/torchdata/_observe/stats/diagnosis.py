@@ -451,7 +451,8 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
 
 def loading(stats: LoaderStats) -> Verdict | None:
     """Describes the limit if no other rule applies: the pipes are slower than the training step."""
-    return _loading_in_workers(stats) if stats.workers else _loading_in_main(stats)
+    # The threads of a node may wait for workers while the main process itself does not.
+    return _loading_in_workers(stats) if stats.waited_for else _loading_in_main(stats)
 
 
 def _loading_in_workers(stats: LoaderStats) -> Verdict:

@@ -105,7 +105,7 @@ impl Sequence {
 
     /// Reads the guarded data consistently, unless the writer was killed during a change.
     pub fn read<T>(&self, mut read: impl FnMut() -> T) -> T {
-        for _ in 0..1000 {
+        for attempt in 0..1000 {
             // SYNC(sequence): pairs with the last store of `change`.
             let before = self.0.load(Ordering::Acquire);
             let value = read();
@@ -114,7 +114,11 @@ impl Sequence {
             if before & 1 == 0 && self.0.load(Relaxed) == before {
                 return value;
             }
-            std::hint::spin_loop();
+            if attempt < 100 {
+                std::hint::spin_loop();
+            } else {
+                std::thread::yield_now(); // on a busy machine, the writer may be suspended during a change
+            }
         }
         read()
     }
