@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torchdata._native import SourceReader
 from torchdata._read_ahead import ReadAhead, without_own_frame
 from torchdata._stateful import copied
-from torchdata.nodes._fields import StateFields
+from torchdata.nodes._fields import StateFields, Unsaved, position_of, state_at
 from torchdata.nodes._functions import not_the_end
-from torchdata.nodes._positions import Unsaved, position_of, state_at
 from torchdata.nodes.base_node import BaseNode, advance_of, is_repeatable
 
 if TYPE_CHECKING:
@@ -163,8 +162,7 @@ class _Work(ReadAhead):
         try:
             result = function(item)
         except StopIteration as error:
-            failure = not_the_end(f"function of {self.name}")
-            failure.__cause__ = without_own_frame(error)
+            failure = not_the_end(f"function of {self.name}", without_own_frame(error))
             self.queue.fail(slot, failure, index, snapshot)
         except BaseException as error:
             self.queue.fail(slot, without_own_frame(error), index, snapshot)

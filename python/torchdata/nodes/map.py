@@ -15,9 +15,8 @@ from torchdata._engine.workers.hangs import Survived, check_restarts
 from torchdata.datapipes._pipe.checks import check_callable, check_int
 from torchdata.nodes._fields import StateFields
 from torchdata.nodes._functions import Failure, MapEach, not_the_end
-from torchdata.nodes._processes import Workers
+from torchdata.nodes._processes import Workers, one_reset
 from torchdata.nodes._read_ahead import ReadSource
-from torchdata.nodes._seeds import one_reset
 from torchdata.nodes.base_node import Again, BaseNode, PassingNode, T, advance_of, check_node
 from torchdata.nodes.batch import Batcher, Unbatcher
 from torchdata.nodes.prefetch import ThreadedNode
@@ -73,7 +72,7 @@ class _InlineMapper(BaseNode[T]):
         try:
             return self.map_fn(item)
         except StopIteration as error:
-            raise not_the_end("map_fn of Mapper") from error
+            raise not_the_end("map_fn of Mapper", error) from error
         except Exception:
             raise
         except BaseException:
@@ -119,20 +118,17 @@ class _ThreadMapper(ThreadedNode[T]):
         self.processes, self.limits = processes, limits
 
     def _begin(self, state: dict[str, Any] | None) -> ReadSource:
-        with one_reset():
-            return self._begin_run(state)
-
-    def _begin_run(self, state: dict[str, Any] | None) -> ReadSource:
         options: dict[str, Any] = {"in_order": self.in_order, **self.limits}
-        if self.processes is None:
-            return self._begin_with([self.map_fn] * self.num_workers, state, **options)
-        workers = self._workers  # another thread may set this attribute to None at any time; see `reset`
-        if workers is None or not workers.serve_on:
-            self._end_workers()
-            workers = self._workers = self.processes()
-        run = self._begin_with([], state, workers=workers.functions, **options)
-        workers.serve(run.queue)
-        return run
+        with one_reset():
+            if self.processes is None:
+                return self._begin_with([self.map_fn] * self.num_workers, state, **options)
+            workers = self._workers  # another thread may set this attribute to None at any time; see `reset`
+            if workers is None or not workers.serve_on:
+                self._end_workers()
+                workers = self._workers = self.processes()
+            run = self._begin_with([], state, workers=workers.functions, **options)
+            workers.serve(run.queue)
+            return run
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         super().reset(initial_state)
