@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Set
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from typing import Any
 
@@ -192,11 +192,9 @@ class Drawing:
                 if name in moment and name not in kept and _stand_apart(state, program[name])
             }
 
-    @contextmanager
-    def untouched(self) -> Iterator[None]:
+    def untouched(self) -> AbstractContextManager[None]:
         """Returns a context that restores all generators to their previous states when the context ends."""
-        with put_back_afterwards([*self._names, *self._own]):
-            yield
+        return put_back_afterwards([*self._names, *self._own])
 
     # -- saved form ----------------------------------------------------------------------------------
 
@@ -325,18 +323,12 @@ class Draws:
         return self._digest if len(self.noted) < _MOST else None
 
 
-class _Sampled(Iterator[Any]):
-    """An iterator that adds some of its items to a checksum."""
-
-    def __init__(self, iterator: Iterator[Any]) -> None:
-        self._iterator, self._read, self.digest = iterator, 0, SampleDigest()
-
-    def __next__(self) -> Any:
-        item = next(self._iterator)
-        if self._read == self.digest.next:
-            self.digest.add(item)
-        self._read += 1
-        return item
+def _sampled(iterator: Iterator[Any], digest: SampleDigest) -> Iterator[Any]:
+    """Yields the items of an iterator, and adds some of the items to a checksum."""
+    for number, item in enumerate(iterator):
+        if number == digest.next:
+            digest.add(item)
+        yield item
 
 
 class Replay(Iterator[Any]):
@@ -366,23 +358,23 @@ class Replay(Iterator[Any]):
         Raises:
             ValueError: the sampler returns fewer than `given` indices, or different indices.
         """
-        sampled = None if saved is None else _Sampled(self._iterator)
-        iterator, read = sampled or self._iterator, 0
+        digest, read = SampleDigest(), 0
+        iterator = self._iterator if saved is None else _sampled(self._iterator, digest)
         for number, moment in [*draws, (given + ahead, {})]:
             pass_over(iterator, min(number, given) - read)
             self.early.extend(islice(iterator, max(0, number - max(read, given))))
             read = number
             drawing.set(moment)
-        if sampled is None or saved is None:
+        if saved is None:
             return None
-        if not sampled.digest.agrees_with(saved):
+        if not digest.agrees_with(saved):
             raise ValueError(
                 f"the sampler does not repeat itself, so the loader cannot resume from the state: the first {read} "
                 "indices are not those that were read when the state was saved. Seed whatever shuffles them, in each "
                 "epoch, or give the sampler state_dict() and load_state_dict(). load_state_dict(state, strict=False) "
                 "skips the same number of indices of the new order"
             )
-        return sampled.digest
+        return digest
 
     def __next__(self) -> Any:
         return self.early.popleft() if self.early else next(self._iterator)

@@ -23,6 +23,7 @@ from torchdata.dataloader2.graph.settings import random_pipes
 from torchdata.datapipes._pipe.exchanging import ShardGlobals, one_at_a_time
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.stateful_dataloader._drawing import Drawing
+from torchdata.stateful_dataloader._fetching import NOTHING
 from torchdata.stateful_dataloader._generators import (
     GLOBAL,
     Moment,
@@ -38,7 +39,7 @@ from torchdata.stateful_dataloader._pipes import seeded
 from torchdata.stateful_dataloader._pool import pinned
 from torchdata.stateful_dataloader._position import Counts, EpochState, ReadingPosition
 from torchdata.stateful_dataloader._reading import EpochReader
-from torchdata.stateful_dataloader._skipping import NOTHING, Skipped
+from torchdata.stateful_dataloader._skipping import Skipped
 from torchdata.stateful_dataloader._with_workers import WorkersIterator
 from torchdata.stateful_dataloader._worker import Batches, EpochStart, Job, News, ShardReader
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from torch.utils.data import BatchSampler as TorchBatchSampler
@@ -134,10 +135,8 @@ class IndexOrder:
         Args:
             iterator: the sampler's iterator, created after `note_random`.
         """
-        for indices in (self._owed, self._kept):
-            indices.clear()
-        self._early, self._is_used_up = deque(), False
-        self.drawn, self._ended, self._has_holes = 0, False, False
+        self._owed, self._kept, self._early = deque(), deque(), deque()
+        self.drawn, self._ended, self._has_holes, self._is_used_up = 0, False, False, False
         self._iterator = iterator
 
     def draw(self) -> Any:
@@ -279,10 +278,8 @@ class IndexOrder:
         return batches and type(innermost) is RandomSampler
 
     def _draw_ahead(self) -> None:
-        try:
+        with suppress(StopIteration):
             self._owed.append(self._draw())
-        except StopIteration:
-            return
 
     def _kept_state(self, state: OrderState, waiting: list[Any]) -> tuple[OrderState, Moment]:
         """Adds the state of a user's sampler after the indices that the user received, and returns its generators."""

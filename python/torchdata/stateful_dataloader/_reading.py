@@ -42,7 +42,6 @@ from torchdata.stateful_dataloader._generators import (
 )
 from torchdata.stateful_dataloader._pipes import source_of
 from torchdata.stateful_dataloader._position import ReadingPosition, Trails, freeze
-from torchdata.stateful_dataloader._skipping import IndexedFetcher, StreamFetcher
 
 __all__ = ["EpochReader", "ReadingSettings"]
 
@@ -160,7 +159,7 @@ class EpochReader:
     @property
     def skipped(self) -> list[dict[str, Any]]:
         """Returns the samples that were skipped in the last requested batch; see `IndexedFetcher`."""
-        return self._fetcher.skipped if self.reading.skips and self._fetcher is not None else []
+        return self._fetcher.skipped if self._fetcher is not None else []
 
     @property
     def seen(self) -> int:
@@ -247,10 +246,7 @@ class EpochReader:
     def _fetch_anew(self) -> None:
         reading = self.reading
         how = self._source, reading.auto_collation, reading.collate_fn, reading.drop_last
-        if reading.is_iterable:
-            self._fetcher = StreamFetcher(*how) if reading.skips else IterableFetcher(*how)
-        else:
-            self._fetcher = IndexedFetcher(*how) if reading.skips else Indexed(*how)
+        self._fetcher = (IterableFetcher if reading.is_iterable else Indexed)(*how, skips=reading.skips)
         self._fetcher.dataset = reading.dataset  # error messages name this dataset
         self._fetched, self._timed_next = 0, _NEVER if self._clock is None else 1
         self._keeps = self.reading.is_iterable and self.restores_position

@@ -38,10 +38,10 @@ from torchdata._observe.stats.counting import Counting
 from torchdata.datapipes._pipe.exchanging import ShardGlobals
 from torchdata.stateful_dataloader._cadence import GeneratorWatch, SnapshotCadence
 from torchdata.stateful_dataloader._copying import Copies, holds_shared_memory
+from torchdata.stateful_dataloader._fetching import NOTHING
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment, set_all
 from torchdata.stateful_dataloader._pipes import seeded
 from torchdata.stateful_dataloader._reading import EpochReader, ReadingSettings
-from torchdata.stateful_dataloader._skipping import NOTHING
 
 __all__ = ["NO_NEWS", "Batches", "EpochStart", "Job", "News", "ShardReader"]
 
