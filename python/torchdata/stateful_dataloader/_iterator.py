@@ -144,7 +144,7 @@ class StatefulIterator(_BaseDataLoaderIter):
             RuntimeError: a state was loaded after this iterator had returned a batch, and no new loop has begun since.
         """
         loader = self._loading
-        if loader is not None and loader.has_state_to_take:
+        if loader is not None and loader._loaded is not None:  # no loop has begun since the state was loaded
             if self._finished or self._num_given > self._given_before:
                 raise RuntimeError(
                     f"StatefulDataLoader: load_state_dict() was called after this iterator had "

@@ -119,26 +119,19 @@ def _shown(order: OrderState) -> Any:
 
 
 def _dump_ours(state: EpochState) -> dict[str, Any]:
-    order, moments = state.order, dict[str, Any]()
-    if order.at_iter is not None:
-        moments["iter"] = order.at_iter
-    if order.at_first is not None:
-        moments["first"] = order.at_first
-    moments["now"] = order.generators
+    order = state.order
+    moments = {"iter": order.at_iter, "first": order.at_first, "now": order.generators}
+    moments = {name: moment for name, moment in moments.items() if moment is not None}
     facts = {name: fact for name, fact in zip(LoaderFacts._fields, state.facts, strict=True) if fact is not None}
     ours: dict[str, Any] = {"generators": moments, "loader": facts}
     ours |= {"unstarted": True} if state.unstarted else {"batch_size": order.batch_size}
     if order.is_users:
         saved = {"_index_sampler_state": order.sampler, "_sampler_iter_state": order.iterator}
         ours["sampler"] = {key: one for key, one in saved.items() if one is not None}
-    if order.indices:
-        ours["indices"] = list(order.indices)
-    if order.indices_since:
-        ours["indices_since"] = order.indices_since
-    if order.at_iter is not None:
-        digest = order.digest and list(order.digest.as_tuple())
-        more = {"ahead": order.ahead, "used_up": order.used_up, "draws": list(order.draws), "digest": digest}
-        ours |= {key: value for key, value in more.items() if value}
+    digest, indices = order.digest and list(order.digest.as_tuple()), list(order.indices)
+    more = {"indices": indices, "indices_since": order.indices_since, "ahead": order.ahead, "used_up": order.used_up}
+    more |= {"draws": list(order.draws), "digest": digest}
+    ours |= {key: value for key, value in more.items() if value}
     if order.epoch is not None:
         ours["epoch"] = order.epoch
     if state.skipped is not None:

@@ -204,12 +204,10 @@ class EpochReader:
 
     def _states_now(self) -> ReadingPosition:
         """Returns the states of the dataset and the collate function before the first epoch."""
-        states = []
-        for one in (self._source, self.reading.collate_fn):
-            try:
-                states.append(copied(state_of(one)))
-            except Exception:  # the dataset has no state before it begins
-                states.append(None)
+        states: list[Any] = [None, None]
+        for number, one in enumerate((self._source, self.reading.collate_fn)):
+            with contextlib.suppress(Exception):  # the dataset has no state before it begins
+                states[number] = copied(state_of(one))
         return ReadingPosition(dataset=states[0], collate=states[1], unbegun=True)
 
     def restore(self, position: ReadingPosition) -> None:
@@ -337,13 +335,13 @@ class EpochReader:
         An iterator with its own state is already at its end, and reading it again would count the end twice.
         """
         if self._iterator is self._source or not is_stateful(self._iterator):
-            with put_back_afterwards(GLOBAL), contextlib.suppress(StopIteration, _Reported):
-                self._read_reported(self.reading.iterable_index())
-                # The dataset has already prepared the next epoch. Iterating over the dataset now would begin this epoch
-                # too early.
-                if self._of_dataset(base) is not None:
-                    give(self._source, self._of_dataset(base))
-                self._trial = None
+            with put_back_afterwards(GLOBAL):
+                if self._read_once_more(self.reading.iterable_index()) is None:
+                    # The dataset has already prepared the next epoch. Iterating over the dataset now would begin this
+                    # epoch too early.
+                    if self._of_dataset(base) is not None:
+                        give(self._source, self._of_dataset(base))
+                    self._trial = None
         if self._trial is not None:
             self._trial.first = _ENDED
         self._fetched = max(self._fetched, 1)  # the end counts as the first batch
@@ -362,26 +360,22 @@ class EpochReader:
         for number, index in enumerate(indices):
             if now[0] is not None and number == since - now[1]:
                 set_all(now[0])
-            try:
-                with contextlib.suppress(_Reported):
-                    self._read_reported(index)
-            except StopIteration:
-                if is_left:
-                    return
-                raise ValueError(
-                    f"the dataset ended after {number} batches, but {since} were read before the state was saved: "
-                    "the state belongs to another dataset, or the dataset does not repeat itself"
-                ) from None
+            if not isinstance(self._read_once_more(index), StopIteration) or not self.reading.is_iterable:
+                continue
+            if is_left:
+                return
+            raise ValueError(
+                f"the dataset ended after {number} batches, but {since} were read before the state was saved: "
+                "the state belongs to another dataset, or the dataset does not repeat itself"
+            )
 
-    def _read_reported(self, index: Any) -> None:
-        """Reads a batch again. A `_Reported` exception replaces an error that the program has already received."""
+    def _read_once_more(self, index: Any) -> Exception | None:
+        """Reads a batch that the program has received, and returns the error that it raises, if any."""
         try:
             self._fetch(index)
-        except StopIteration:
-            if self.reading.is_iterable:
-                raise
         except Exception as error:
-            raise _Reported from error
+            return error
+        return None
 
     # -- reading -------------------------------------------------------------------------------------
 
@@ -397,11 +391,8 @@ class EpochReader:
         self._is_cut_off = True
         try:
             batch = self._fetch(index)
-        except StopIteration:
-            self._is_over = self.reading.is_iterable
-            self._has_read()
-            raise
-        except Exception:
+        except Exception as error:
+            self._is_over = self.reading.is_iterable and isinstance(error, StopIteration)
             self._has_read()
             raise
         self._has_read()
@@ -541,7 +532,3 @@ class _Trial:
     loaded: bytes
     #: The states after the first batch that was read after the load; `_ENDED` if the dataset had ended.
     first: tuple[bytes, bytes] | None = None
-
-
-class _Reported(Exception):
-    """Raised if a recomputed batch raises an error, which the program has already received."""

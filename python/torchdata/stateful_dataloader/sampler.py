@@ -7,7 +7,7 @@ the same numbers from the same generators at the same times. The states have the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -52,21 +52,9 @@ class RandomSampler(torch.utils.data.RandomSampler):
         True
     """
 
-    def __init__(
-        self,
-        data_source: Sized,
-        replacement: bool = False,
-        num_samples: int | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__(data_source, replacement, num_samples, generator)
-
     def __iter__(self) -> Iterator[int]:
         """Returns an iterator over the indices of an epoch, with `state_dict` and `load_state_dict`."""
         return RandomIndices(self)
-
-    def __len__(self) -> int:
-        return self.num_samples
 
 
 class RandomIndices(Iterator[int]):
@@ -189,9 +177,6 @@ class BatchSampler(torch.utils.data.BatchSampler):
         >>> list(resumed)
         [[2, 3], [4]]
     """
-
-    def __init__(self, sampler: Any, batch_size: int, drop_last: bool) -> None:
-        super().__init__(sampler, batch_size, drop_last)
 
     def __iter__(self) -> Iterator[list[int]]:
         """Returns an iterator over the batches of an epoch, with `state_dict` and `load_state_dict`."""

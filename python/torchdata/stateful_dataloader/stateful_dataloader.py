@@ -309,8 +309,3 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             self._iterator.state_was_loaded(self)
         self._iterator = None
         self._loaded, self._is_strict = copy.copy(state_dict) if state_dict else None, strict
-
-    @property
-    def has_state_to_take(self) -> bool:
-        """Returns whether a state was loaded, and no loop has begun since."""
-        return self._loaded is not None
