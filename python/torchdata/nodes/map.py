@@ -16,10 +16,9 @@ from torchdata.datapipes._pipe.checks import check_callable, check_int
 from torchdata.nodes._fields import StateFields
 from torchdata.nodes._functions import Failure, MapEach, not_the_end
 from torchdata.nodes._processes import Workers, one_reset
-from torchdata.nodes._read_ahead import ReadSource
+from torchdata.nodes._read_ahead import ReadSource, ThreadedNode
 from torchdata.nodes.base_node import Again, BaseNode, PassingNode, T, advance_of, check_node
 from torchdata.nodes.batch import Batcher, Unbatcher
-from torchdata.nodes.prefetch import ThreadedNode
 
 __all__ = ["MapOverBatch", "Mapper", "ParallelMapper", "X"]
 
@@ -121,13 +120,13 @@ class _ThreadMapper(ThreadedNode[T]):
         options: dict[str, Any] = {"in_order": self.in_order, **self.limits}
         with one_reset():
             if self.processes is None:
-                return self._begin_with([self.map_fn] * self.num_workers, state, **options)
+                return ReadSource(self, [self.map_fn] * self.num_workers, state, **options)
             workers = self._workers  # another thread may set this attribute to None at any time; see `reset`
             if workers is None or not workers.serve_on:
                 self._end_workers()
                 workers = self._workers = self.processes()
-            run = self._begin_with([], state, workers=workers.functions, **options)
-            workers.serve(run.queue)
+            run = ReadSource(self, [], state, workers=workers.functions, **options)
+            workers.serve(run.work.queue)
             return run
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
