@@ -71,10 +71,6 @@ class Drawing:
         #: The global generators when a state was loaded.
         self._at_load: Moment = {}
 
-    def is_own(self, key: Any, generator: Any) -> bool:
-        """Returns whether the key belongs to this generator, and the loader or a sampler owns the generator."""
-        return isinstance(key, int) and self._own[key] is generator
-
     def now(self, keys: Set[Any] | None = None) -> Moment:
         """Returns the states of the generators as the loader sees them.
 
@@ -92,13 +88,13 @@ class Drawing:
         marks: Moment = {name: mark_of(name) for name in self._names}
         return marks | {number: comparable(read(one)) for number, one in enumerate(self._own)}
 
-    def set(self, moment: Moment) -> None:
-        """Sets the generators to the states of a moment. Must be called while the loader draws."""
+    def set(self, moment: Moment, but: Any = None) -> None:
+        """Sets the generators, except for `but`, to the states of a moment. Must be called while the loader draws."""
         for name in self._names:
             if name in moment:
                 write(name, moment[name])
         for number, one in enumerate(self._own):
-            if number in moment:
+            if number in moment and one is not but:
                 write(one, moment[number])
 
     # -- displaced generators ------------------------------------------------------------------------

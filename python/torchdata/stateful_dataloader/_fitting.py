@@ -86,8 +86,8 @@ def unstarted_sampler(index_sampler: Any) -> tuple[Any, Any]:
     if isinstance(inner, _InfiniteConstantSampler):
         iterator = None if index_sampler is inner else endless_state(0, 0)
     elif iterates_as(index_sampler, BatchSampler):
-        told = _told(inner)
-        iterator = BatchIndices(index_sampler).state_unstarted(None if told is UNKNOWN else told)
+        told, iterator = _told(inner), BatchIndices(index_sampler).state_before(0)
+        iterator |= {} if told is None or told is UNKNOWN else {"sampler_state": told}
     elif iterates_as(index_sampler, RandomSampler):
         iterator = RandomIndices(index_sampler).state_dict()
     return own, iterator

@@ -154,7 +154,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             self._index = _NONE  # if all samples of a batch were skipped, the next batch is read
             if skipped is not None:
                 self._counts = skipped.counts
-            self._index = self._next_index()
+            self._index = self._order.draw()
             if not self._marks:
                 self._marks = {name: mark_of(name) for name in GLOBAL}
             if self._reader.must_go_back:

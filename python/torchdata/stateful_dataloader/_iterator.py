@@ -164,9 +164,6 @@ class StatefulIterator(_BaseDataLoaderIter):
     def shutdown(self) -> None:
         """Stops the readers of this iterator."""
 
-    def _next_index(self) -> Any:
-        return self._order.draw()
-
     @property
     def _num_given(self) -> int:
         """Returns the number of batches of this epoch that were returned, or not returned because they were empty."""

@@ -313,7 +313,9 @@ class IndexOrder:
         with self._drawing.going_on(now):
             if state.at_iter is None or self._never_ends:
                 self._load(state)
-                self._drawing.set(self._settled(now))
+                # A PyTorch sampler draws from its own generator again.
+                inner = innermost_of(self._sampler)
+                self._drawing.set(now, but=inner.generator if isinstance(inner, TorchRandomSampler) else None)
                 if self._is_kept and self.drawn:
                     number = self.drawn - state.indices_since
                     self._kept.append((number, state.sampler, state.iterator, self._drawing.now()))
@@ -389,13 +391,6 @@ class IndexOrder:
             pass_over(self._iterator, count)
         else:  # the last batch may have been shorter than `old` indices
             self._iterator.pass_samples(count * old, most_missing=old - 1)
-
-    def _settled(self, now: Moment) -> Moment:
-        """Returns the saved generators without the own generator of a PyTorch sampler, because the sampler draws from
-        this generator again."""
-        inner = innermost_of(self._sampler)
-        own = inner.generator if isinstance(inner, TorchRandomSampler) else None
-        return {key: one for key, one in now.items() if own is None or not self._drawing.is_own(key, own)}
 
     def follow(self, state: OrderState, unstarted: bool) -> None:
         """Moves the sampler and the generators to their positions at the end of a state's epoch.

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from multiprocessing.context import BaseContext
+from multiprocessing import get_context
 from typing import Any, ClassVar
 
 import torch
@@ -56,14 +56,9 @@ class WorkerPool(Group):
     """The workers of one iterator.
 
     Args:
-        context: the multiprocessing context that starts the workers.
-        num_workers: the number of workers.
+        loader: the loader, which has the settings of the workers.
         job: the task of the workers, which run the shards of the job. If there are more shards than workers, the
             workers are kept for a single epoch.
-        in_order: whether batches are taken from the workers in strict turn.
-        timeout: the number of seconds that the main process waits for a batch; None for no limit.
-        full_stats: whether each batch is timed.
-        survived: the kinds of exits after which a worker is replaced instead of raising an error.
         owner: a weak reference to the iterator, which sends a replacement its orders.
 
     Raises:
@@ -71,37 +66,29 @@ class WorkerPool(Group):
         OSError: the system cannot start another process.
     """
 
-    def __init__(
-        self,
-        context: BaseContext,
-        num_workers: int,
-        job: Job,
-        *,
-        in_order: bool,
-        timeout: float | None,
-        full_stats: bool,
-        survived: Survived,
-        owner: Callable[[], Any],
-    ) -> None:
-        self._is_iterable, self._timeout = job.reading.is_iterable, timeout
+    def __init__(self, loader: Any, job: Job, owner: Callable[[], Any]) -> None:
+        self._is_iterable, self._timeout = job.reading.is_iterable, loader.timeout if loader.timeout > 0 else None
+        in_order: bool = loader.in_order
         #: Whether workers read only what the main process orders, instead of reading ahead as far as there is room.
         #: Persistent workers need orders even for an iterable dataset. If the program leaves an epoch, the workers
         #: complete their outstanding orders.
         self.is_ordered = not self._is_iterable or (job.persistent and not job.lasts_one_epoch)
         self._epoch, self._first, num_shards = 0, 0, max(1, job.num_shards)
-        super().__init__(context, num_workers, job, num_shards=num_shards, commands=_ORDERS, full_stats=full_stats)
+        context, workers = loader.multiprocessing_context or get_context(), min(num_shards, loader.num_workers)
+        full_stats = loader._recorder.full
+        super().__init__(context, workers, job, num_shards=num_shards, commands=_ORDERS, full_stats=full_stats)
         #: For each shard, the outstanding orders by number and index, and how many of them the worker has taken, while
         #: the other orders wait for space in the link.
         self.orders: list[deque[tuple[int, Any]]] = [deque() for _ in range(num_shards)]
         self._taken = [0] * num_shards
-        if (restarts := self.replace_exited(_Restarts, survived, in_order)) is not None:
+        if (restarts := self.replace_exited(_Restarts, Survived.chosen(loader), in_order)) is not None:
             restarts.owner = owner
         try:
             outputs = self.start()
             self._senders, self._processes = self.members.commanders, self.members.processes
             #: For each worker, the checks that run while the main process waits for room for an order.
-            self._looks = [self.look_at(worker) for worker in range(num_workers)]
-            self.collector = self.collect(outputs, num_shards=num_shards, in_order=in_order, timeout=timeout)
+            self._looks = [self.look_at(worker) for worker in range(workers)]
+            self.collector = self.collect(outputs, num_shards=num_shards, in_order=in_order, timeout=self._timeout)
             self._finish_when_shut_down()
             self.watch(self.collector)
             stalls.warn_of_stalls(self, stalls.STALL)

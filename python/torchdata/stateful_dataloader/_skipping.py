@@ -62,17 +62,15 @@ class Skipped:
     """Counts the skipped samples of the batches that the user has received in an epoch.
 
     Args:
-        place: a description of the dataset.
-        limit: how many samples may be skipped, as a number or a fraction; None for no limit.
-        log: the log file that receives a line for each skipped sample; None for no log.
-        epoch: the number of the epoch in the log.
+        loader: the loader, which begins an epoch.
         counts: the initial counts.
     """
 
-    def __init__(
-        self, place: str, limit: int | float | None, log: str | None, counts: Counts | None = None, epoch: int = 0
-    ) -> None:
-        self._place, self._limit, self._log, self._epoch = place, limit, log, epoch
+    def __init__(self, loader: Any, counts: Counts | None) -> None:
+        codes = codes_of_dataset(loader.dataset, ITERATED if loader._dataset_kind else READ)
+        self._place = str(codes[0]) if len(codes) == 1 else type(loader.dataset).__qualname__
+        self._limit, self._log, self._epoch = loader.error_limit, loader.error_log, loader._epochs_begun
+        loader._epochs_begun += 1
         #: The counts. The tuple is replaced, never modified.
         self.counts: Counts = counts or ({}, 0)
         self._has_ended = False
@@ -81,12 +79,7 @@ class Skipped:
     @classmethod
     def of(cls, loader: Any, counts: Counts | None) -> Skipped | None:
         """Returns the counts for an epoch of a loader; None if the loader skips nothing."""
-        if loader.on_error != "skip":
-            return None
-        epoch, loader._epochs_begun = loader._epochs_begun, loader._epochs_begun + 1
-        codes = codes_of_dataset(loader.dataset, ITERATED if loader._dataset_kind else READ)
-        place = str(codes[0]) if len(codes) == 1 else type(loader.dataset).__qualname__
-        return cls(place, loader.error_limit, loader.error_log, counts, epoch)
+        return cls(loader, counts) if loader.on_error == "skip" else None
 
     def count(self, samples: int, skipped: Sequence[dict[str, Any]]) -> None:
         """Counts the samples of a batch that is returned or passed over, and the omitted samples."""

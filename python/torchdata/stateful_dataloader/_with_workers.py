@@ -14,7 +14,6 @@ the new epoch.
 from __future__ import annotations
 
 import functools
-import multiprocessing
 import threading
 import weakref
 from collections import deque
@@ -31,7 +30,6 @@ from torch.utils.data.dataloader import _sharding_worker_init_fn
 from torchdata._engine.items.failures import reraise
 from torchdata._engine.processes.interrupts import InterruptsDeferred, is_of_handler
 from torchdata._engine.snapshots import Account
-from torchdata._engine.workers.hangs import Survived
 from torchdata._native import HandingIterator
 from torchdata._stateful import is_stateful
 from torchdata.stateful_dataloader._copying import Copies
@@ -115,19 +113,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
     def _new_pool(self, loader: Any, job: Job) -> Any:
         """Returns the object that reads the shards."""
-        context = loader.multiprocessing_context or multiprocessing.get_context()
-        timeout = loader.timeout if loader.timeout > 0 else None
-        workers = min(self._num_workers, loader.num_workers)
-        return WorkerPool(
-            context,
-            workers,
-            job,
-            in_order=self._in_order,
-            timeout=timeout,
-            full_stats=self._recorder.full,
-            survived=Survived.chosen(loader),
-            owner=weakref.ref(self),
-        )
+        return WorkerPool(loader, job, weakref.ref(self))
 
     def _count_into_pool(self) -> None:
         """Prepares the statistics of the next epoch."""

@@ -255,10 +255,6 @@ class BatchIndices(Iterator[list[int]]):
         if is_stateful(sampler) and state is not None and "sampler_state" in state:
             give(sampler, state["sampler_state"])
 
-    def state_unstarted(self, sampler: Any) -> dict[str, Any]:
-        """Returns the state before the first index, including the state `sampler` of the sampler if it is not None."""
-        return self.state_before(0) | ({} if sampler is None else {"sampler_state": sampler})
-
     def state_before(self, count: int) -> dict[str, Any]:
         """Returns the state from before the last `count` samples, for a sampler without a user-defined state."""
         state: dict[str, Any] = endless_state(1, self.samples_yielded - count)
