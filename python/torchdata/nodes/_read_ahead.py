@@ -50,42 +50,19 @@ class _Work(ReadAhead):
 
     Args:
         name: the name of the node in messages and in names of threads.
-        source: the node to read, which was reset.
         limit: the maximum number of items that are taken but not yet yielded.
-        in_order: whether results keep the source's order.
-        frequency: the number of items between two snapshots; 0 for no snapshots.
-        position: a snapshot of the source, the number of items to drop after the snapshot, and the numbers of further
-            items to drop.
-        grows: the maximum of `limit` for small items, the number of consecutive small items so far, and the number of
-            items that may have been taken but not yielded; None for a limit that does not grow.
+        reader: reads the source, which was reset.
+        wanted: the number of items that must be read from the source.
+        **options: the arguments `in_order`, `place` and `grows` of the queue. `place` is a snapshot of the source, the
+            number of items to drop after the snapshot, and the numbers of further items to drop. `grows` is the maximum
+            of `limit` for small items, the number of consecutive small items so far, and the number of items that may
+            have been taken but not yielded; None for a limit that does not grow.
     """
 
-    def __init__(
-        self,
-        name: str,
-        source: BaseNode[Any],
-        limit: int,
-        in_order: bool,
-        frequency: int,
-        position: tuple[Any, int, list[int]],
-        grows: tuple[int, int, int] | None,
-    ) -> None:
-        super().__init__(
-            name,
-            limit,
-            f"torchdata-{name}",
-            several=True,
-            in_order=in_order,
-            keeps=False,
-            when_closed=f"{name} was shut down: reset it, or make a new iterator of its Loader",
-            place=position,
-            grows=grows,
-        )
-        self.name = name
-        _, dropped, ahead = position
-        self.reader = SourceReader(advance_of(source), source.state_dict, Unsaved, frequency, dropped, set(ahead))
-        #: The number of items that must be read from the source.
-        self.wanted = max(ahead, default=dropped - 1) + 1
+    def __init__(self, name: str, limit: int, reader: SourceReader, wanted: int, **options: Any) -> None:
+        options["when_closed"] = f"{name} was shut down: reset it, or make a new iterator of its Loader"
+        super().__init__(name, limit, f"torchdata-{name}", several=True, keeps=False, **options)
+        self.name, self.reader, self.wanted = name, reader, wanted
         #: The last number to read from the source after the queue is closed.
         self.read_on_to = 0
 
@@ -238,7 +215,10 @@ class ReadSource:
         if type(position[0]) is Unsaved:
             frequency = 0
         grows = (grows_to, row, ahead) if grows_to > limit else None
-        self.work = _Work(name, source, limit, in_order or not repeatable, frequency, position, grows)
+        _, dropped, later = position
+        reader = SourceReader(advance_of(source), source.state_dict, Unsaved, frequency, dropped, set(later))
+        options = {"in_order": in_order or not repeatable, "place": position, "grows": grows}
+        self.work = _Work(name, limit, reader, max(later, default=dropped - 1) + 1, **options)
         #: Returns the next result. If the function or the source has failed, raises the error in the position of its
         #: item, and the next call returns the following result. Raises StopIteration at the end, and RuntimeError if
         #: the threads were shut down or belong to another process.

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import _thread
 import copyreg
+import os
 import pickle
 import threading
 from typing import Any
@@ -95,13 +96,6 @@ class _SharedMemoryFound(Exception):
     """Raised when a tensor in shared memory is found."""
 
 
-class _Nowhere:
-    """A file that discards its contents."""
-
-    def write(self, data: bytes) -> int:
-        return len(data)
-
-
 class _Searching(pickle.Pickler):
     """Searches for tensors in shared memory. The pickle is discarded."""
 
@@ -116,7 +110,8 @@ class _Searching(pickle.Pickler):
 def holds_shared_memory(program: Any) -> bool:
     """Returns whether the pickled form of a program refers to tensors in shared memory."""
     try:
-        _Searching(_Nowhere(), protocol=5).dump(program)
+        with open(os.devnull, "wb") as nowhere:
+            _Searching(nowhere, protocol=5).dump(program)
     except _SharedMemoryFound:
         return True
     except Exception:  # cloudpickle may be able to pickle the program

@@ -307,7 +307,7 @@ class LocalPool:
                 job = self._job.copied()
                 if job.reading.collate_fn in (default_collate, default_convert):
                     job.reading.collate_fn = _Unseen(job.reading.collate_fn)
-                self._running = shard = ShardReader(job, number, "", is_local=True, counting=self.counting)
+                self._running = shard = ShardReader(job, number, self.counting)
                 self._shards.append(shard)
                 units = shard.begin_epoch(True, shared_seed, fresh, EpochStart(position))
                 self._units.append(units)

@@ -64,25 +64,22 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._drawing: Drawing = loader._drawing
         self._recorder: BatchRecorder = loader._recorder
         self._order = IndexOrder(loader, self._drawing, loader.num_workers * (loader.prefetch_factor or 0))
-        self._finished = False
         #: The properties of the loader that must be the same in a loader that loads the state.
         self._facts = facts_of(loader)
         #: The loader, if it loaded a state since this iterator was created, and the iterator that resumes from this
         #: state.
         self._loading: Any = None
         self._successor: Iterator[Any] | None = None
-        #: How many batches of this epoch earlier runs had returned.
-        self._given_before = 0
-        #: Whether the loaded state is from the end of an epoch with workers that would run the next epoch as well.
-        self._lives_on = False
+        #: Whether the epoch is over, and whether the loaded state is from the end of an epoch with workers that would
+        #: run the next epoch as well.
+        self._finished = self._lives_on = False
         #: The counts of samples skipped in the epoch; None if samples are not skipped.
         self._skipped = Skipped.of(loader, None if state is None or state.is_over else state.skipped)
-        #: The number of batches that were not returned because all their samples were skipped.
-        self._num_empty = 0
+        #: The number of batches that were not returned because all their samples were skipped; that earlier runs had
+        #: returned in this epoch; and to read and drop, for a state without a position in the dataset.
+        self._num_empty = self._given_before = self._passing_over = 0
         if state is not None and not state.is_over and state.skipped is not None:
             self._num_empty = state.order.yielded - state.given
-        #: The number of batches to read and drop, for a state without a position in the dataset.
-        self._passing_over = 0
         #: The number of workers that the dataset sees. A resumed epoch keeps its number of workers, even if the loader
         #: has another number.
         self._num_shards: int = shards_of(state, loader)

@@ -21,12 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from torch.utils.data import BatchSampler as TorchBatchSampler
-from torch.utils.data import (
-    DistributedSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import DistributedSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data import RandomSampler as TorchRandomSampler
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
@@ -101,18 +96,7 @@ class IndexOrder:
             innermost, (SequentialSampler, _InfiniteConstantSampler, list, tuple, range)
         )
         self._never_ends = type(innermost) is _InfiniteConstantSampler
-        self._iterator: Iterator[Any] = iter(())
-        #: Indices that `draw` returns before further indices of the sampler.
-        self._owed: deque[Any] = deque()
-        #: Indices that a restored sampler has already returned, but which count as not yet drawn.
-        self._early: deque[Any] = deque()
-        #: Whether a restored sampler had ended.
-        self._is_used_up = False
-        #: Whether some indices that were drawn earlier were not returned, so that a state must contain these indices.
-        self._has_holes = False
-        #: The number of indices that the sampler has returned, and whether the sampler has ended.
-        self.drawn = 0
-        self._ended = False
+        self.begin(iter(()))
         #: The generators before the sampler's iterator was created, and before its first index.
         self._at_iter: Moment = {}
         self._at_first: Moment | None = None
@@ -120,9 +104,6 @@ class IndexOrder:
         self._draws = Draws(drawing)
         #: Whether a user's sampler has a state, which is saved after its indices.
         self._is_kept = False
-        #: Saved states of a user's sampler, as tuples: the number of indices that the sampler had returned, the states
-        #: of the sampler and its iterator, and the generators.
-        self._kept: deque[tuple[int, Any, Any, Moment]] = deque()
 
     def note_random(self) -> None:
         """Saves the generators. Call this function before the sampler's iterator is created."""
@@ -135,9 +116,19 @@ class IndexOrder:
         Args:
             iterator: the sampler's iterator, created after `note_random`.
         """
-        self._owed, self._kept, self._early = deque(), deque(), deque()
-        self.drawn, self._ended, self._has_holes, self._is_used_up = 0, False, False, False
-        self._iterator = iterator
+        self._iterator: Iterator[Any] = iterator
+        #: Indices that `draw` returns before further indices of the sampler.
+        self._owed: deque[Any] = deque()
+        #: Indices that a restored sampler has already returned, but which count as not yet drawn, and whether this
+        #: sampler had ended.
+        self._early, self._is_used_up = deque[Any](), False
+        #: Saved states of a user's sampler, as tuples: the number of indices that the sampler had returned, the states
+        #: of the sampler and its iterator, and the generators.
+        self._kept: deque[tuple[int, Any, Any, Moment]] = deque()
+        #: Whether some indices that were drawn earlier were not returned, so that a state must contain these indices.
+        self._has_holes = False
+        #: The number of indices that the sampler has returned, and whether the sampler has ended.
+        self.drawn, self._ended = 0, False
 
     def draw(self) -> Any:
         """Returns the next index.
@@ -236,7 +227,9 @@ class IndexOrder:
         elif isinstance(self._iterator, (BatchIndices, RandomIndices)):
             iterator = self._iterator.state_before(self._size_of(waiting))
         state = OrderState(given, None, iterator, indices=indices, batch_size=self._size, epoch=epoch)
-        if self._is_plain or self._comes_of_a_generator or finished:
+        # The generator in the state of a `RandomSampler` determines its order.
+        is_random = type(inner) is RandomSampler and (self._sampler is inner or type(self._sampler) is BatchSampler)
+        if self._is_plain or is_random or finished:
             return state._replace(generators=self._drawing.encoded(now))
         return self._with_beginning(state, now, waiting)
 
@@ -270,12 +263,6 @@ class IndexOrder:
     def _keeps_user_s(self) -> bool:
         """Returns whether the sampler has a user-defined state, even before its iterator begins."""
         return self._keeps_position or is_stateful(innermost_of(self._sampler))
-
-    @property
-    def _comes_of_a_generator(self) -> bool:
-        innermost = innermost_of(self._sampler)
-        batches = type(self._sampler) is BatchSampler or self._sampler is innermost
-        return batches and type(innermost) is RandomSampler
 
     def _draw_ahead(self) -> None:
         with suppress(StopIteration):

@@ -32,14 +32,7 @@ from torchdata._stateful import copied, give, is_same, is_stateful, state_of
 from torchdata.datapipes._pipe.witnessing import SampleDigest
 from torchdata.stateful_dataloader._cadence import SnapshotCadence
 from torchdata.stateful_dataloader._fetching import Indexed, IterableFetcher
-from torchdata.stateful_dataloader._generators import (
-    GLOBAL,
-    Moment,
-    mark_of,
-    put_back_afterwards,
-    read,
-    set_all,
-)
+from torchdata.stateful_dataloader._generators import GLOBAL, Moment, mark_of, put_back_afterwards, read, set_all
 from torchdata.stateful_dataloader._pipes import source_of
 from torchdata.stateful_dataloader._position import ReadingPosition, Trails, freeze
 
@@ -101,14 +94,12 @@ class EpochReader:
         self.reading = reading
         self._generators = generators
         self._fetcher: Any = None
+        self._trails = Trails()
         #: The number of batches requested from this fetcher, and the number of calls of `read` in this epoch.
         self._fetched = self.count = 0
-        self._is_over = False
-        self._trails = Trails()
-        #: Whether the last batch was read but not counted by the trails, because the program may not have received it.
-        self._is_uncounted = False
-        #: Whether a batch was interrupted, for example by Ctrl-C.
-        self._is_cut_off = False
+        #: Whether the dataset has ended; whether the last batch was read but not counted by the trails, because the
+        #: program may not have received it; and whether a batch was interrupted, for example by Ctrl-C.
+        self._is_over = self._is_uncounted = self._is_cut_off = False
         #: The snapshot that this epoch resumed from; None if the epoch started from its beginning.
         self._came_from: ReadingPosition | None = None
         #: Whether the dataset loaded a state in this process, which a generator may not have applied yet.
