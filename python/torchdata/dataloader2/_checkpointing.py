@@ -278,7 +278,7 @@ def unpacked_pipe(state: LoaderState) -> DataPipe:
             "load_state_dict(state), or save the state by state_dict(with_pipe=True)"
         )
     try:
-        datapipe: DataPipe = _unpickled(SERIALIZED_DATAPIPE_KEY_NAME, state.pipe)
+        datapipe: DataPipe = unpickled(SERIALIZED_DATAPIPE_KEY_NAME, state.pipe)
         if state.is_of_0_9:
             require_arguments(datapipe)
     except ValueError as error:
@@ -293,7 +293,7 @@ def unpacked_pipe(state: LoaderState) -> DataPipe:
     return datapipe
 
 
-def _unpickled(field: str, pickled: Any) -> Any:
+def unpickled(field: str, pickled: Any) -> Any:
     """Unpickles a field of a state.
 
     Raises:

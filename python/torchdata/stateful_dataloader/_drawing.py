@@ -269,24 +269,20 @@ class Draws:
         """Begins an epoch.
 
         Args:
-            first: the generators before the first index.
+            first: the generators before the first index; empty if no index will be read.
             noted: the draws of this epoch in a loaded state.
             digest: the checksum of the indices that were read; None if no indices were read.
         """
         self._first = first
         self._digest = digest or SampleDigest()
         #: The marks of the generators after the sampler's last use.
-        self._left: Moment = {}
+        self._left: Moment = self._drawing.marks() if first else {}
         self._before: Moment = {}
         self._moment: Moment = {}
         #: For each draw, the number of indices that had been read before, and the generators as plain values.
         self.noted: deque[list[Any]] = deque(noted, maxlen=_MOST)
         #: For each generator, the number of indices that had been read before its last use.
         self.last: dict[Any, int] = {}
-
-    def stand(self) -> None:
-        """Records the current generators as the sampler's last use."""
-        self._left = self._drawing.marks()
 
     def before(self) -> None:
         """Records the generators. Must be called before an index is read."""

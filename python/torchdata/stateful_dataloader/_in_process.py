@@ -212,7 +212,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         position = self._reader.position(is_given=not is_under_way).copied()
         if not is_under_way:
             self._reader.took(position)
-        begins = not self._has_read and not self._finished
+        begins = not self._has_read and not self.is_finished
         again = self._reading.is_iterable and not self._reader.restores_position
         # Before the first batch, it is unknown which generators the samples use.
         moved = GLOBAL if begins else self._moved_names()

@@ -32,6 +32,7 @@ import json
 import zlib
 from typing import Any
 
+from torchdata._stateful import is_same
 from torchdata.datapipes._pipe.witnessing import SampleDigest
 from torchdata.stateful_dataloader._position import (
     UNKNOWN,
@@ -159,15 +160,8 @@ def _dump_position(position: ReadingPosition | None, state: EpochState) -> tuple
             base = {key: getattr(position.base, name) for key, name in _STATES.items()}
             base |= {"ended": position.base.ended, "unbegun": position.base.unbegun}
             now = own | told  # parts of the base that are equal to the current parts are left out
-            own["base"] = {key: one for key, one in base.items() if one is not False and not _equals(one, now.get(key))}
+            own["base"] = {key: one for key, one in base.items() if one is not False and not is_same(one, now.get(key))}
     return theirs, own | told
-
-
-def _equals(one: Any, other: Any) -> bool:
-    try:
-        return bool(one == other)
-    except Exception:  # comparing arrays or objects of user classes may raise an error
-        return False
 
 
 def _mark(*states: Any) -> int:

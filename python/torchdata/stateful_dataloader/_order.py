@@ -147,7 +147,6 @@ class IndexOrder:
             if self.drawn == 0 and not self._early:
                 self._at_first = self._drawing.now()
                 self._draws.begin(self._at_first)
-                self._draws.stand()
             if self._is_known:
                 return self._next()
             early, drawn = len(self._early), self.drawn
@@ -363,7 +362,6 @@ class IndexOrder:
         draws = [(number, self._drawing.decoded(moment, first)) for number, moment in state.draws]
         digest = replay.run(given, ahead, draws, self._drawing, state.digest)
         self._draws.begin(first, state.draws, digest)
-        self._draws.stand()
         self._early, self._is_used_up, self._is_kept = replay.early, state.used_up, False
         if batches is None:
             self._iterator = replay
