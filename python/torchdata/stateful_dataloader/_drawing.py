@@ -112,9 +112,7 @@ class Drawing:
             if moved is None:  # the program has set the generator to another stream
                 del self._displaced[name]
                 continue
-            words = words_of(state)
-            assert words is not None
-            seen[name] = with_words(state, moved_on(words, moved)) if moved else state
+            seen[name] = _advanced(state, moved)
             write(name, seen[name])
         self._is_under_way = True
         try:
@@ -122,21 +120,13 @@ class Drawing:
         finally:
             self._is_under_way = False
             for name, before in seen.items():
-                self._part(name, before, program[name])
-
-    def _part(self, name: str, before: Any, program: Any) -> None:
-        """Advances the program's generator past the numbers that the loader has drawn."""
-        after = read(name)
-        drawn = _moved(before, after)
-        if drawn is None:  # a sampler has set the generator, which has the same effect as when the program sets it
-            del self._displaced[name]
-            return
-        words = words_of(program)
-        assert words is not None
-        if drawn:
-            program = with_words(program, moved_on(words, drawn))
-        write(name, program)
-        self._displaced[name] = after, program
+                drawn = _moved(before, after := read(name))
+                if drawn is None:  # a sampler has set the generator, which has the same effect as if the program set it
+                    del self._displaced[name]
+                    continue
+                # The program's generator advances past the numbers that the loader has drawn.
+                self._displaced[name] = after, _advanced(program[name], drawn)
+                write(name, self._displaced[name][1])
 
     def loaded(self, names: Iterable[str] = GLOBAL) -> None:
         """Records that a state was loaded.
@@ -231,6 +221,12 @@ def _stand_apart(one: Any, other: Any) -> bool:
         return False
     seeds = {torch_parts(state)[0] for state in (one, other) if isinstance(state, bytes)}
     return len(seeds) > 1 or ours[1] != theirs[1] or not numpy.array_equal(ours[0], theirs[0])
+
+
+def _advanced(state: Any, count: int) -> Any:
+    """Returns the state of a generator after `count` more words were drawn."""
+    words = words_of(state)
+    return with_words(state, moved_on(words, count)) if count and words is not None else state
 
 
 def _moved(before: Any, after: Any, most: int = _FAR) -> int | None:

@@ -63,7 +63,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
                 seeded(self._dataset, state.shared_seed)  # the base class has seeded the graph for a new epoch
         # The previous epoch's reader has stored the state of the dataset at its end.
         self._reader: EpochReader = loader._reader or EpochReader(self._reading)
-        self._reader.reading = self._reading
+        self._reader.use(self._reading)
         loader._reader = self._reader
         how = self._reading
         self._reader.time_by(self._recorder.begin_here(self, how.dataset, how.is_iterable, how.collate_fn))

@@ -19,7 +19,7 @@ from torchdata._native import Turn
 from torchdata._observe.stats.batches import BatchRecorder
 from torchdata._threads import end_at_exit
 from torchdata.stateful_dataloader._drawing import Drawing
-from torchdata.stateful_dataloader._fitting import facts_of, is_own_iterator, shards_of
+from torchdata.stateful_dataloader._fitting import facts_of, shards_of
 from torchdata.stateful_dataloader._layout import dump
 from torchdata.stateful_dataloader._order import IndexOrder
 from torchdata.stateful_dataloader._position import Counts, EpochState, ReadingPosition
@@ -227,7 +227,7 @@ class StatefulIterator(_BaseDataLoaderIter):
             shared_seed=self._shared_seed,
             next_worker=next_worker,
             kind=int(reading.kind),
-            is_own_iterator=is_own_iterator(reading.dataset),
+            is_own_iterator=hasattr(reading.dataset, "__next__"),
         )
         return dump(state)
 

@@ -91,7 +91,7 @@ class EpochReader:
     """
 
     def __init__(self, reading: ReadingSettings, generators: Callable[[], Moment] | None = None) -> None:
-        self.reading = reading
+        self.use(reading)
         self._generators = generators
         self._fetcher: Any = None
         self._trails = Trails()
@@ -117,14 +117,9 @@ class EpochReader:
 
     # -- properties of the dataset -------------------------------------------------------------------
 
-    @property
-    def reading(self) -> ReadingSettings:
-        """The dataset and the settings, which may be replaced in each epoch."""
-        return self._reading
-
-    @reading.setter
-    def reading(self, reading: ReadingSettings) -> None:
-        self._reading = reading
+    def use(self, reading: ReadingSettings) -> None:
+        """Replaces the dataset and the settings, which may differ in each epoch."""
+        self.reading = reading
         #: The object to iterate over: the dataset, or an adapter that saves the dataset's position.
         self._source = reading.dataset
         if reading.is_iterable:

@@ -383,14 +383,11 @@ class Batches(Iterator[Unit]):
         #: Units that precede all other units.
         self._owed: list[Unit] = []
         self._order = NO_ORDER
-        #: The additional data of the next unit.
-        self.news = NO_NEWS
-        #: The additional data of the last unit.
-        self._brought = NO_NEWS
-        #: Whether no batch remains to be read.
-        self.is_over = False
-        #: Whether snapshots include the position in the dataset and not only the generators.
-        self._takes_positions = False
+        #: The additional data of the next unit, and of the last unit.
+        self.news = self._brought = NO_NEWS
+        #: Whether no batch remains to be read, and whether snapshots include the position in the dataset and not only
+        #: the generators.
+        self.is_over = self._takes_positions = False
         self._cadence = SnapshotCadence(shard.job.every) if shard.failure is None else SnapshotCadence(1)
         #: The time before which no snapshot is taken and no generator is checked.
         self._due = 0.0

@@ -65,14 +65,12 @@ class RandomIndices(Iterator[int]):
     """
 
     def __init__(self, sampler: RandomSampler) -> None:
-        self._sampler = sampler
-        self._yielded = 0
+        self._sampler, self._yielded = sampler, 0
         #: The generator's state before the order was drawn; None if the order was not drawn yet.
         self._origin: bytes | None = None
         self._chunks: Iterator[list[int]] = iter(())
-        self._chunk: list[int] = []
-        #: The position of the next index in the chunk.
-        self._place = 0
+        #: A chunk, and the position of the next index in the chunk.
+        self._chunk, self._place = list[int](), 0
 
     def __next__(self) -> int:
         indices = self.take(1)
@@ -316,9 +314,6 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
         [2, 4]
     """
 
-    # The name of the state's field, which is the same as in torchdata 0.11 because programs read this field.
-    _YIELDED = "yielded"
-
     def __init__(
         self,
         dataset: Any,
@@ -343,7 +338,7 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the number of indices that were yielded."""
-        return {self._YIELDED: self.yielded if self.next_yielded is None else self.next_yielded}
+        return {"yielded": self.yielded if self.next_yielded is None else self.next_yielded}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next iterator resume from a saved position.
@@ -354,9 +349,9 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
         Raises:
             ValueError: `state_dict` is not a result of `state_dict`.
         """
-        if self._YIELDED not in state_dict:
+        if "yielded" not in state_dict:
             raise ValueError("Invalid state_dict: the state of a StatefulDistributedSampler has 'yielded'")
-        self.next_yielded = count_in(state_dict, self._YIELDED)
+        self.next_yielded = count_in(state_dict, "yielded")
 
 
 def endless_state(batches: int, size: int) -> dict[str, Any]:
