@@ -43,7 +43,7 @@ class IteratingNode(BaseNode[T]):
     ITERATOR_KEY = "_iterator"
 
     _of_a_run: ClassVar[frozenset[str]] = frozenset(
-        {"_advance", "_digest", "_it", "_loaded_digest", "_num_yielded", "_started", "_stream", "_to_drop"}
+        {"_digest", "_it", "_loaded_digest", "_num_yielded", "_started", "_stream", "_to_drop"}
     )
 
     _it: Iterator[Any] = iter(())
@@ -90,7 +90,6 @@ class IteratingNode(BaseNode[T]):
         stream = self._stream
         rest = stream.begin() if state is None else stream.go_to(state)
         self._it = rest if stream.has_state else stream.iterator
-        self._advance = self._it.__next__
         return stream.has_state
 
     def _new_digest(self) -> SampleDigest | None:
@@ -126,7 +125,7 @@ class IteratingNode(BaseNode[T]):
             self._to_drop = 0
         while self._to_drop:
             try:
-                item = self._advance()
+                item = next(self._it)
             except StopIteration:
                 raise ValueError(
                     f"{type(self).__name__}: the state was saved after {self._num_yielded} items, but there are only "
@@ -158,7 +157,7 @@ class IteratingNode(BaseNode[T]):
                 self._advance()  # raises an error
             self._started = True
             self._arrive()
-        item: T = self._advance()
+        item: T = next(self._it)
         if self._digest is not None and self._digest.next == self._num_yielded:
             self._digest.add(item)
         self._num_yielded += 1

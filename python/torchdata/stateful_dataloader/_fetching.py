@@ -84,8 +84,9 @@ class Indexed(_Fetcher, _MapDatasetFetcher):
         """Returns the batch for an index, or `NOTHING`."""
         if self.skips:
             self.skipped, self.seen = [], len(possibly_batched_index) if self.auto_collation else 1
-        data = (self._read_batch if self.auto_collation else self._read)(possibly_batched_index)
-        return NOTHING if self.skipped and not data else self._collated(data, possibly_batched_index)
+        index = possibly_batched_index
+        data = self._read_batch(index) if self.auto_collation else self._read(index)
+        return NOTHING if self.skipped and not data else self._collated(data, index)
 
     def _read(self, index: Any) -> Any:
         try:
@@ -95,7 +96,8 @@ class Indexed(_Fetcher, _MapDatasetFetcher):
                 raise
 
     def _read_batch(self, indices: Any) -> Any:
-        dataset, data = self.dataset, list[Any]()
+        dataset = self.dataset
+        data: list[Any] = []
         if getattr(dataset, "__getitems__", None):
             try:
                 return dataset.__getitems__(indices)
@@ -174,7 +176,9 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
     def fetch(self, possibly_batched_index: Any) -> Any:
         """Returns the next batch, or `NOTHING`."""
         if not self._is_cut_off:
-            self._data, self.skipped, self.seen = [], [], 0
+            self._data = []
+            if self.skips:
+                self.skipped, self.seen = [], 0
             if self.ended:
                 raise StopIteration
         self._is_cut_off = True
@@ -187,7 +191,8 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         return batch
 
     def _end(self) -> None:
-        self.seen = len(self._data) + len(self.skipped)
+        if self.skips:
+            self.seen = len(self._data) + len(self.skipped)
         self._is_cut_off, self._data = False, []
         if self.digest is not None:
             self.digest = self._samples.checksum

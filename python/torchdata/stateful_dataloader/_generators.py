@@ -45,7 +45,7 @@ def read(which: Any) -> Any:
     Args:
         which: the name of a global generator, or a generator object of torch, Python or NumPy.
     """
-    which = _found(which)
+    which = _OBJECTS[which] if isinstance(which, str) else which
     if isinstance(which, torch.Generator):
         return torch_state(which)
     if isinstance(which, random.Random):
@@ -57,7 +57,7 @@ def read(which: Any) -> Any:
 
 def write(which: Any, state: Any) -> None:
     """Sets a generator to a result of `read`."""
-    which = _found(which)
+    which = _OBJECTS[which] if isinstance(which, str) else which
     if isinstance(which, torch.Generator):
         set_torch_state(which, state)
     elif isinstance(which, random.Random):
@@ -66,11 +66,6 @@ def write(which: Any, state: Any) -> None:
         which.set_state(state)
     else:
         which.bit_generator.state = state
-
-
-def _found(which: Any) -> Any:
-    """Returns the generator object for the name of a global generator; any other object is returned unchanged."""
-    return _OBJECTS[which] if isinstance(which, str) else which
 
 
 @contextmanager
@@ -157,14 +152,14 @@ def encoded(state: Any, seeded: Any = None) -> Any:
         state: a result of `read`.
         seeded: for NumPy and Python, the state at the beginning of the expected stream.
     """
-    words, seed = words_of(state), None
-    if words is None:
-        return {"bits": _plain(state)}
     origin: Any = None
-    kept: list[Any] = []  # normal numbers are drawn in pairs, and the generator stores the second number
+    seed, kept = None, list[Any]()  # normal numbers are drawn in pairs, and the generator stores the second number
+    words: Words | None
     if isinstance(state, bytes):
-        origin, _, rest = torch_parts(state)
+        origin, words, rest = torch_parts(state)
         seed, kept = origin, [_text(rest)] if any(rest) else []
+    elif (words := words_of(state)) is None:
+        return {"bits": _plain(state)}
     elif isinstance(state, tuple):
         kept = [] if state[2] is None else [float(state[2])]
     elif state.get("has_gauss"):
