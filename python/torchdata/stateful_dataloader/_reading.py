@@ -144,7 +144,7 @@ class EpochReader:
 
     @property
     def skipped(self) -> list[dict[str, Any]]:
-        """Returns the samples that were skipped in the last requested batch; see `IndexedFetcher`."""
+        """Returns the samples that were skipped in the last requested batch; see `Indexed`."""
         return self._fetcher.skipped if self._fetcher is not None else []
 
     @property
