@@ -17,13 +17,12 @@ from torchdata._observe.observed import ObservedLoader
 from torchdata._observe.stats.recorder import Recorder, StatsLevel
 from torchdata._reporting import fold
 from torchdata.dataloader2._arguments import adapter_list, refuse_arguments, require_pipe, service_of
-from torchdata.dataloader2._checkpointing import StateKeeper, number_of_items, unpacked_pipe, warn_of_0_9
+from torchdata.dataloader2._checkpointing import StateKeeper, number_of_items, read, unpacked_pipe, warn_of_0_9
 from torchdata.dataloader2._datasets import pipe_over, pipeline_over
 from torchdata.dataloader2._ending import Ending
 from torchdata.dataloader2._epochs import EpochRun
 from torchdata.dataloader2._iterator import DataLoader2Iterator
 from torchdata.dataloader2._pipeline import Pipeline
-from torchdata.dataloader2._rank_states import read
 from torchdata.dataloader2._seeds import Seeds
 from torchdata.dataloader2.adapter import Adapter
 from torchdata.dataloader2.graph import DataPipe

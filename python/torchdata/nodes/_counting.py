@@ -18,8 +18,8 @@ from torchdata._observe.stats.labels import Flag, location_of
 from torchdata._observe.stats.model import NODES
 from torchdata._reporting import is_users, with_function
 from torchdata._users_code import INDEXED, ITERATED, codes_of_dataset, place_of
+from torchdata.nodes._read_ahead import ThreadedNode
 from torchdata.nodes.base_node import BaseNode, nodes_of, sources_of
-from torchdata.nodes.prefetch import ThreadedNode
 
 __all__ = ["NodeRecorder"]
 

@@ -20,9 +20,8 @@ from torchdata._observe.stats.recorder import StatsLevel
 from torchdata._stateful import copied
 from torchdata._threads import end_at_exit
 from torchdata.nodes._counting import NodeRecorder
-from torchdata.nodes._fields import StateFields
-from torchdata.nodes._positions import position_of, state_at
-from torchdata.nodes._seeds import one_reset
+from torchdata.nodes._fields import StateFields, position_of, state_at
+from torchdata.nodes._processes import one_reset
 from torchdata.nodes.base_node import BaseNode, T, check_node, copy_of_graph, nodes_of
 
 __all__ = ["Loader", "LoaderIterator"]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import re
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -213,33 +212,6 @@ def _short(name: str, value: Any) -> str:
     except Exception:
         text = "an object"
     return f"{text if len(text) <= 80 else text[:77] + '...'} of type {type(value).__name__}"
-
-
-def unpickled(field: str, pickled: Any) -> Any:
-    """Unpickles a field of a state.
-
-    Raises:
-        ValueError: the field cannot be unpickled; the message distinguishes damage from missing modules.
-    """
-    if not isinstance(pickled, bytes):
-        raise damaged(field, f"it holds an object of type {type(pickled).__name__} where bytes should be")
-    try:
-        return pickle.loads(pickled)
-    except (ImportError, AttributeError) as error:
-        name = re.search(r"attribute '(.+?)' on <module '__(?:mp_)?main__'", str(error))
-        if name is not None:
-            raise ValueError(
-                f"the field {field!r} of this loader state cannot be loaded, because it names {name[1]!r} of the "
-                "program's own file (`__main__`), and the program that runs now defines no such name there: define "
-                "it, or put it into a module that both programs import and save the state again"
-            ) from error
-        raise ValueError(
-            f"the field {field!r} of this loader state cannot be loaded, because something that it was made of cannot "
-            f"be imported here ({type(error).__name__}: {error}); load it where the modules and names of the program "
-            "that saved it exist. If they do, the state is damaged"
-        ) from error
-    except Exception as error:
-        raise damaged(field, f"unpickling it fails with {type(error).__name__}: {error}") from error
 
 
 def damaged(field: str, how: str) -> ValueError:

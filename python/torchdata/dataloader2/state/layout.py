@@ -71,6 +71,10 @@ _MOST = 1 << 46
 #: The maximum number of shards in a valid state.
 _MOST_SHARDS = 1 << 20
 
+#: The minimum number of items for measuring the speed of an epoch. In shorter epochs, most of the time is the startup
+#: of the workers.
+_FEW = 100
+
 #: The types of the fields of a position; some fields may be None.
 _KINDS: dict[str, set[type]] = {"given": {int}, "drop": {int}, "ended": {bool}, "in_main": {bool}}
 _KINDS |= {"seconds": {float, NoneType}, "own_seeds": {bool, NoneType}}
@@ -246,21 +250,23 @@ def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
         randomness = _randomness(state.get(RANDOMNESS_STATE_KEY_NAME), is_of_0_9)
     if state.get(_CHECKSUMS) is not None:
         _check_checksums(state, state[_CHECKSUMS])
+    recomputed = []
     if position is not None:
         with _naming(_POSITION):
-            contents = [opened(snapshot, "a snapshot") for snapshot in _snapshots(position)]
+            contents = [(where, opened(snapshot, "a snapshot")) for where, snapshot in _snapshots(position)]
+            recomputed = list(_recomputed(position, contents))
             contents += [
-                opened(content.filled.start, "a snapshot")
-                for content in contents
+                (where, opened(content.filled.start, "a snapshot"))
+                for where, content in contents
                 if content.filled is not None and content.filled.start
             ]
-        for content in () if allow_pickle else contents:
+        for _, content in () if allow_pickle else contents:
             refuse_pickled_entries(content.entries or ())
             refuse_pickled_generators(content.generators)
     if not allow_pickle and isinstance(of_service, bytes) and is_sealed(of_service):
         refuse_pickled(unseal(of_service, "the state of the services"), "a reading service")
     pipe = state[SERIALIZED_DATAPIPE_KEY_NAME]
-    return LoaderState(pipe, of_service, randomness, outline, position, ranks, is_of_0_9, state)
+    return LoaderState(pipe, of_service, randomness, outline, position, ranks, is_of_0_9, state, recomputed)
 
 
 @contextmanager
@@ -415,13 +421,29 @@ def _account(account: Any, whose: str) -> Account:
 # -- sealed parts ------------------------------------------------------------------------------------------------------
 
 
-def _snapshots(position: Position) -> Iterator[bytes]:
-    """Yields all sealed parts of a position."""
-    yield from filter(None, (position.graph, position.generators, position.beginning))
+def _snapshots(position: Position) -> Iterator[tuple[str | None, bytes]]:
+    """Yields all sealed parts of a position, each with the process whose pipes it contains."""
+    parts = [("", position.graph), (None, position.generators), (None, position.beginning)]
     if position.workers is not None:
-        yield from (shard.snapshot[3] for shard in position.workers.shards if shard.snapshot)
+        shards = enumerate(position.workers.shards)
+        parts += [(f" in worker {number}", shard.snapshot[3]) for number, shard in shards if shard.snapshot]
         if position.workers.dispatching is not None:
-            yield position.workers.dispatching[2]
+            parts += [(None, position.workers.dispatching[2])]
+    return ((where, sealed) for where, sealed in parts if sealed)
+
+
+def _recomputed(position: Position, contents: Iterable[tuple[str | None, Content]]) -> Iterator[tuple[str, int, float]]:
+    """Yields the name, the number of items and the duration in seconds of each part that must be recomputed."""
+    lasted = position.seconds or 0.0
+    if position.drop >= _FEW:
+        yield "the epoch", position.drop, lasted * position.drop / position.given
+    for number, shard in enumerate(() if position.workers is None else position.workers.shards):
+        if shard.recomputed >= _FEW:
+            yield f"worker {number}", shard.recomputed, lasted * shard.recomputed / shard.given[0]
+    for where, content in contents:
+        for entry in () if where is None else content.entries or ():
+            if entry.drop:
+                yield f"{entry.type}{where}", entry.drop, entry.seconds or 0.0
 
 
 def sealed(content: Content) -> bytes:

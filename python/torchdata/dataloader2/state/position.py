@@ -196,6 +196,7 @@ class LoaderState(NamedTuple):
         ranks: the rank of the loader, and the number of ranks; None without ranks.
         is_of_0_9: whether torchdata 0.9 saved the state, which then has no version and no position.
         saved: the state in the form in which it was loaded.
+        recomputed: the name, the number of items and the duration in seconds of each part that a resume must recompute.
     """
 
     pipe: Any
@@ -206,6 +207,7 @@ class LoaderState(NamedTuple):
     ranks: SavedRanks | None = None
     is_of_0_9: bool = False
     saved: Mapping[str, Any] | None = None
+    recomputed: Sequence[tuple[str, int, float]] = ()
 
     @property
     def is_between_epochs(self) -> bool:
