@@ -16,11 +16,11 @@ indices shows whether the new iterator repeats the order.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Set
 from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy
 import torch
@@ -38,6 +38,7 @@ from torchdata.stateful_dataloader._generators import (
     moved_on,
     put_back_afterwards,
     read,
+    set_all,
     torch_parts,
     with_words,
     words_of,
@@ -62,14 +63,17 @@ class Drawing:
         names: the global generators that the samplers may draw from.
     """
 
+    #: For each global generator, how many times a loader of this process has restored it from a loaded state.
+    _restores: ClassVar[Counter[str]] = Counter()
+
     def __init__(self, loader: Any, names: tuple[str, ...]) -> None:
         self._own = found_in(loader)
         self._names = names
         #: For each generator name, the state that the loader sees, and the corresponding state of the global generator.
         self._displaced: dict[str, tuple[Any, Any]] = {}
         self._is_under_way = False
-        #: The global generators when a state was loaded.
-        self._at_load: Moment = {}
+        #: The global generators when a state was loaded, and their numbers of restores.
+        self._at_load: dict[str, tuple[Any, int]] = {}
 
     def now(self, keys: Set[Any] | None = None) -> Moment:
         """Returns the states of the generators as the loader sees them.
@@ -134,17 +138,28 @@ class Drawing:
         Args:
             names: the global generators that already have the states intended by the program or by the loaded state.
         """
-        self._at_load |= {name: read(name) for name in names}
+        self._at_load |= {name: (read(name), self._restores[name]) for name in names}
+
+    def restore(self, moment: Moment) -> None:
+        """Sets the program's global generators to the states of a loaded state.
+
+        Other loaders with a loaded state then continue with these generators instead of setting them again.
+        """
+        set_all(moment)
+        self._restores.update([*moment])
+        self.loaded(moment)
 
     def was_set(self, name: str, saved: Any) -> bool:
-        """Returns whether the program has set a global generator, other than to the saved run's seed, since a state was
-        loaded.
+        """Returns whether a global generator was set since a state was loaded, by another loader's state, or by the
+        program to another seed than that of the saved run.
 
         Args:
             name: the name of the generator.
             saved: the generator's state in the loaded state.
         """
-        now, then = read(name), self._at_load.get(name)
+        now, (then, restores) = read(name), self._at_load.get(name, (None, self._restores[name]))
+        if restores != self._restores[name]:
+            return True
         if isinstance(now, bytes):
             seeds = {torch_parts(one)[0] for one in (then, saved) if one is not None}
             return torch_parts(now)[0] not in seeds

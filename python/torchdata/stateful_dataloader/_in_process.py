@@ -94,8 +94,8 @@ class InProcessIterator(SharedIterator, StatefulIterator):
     def _set_program_s(self, drawing: Drawing, state: EpochState) -> Moment:
         """Restores the program's global generators if they were used while the epoch was read.
 
-        The dataset and the program share these generators. A generator that the program has seeded for a new epoch is
-        not changed.
+        The dataset and the program share these generators. For a new epoch, a generator is not changed if the program
+        has seeded it, or if another loader has restored it.
         """
         position = state.positions[0]
         if state.workers or position is None:
@@ -103,8 +103,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         moved = {name: decoded(name, one) for name, one in (position.random or {}).items()}
         if state.is_over:
             moved = {name: one for name, one in moved.items() if not drawing.was_set(name, one)}
-        set_all(moved)
-        drawing.loaded(moved)
+        drawing.restore(moved)
         return {} if state.is_over else moved
 
     def _go_on(self, state: EpochState) -> None:
