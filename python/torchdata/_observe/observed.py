@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchdata._engine.workers.group import Group
     from torchdata._observe.show.progress import ProgressBar
     from torchdata._observe.show.shown import ShownStats
     from torchdata._observe.stats.diagnosis import Verdict
@@ -75,7 +74,7 @@ class ObservedLoader:
         """
         return [pid for group in self._groups() for pid in group.pids]
 
-    def _groups(self) -> Sequence[Group]:
+    def _groups(self) -> Sequence[Any]:
         """Returns the groups of processes that currently work for the loader."""
         raise NotImplementedError
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import _thread
 import copyreg
-import os
 import pickle
 import threading
 from typing import Any
