@@ -1,4 +1,4 @@
-"""Settings that all Python tests share."""
+"""Pytest hooks and fixtures that all Python tests use."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fresh_processes import LEAN, python_path
 from http_server import Server, running
 from loopback import Loopback
 
-# Hypothesis's deadline would measure the machine rather than the code, so pytest-timeout limits each test. Each run
-# uses the same examples. `pytest --hypothesis-profile=random` searches for new examples.
+# Hypothesis's deadline would fail tests on a slow machine, so the deadline is disabled, and pytest-timeout limits each
+# test. Hypothesis tries the same examples in each run. `pytest --hypothesis-profile=random` searches for new examples.
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("project", settings.get_profile("random"), derandomize=True)
 settings.load_profile("project")
@@ -58,7 +58,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Pauses garbage collection during the imports, whose objects stay alive."""
+    """Pauses garbage collection while pytest imports the test modules, because the imported objects stay alive."""
     gc.disable()
     try:
         return (yield)
@@ -84,7 +84,7 @@ def lance_says_nothing_of_forks() -> None:
         lance.warnings = SimpleNamespace(warn=lambda *_, **__: None)  # type: ignore[attr-defined]
 
 
-#: Matches files with tests that start processes. All other files contain unit tests.
+#: Matches files with tests that start processes. Files that do not match contain only unit tests.
 STARTS = re.compile(
     r"subprocess|multiprocessing|MultiProcessing|num_workers|os\.fork|process_checks|_job\b|check_loader"
 )
@@ -120,7 +120,7 @@ HAS_SOME = {"alone": may_run_alone, "not alone and not ray": may_run_beside, "ra
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leaves out files without tests of the requested kind, because their imports take longer than the tests."""
+    """Skips files that contain no test of the requested kind, because importing these files would take long."""
     has_some = HAS_SOME.get(config.option.markexpr)
     if has_some is None or not collection_path.match("test_*.py"):
         return None
@@ -184,7 +184,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for module in ("furo", "myst_parser", "sphinx"):
         pytest.importorskip(module, reason="it is a tool of development")
     root = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:  # all workers of pytest-xdist share one folder
+    if "PYTEST_XDIST_WORKER" in os.environ:  # all workers of pytest-xdist use one folder
         root = root.parent
     folder = root / "site"
     with (root / "site.lock").open("w") as lock:

@@ -1,4 +1,4 @@
-"""Fixtures that several loader tests use."""
+"""Pytest fixtures that several test files for loaders use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchdata._engine import snapshots
 
 @pytest.fixture
 def machine_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Sets the number of cores."""
+    """Returns a function that simulates a machine with the given number of cores."""
     return lambda cores: monkeypatch.setattr(machine, "cores", lambda: cores)
 
 

@@ -1,4 +1,4 @@
-"""Adapters set shuffling and sharding in the loader's copy of the graph."""
+"""Adapters change the settings for shuffling and sharding in the loader's copy of the graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loader behaves in the same way with any backend, even if it resumes, if processes exit, or if functions raise.
+"""A loader behaves in the same way with any backend, even if the loader resumes, processes exit, or functions raise.
 
 The backends are processes, processes with carriers, and Ray on one node and on three nodes.
 """
@@ -37,9 +37,9 @@ pytestmark = [
     *of_ray,
 ]
 
-#: The pipelines for backends that do not run all pipelines.
+#: The names of the pipelines that slow backends run. Fast backends run all pipelines.
 FEW = {"arrays", "random", "arrays, dealt", "two passes"}
-#: The length of pipelines in which a process is killed.
+#: The number of items in a pipeline of a test that kills a process.
 LONG = 900
 #: Skips the backend with Ray on one node. One node is only needed for tests of the order, and for tests of states and
 #: exits without dispatching.

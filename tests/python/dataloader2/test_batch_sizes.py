@@ -27,4 +27,4 @@ def test_a_state_inside_an_epoch_is_refused_by_a_loader_with_another_batch_size(
     with loader(5, later, ShardingPolicy(block=4)) as run:
         with pytest.raises(ValueError, match="Batcher, has batch_size=4 in the state and 5 in this loader.*between"):
             run.load_state_dict(state)
-        assert len(next(iter(run))) == 5  # the loader is as it was
+        assert len(next(iter(run))) == 5  # the refused state has not changed the loader

@@ -1,4 +1,4 @@
-"""If Ctrl-C interrupts an item, all later states are exact, and the loader can continue."""
+"""If Ctrl-C interrupts the computation of an item, all later states are exact, and the loader can continue."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ def read_until_cut(iterator: Iterator[Any], at: int, kind: type[BaseException] =
 
 @pytest.mark.parametrize(
     ("kind", "service"),
-    # With workers, loaders do not save the main process's generators, because these belong to the program.
+    # With workers, loaders do not save the random generators of the main process, because these generators belong to
+    # the user's program.
     [
         (kind, service)
         for kind in PIPES
@@ -156,7 +157,7 @@ def test_a_state_from_before_an_interrupt_keeps_the_items_before_it() -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-@pytest.mark.parametrize("kind", ["map", "filter", "behind a thread"])  # Python's generators end after raising
+@pytest.mark.parametrize("kind", ["map", "filter", "behind a thread"])  # a Python generator ends after it has raised
 def test_states_saved_after_reading_on_after_ctrl_c_are_those_of_the_continued_run(kind: str, service: str) -> None:
     with loader(kind, service) as made:
         reading = iter(made)
@@ -217,7 +218,7 @@ def test_a_state_is_refused_if_it_is_unknown_which_items_were_lost() -> None:
         with pytest.raises(RuntimeError, match="cut off.*continued without it.*no words"):
             made.state_dict()
         assert next(iter(made)) == 0
-        assert made.state_dict()["iteration_state"]["given"] == 1  # this count belongs to the new epoch
+        assert made.state_dict()["iteration_state"]["given"] == 1  # the count contains only items of the new epoch
     with DataLoader2(Unsaved(IterableWrapper(range(40)))) as made:
         made.load_state_dict(state)
         assert got + list(made) == list(range(40))

@@ -37,7 +37,10 @@ STATE = state()
 
 
 def damaged(field, part, change):
-    """Returns the state after changing some bytes of one field. `part` selects one of the two generators."""
+    """Returns a copy of `STATE` in which `change` was applied to one field.
+
+    `part` selects one of the two random generators.
+    """
     whole = STATE[field]
     if isinstance(whole, bytes):
         return {**STATE, field: change(whole)}
@@ -47,7 +50,7 @@ def damaged(field, part, change):
 
 
 def refused(state):
-    """Loads the state in two ways, each of which must refuse the state and leave the loader unchanged."""
+    """Loads the state in two ways. Each way must refuse the state, and must not change the loader."""
     with pytest.raises(ValueError, match=r"state") as caught:
         DataLoader2.from_state(state, services())
     loader = DataLoader2(IterableWrapper([1, 2, 3]))
@@ -88,7 +91,8 @@ def test_truncated_states_are_reported_as_damaged_with_and_without_checksums(fie
 @given(value=st.one_of(st.none(), st.integers(), st.text(), st.binary(max_size=40), st.lists(st.integers())))
 def test_any_other_value_in_a_field_is_refused_by_name(field, value):
     assert "state" in refused({**STATE, field: value})
-    # Without checksums, only the service can check its state, and the field for random numbers may be missing.
+    # Without checksums, only the reading service can check its own state, and the field for random numbers may be
+    # missing.
     if field == "serialized_datapipe" or (field == "randomness_state" and value is not None):
         assert "state" in refused({**STATE, field: value, "checksums": None})
 

@@ -23,13 +23,13 @@ from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.datapipes.map import SequenceWrapper
 from torchdata.datapipes.utils import StreamWrapper
 
-#: The calls that the current test's services have received. A service is copied, so it cannot contain the list.
+#: The calls that the services of the current test have received. The list is global because loaders copy a service.
 calls: list[str] = []
 
 
 @pytest.fixture(autouse=True)
 def no_calls():
-    gc.collect()  # a remaining loader of an earlier test would otherwise record its end
+    gc.collect()  # otherwise, a loader of an earlier test would add its end to `calls`
     calls.clear()
 
 
@@ -198,7 +198,7 @@ def test_unknown_attributes_are_those_of_the_pipelines_iterator():
     iterator = iter(loader)
     assert isinstance(iterator, DataLoader2Iterator)
     assert next(iterator) == 0
-    assert iterator.gi_frame is not None  # the attribute of the pipe's generator is available
+    assert iterator.gi_frame is not None  # the loader's iterator provides attributes of the pipe's generator
     with pytest.raises(AttributeError, match="nonsense"):
         iterator.nonsense  # noqa: B018
     loader.shutdown()

@@ -31,7 +31,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 
 class Tens:
-    """An indexable dataset that never raises IndexError, like many torch datasets."""
+    """A map-style dataset that never raises IndexError, like many torch datasets."""
 
     def __init__(self, count: int = 5) -> None:
         self.count = count

@@ -21,7 +21,7 @@ State = dict[str, Any]
 Build = Callable[[Any], Any]
 
 COUNT = 120
-#: The number of the worker that runs in this process.
+#: The id of the worker that runs in this process, or -1 in the main process.
 own = -1
 
 
@@ -107,8 +107,10 @@ def test_a_state_of_a_later_epoch_of_a_graph_with_lasting_state_resumes_with_the
 
 
 def read(dying: DataLoader2[Any], child: int, kills: tuple[int, ...], look: Callable[[list[Any]], None]) -> list[Any]:
-    """Returns all items of a loader. A child is killed in the middle of the epoch. `look` receives the items that
-    arrived before the kill.
+    """Returns all items of a loader.
+
+    In the middle of the epoch, the function kills a child process, and calls `look` with the items that were received
+    before the kill.
     """
     got: list[Any] = []
     for item in dying:

@@ -10,8 +10,8 @@ pytest.importorskip("torch", reason="process groups and meshes are PyTorch's")
 
 from ranks import gloo_job
 
-#: A program in which four ranks form a mesh. Each rank returns its two epochs, and the epochs after a state saved in
-#: the first epoch.
+#: A program in which four ranks form a mesh. Each rank returns the items of two epochs, and the items after resuming
+#: from a state of the first epoch.
 MESH = """
 def loader_of(mesh, workers):
     pipe = IterableWrapper(range(24)).shuffle().sharding_filter().batch(2)

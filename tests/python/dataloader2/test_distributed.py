@@ -64,8 +64,8 @@ def test_ranks_with_workers_shard_by_rank_and_then_by_worker(method: str, tmp_pa
     """
     with gloo_job(tmp_path, body) as job:
         outcomes = job.outcomes()
-    # Rank 0 has workers 0 and 1 of four, and rank 1 has workers 2 and 3. Each rank takes items from its workers in
-    # turn.
+    # Rank 0 runs workers 0 and 1 of the four workers, and rank 1 runs workers 2 and 3. Each rank takes items from its
+    # workers in turn.
     assert outcomes[0] == [[0, 1, 4, 5, 8, 9, 12, 13]] * 2
     assert outcomes[1] == [[2, 3, 6, 7, 10, 11, 14, 15]] * 2
 
@@ -127,7 +127,10 @@ def test_ranks_that_a_user_brings_are_used_as_they_are() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_items_that_a_rank_had_read_ahead_are_in_its_state_and_are_voted_on_again(late: bool, tmp_path: Path) -> None:
-    """The state includes the item for which a vote has begun but has not ended, because another rank votes late."""
+    """Because another rank votes late, the vote for an item has begun but has not ended.
+
+    The state must include this item.
+    """
     body = f"""
     late = {late}
     from torchdata.datapipes.state import is_restorable, load_state, save_state
@@ -186,7 +189,7 @@ def test_ranks_that_pause_and_meet_between_two_pauses_do_not_wait_for_each_other
 
 
 class Agrees(Alone):
-    """Simulates a job of two ranks. The second rank always has a further item."""
+    """Simulates a process group of two ranks. The second rank never reaches the end of its data."""
 
     world_size = 2
 
@@ -314,7 +317,7 @@ def test_groups_that_the_program_destroyed_do_not_keep_a_loader_from_shutting_do
 
 def test_copies_of_the_pipe_talk_through_the_group_that_the_user_brought() -> None:
     group = Alone()
-    group.lock = threading.Lock()  # a lock cannot be copied, so the group must be shared
+    group.lock = threading.Lock()  # a lock cannot be copied, so the loader must not copy the group
     pipe = IterableWrapper(range(3)).fullsync(process_group=group)
     assert copy.deepcopy(pipe)._open_group() is group
     with DataLoader2(pipe) as loader:

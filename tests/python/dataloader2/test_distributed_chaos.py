@@ -25,7 +25,7 @@ pytestmark = pytest.mark.alone
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
-#: The plan that all following jobs share.
+#: The default plan of a job. Each entry of `JOBS` changes some of its fields.
 ORDINARY = Plan(
     seed=0,
     ranks=3,
@@ -41,7 +41,7 @@ ORDINARY = Plan(
 )
 
 
-#: The jobs, each with its differences from the shared plan.
+#: The jobs. Each job is given by its differences from the default plan.
 JOBS: list[dict[str, Any]] = [
     {"moment": "between epochs"},
     {"moment": "between epochs", "mode": "fullsync"},
@@ -66,15 +66,13 @@ def run_chaos(folder: Path, *arguments: str) -> list[dict[str, Any]]:
 
 
 def outcomes_of(make: Callable[[], Path], plans: list[dict[str, Any]], strikes: bool) -> list[dict[str, Any]]:
-    """Returns the results of plans. If a run is inconclusive, it is repeated up to three times.
+    """Returns the results of jobs with the given plans. An inconclusive run is repeated up to three times.
 
-    On a busy machine, all ranks may be late, or a rank may miss its timeout before the fault occurs. A repetition then
-    usually succeeds.
+    On a busy machine, all ranks may be late, or a rank may miss its timeout before the fault occurs. In these cases, a
+    repeated run usually succeeds.
 
-    Args:
-        make: creates a folder.
-        plans: the plans of the jobs.
-        strikes: whether a job is inconclusive if its fault did not occur.
+    Args: make: a function that creates a folder. plans: the plans of the jobs. strikes: whether a job is inconclusive
+        if its fault did not occur.
     """
     found: dict[int, dict[str, Any]] = {}
     for _ in range(4):

@@ -113,8 +113,9 @@ def test_a_rank_that_hangs_is_reported_within_the_time_out_and_two_seconds(tmp_p
 
 
 def test_a_rank_that_arrives_after_the_others_gave_up_gets_their_reason(tmp_path: Path) -> None:
-    """Rank 1 reaches an operation after the other ranks have abandoned it. Without the reason of the other ranks, rank
-    1 would report a network failure.
+    """Rank 1 starts an operation that the other ranks have already abandoned.
+
+    If the other ranks did not send their reason, rank 1 would report a network failure.
     """
     gave_up = """while not all(os.path.exists(os.path.join(os.environ["OUTCOMES"], rank)) for rank in "02"):
                 time.sleep(0.01)"""
@@ -165,7 +166,7 @@ def test_a_rank_that_never_begins_is_reported_within_the_time_out(tmp_path: Path
 
 
 def test_a_rank_that_begins_when_the_others_have_given_up_is_told_why_at_once(tmp_path: Path) -> None:
-    """The store is on rank 0, which keeps running until rank 1 has ended."""
+    """Rank 0 hosts torch's key-value store, and therefore keeps running until rank 1 has ended."""
     body = """
     def wait_for(name):
         while not os.path.exists(os.path.join(os.environ["OUTCOMES"], name)):

@@ -107,7 +107,7 @@ def test_loaders_leave_no_threads_no_descriptors_and_no_groups_behind(tmp_path: 
     with gloo_job(tmp_path, body) as job:
         for found in job.outcomes():
             assert {(threads, groups) for threads, _, groups in found} == {(1, 1)}
-            assert found[-1][1] - found[1][1] < 2, found  # torch may close one of its descriptors meanwhile
+            assert found[-1][1] - found[1][1] < 2, found  # torch may close one of its descriptors between both counts
 
 
 def test_a_thread_that_returns_late_sends_nothing_in_the_group_of_the_whole_job(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_forked_child_may_shut_down_the_pipe_that_it_inherited(tmp_path: Path)
         assert job.outcomes() == [(0, 39)] * 2
 
 
-#: What rank 1's program does at its fourth item.
+#: The code that rank 1 runs when it has received its fourth item.
 GOING = {
     "an exception": "raise KeyError('in the training')",
     "an exception that is reported": "raise Reported",
@@ -277,7 +277,10 @@ def test_an_exception_after_fullsync_makes_the_others_fail_with_its_rank(tmp_pat
 
 
 class Records:
-    """Simulates a job of two ranks, and records the votes of this rank. The second rank always has a further item."""
+    """Simulates a process group of two ranks, and records the votes of this rank.
+
+    The second rank never reaches the end of its data.
+    """
 
     rank, world_size = 1, 2
 
@@ -298,7 +301,10 @@ def _left_loop(group: Records) -> Any:
 
 
 def _last_vote(group: Records) -> int:
-    """Returns the last vote of the rank after it has left. A thread votes, so the function waits for the vote."""
+    """Returns the last vote of a rank that has left its loop.
+
+    Because a thread sends the vote, the function waits for it.
+    """
     until = time.monotonic() + 120
     while group.votes[-1] == _HAS and time.monotonic() < until:
         time.sleep(0.001)
@@ -334,7 +340,7 @@ def test_a_rank_informs_the_others_how_its_loop_ended(goes: Callable[[Any], None
     group = Records()
     pipe = _left_loop(group)
     goes(pipe)
-    pipe.shutdown()  # no vote follows the shutdown
+    pipe.shutdown()  # the pipe sends no vote after its shutdown
     assert _last_vote(group) == vote
 
 
@@ -351,7 +357,7 @@ def test_a_source_that_ends_because_its_rank_exits_does_not_end_the_data(error: 
     pipe = IterableWrapper(_ends(comes, error), deepcopy=False).fullsync(20, process_group=group)
     items = iter(pipe)
     assert [next(items), next(items)] == [0, 1]
-    time.sleep(0.1)  # the pipe's thread requests the third item meanwhile
+    time.sleep(0.1)  # during the sleep, the pipe's thread requests the third item
     pipe.leave(for_good=True)
     comes.set()
     assert _last_vote(group) == -2

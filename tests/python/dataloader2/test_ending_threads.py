@@ -29,7 +29,7 @@ def test_no_function_runs_in_a_thread_of_the_main_process_after_a_loader_has_end
     def function(item):
         called.append(item)
         time.sleep(0.03)
-        random.random()  # this would draw a number that another loader needs to continue
+        random.random()  # such a draw would change the random numbers of other loaders
         return item
 
     pipe = THREADS[threads](InMain(IterableWrapper(range(200)).sharding_filter()), function)
@@ -83,7 +83,7 @@ def test_a_loader_may_be_shut_down_by_a_thread_that_reads_ahead_for_it():
         loader._ending.patience = 0.2  # 2 s by default
         began = time.monotonic()
         items = []
-        with pytest.raises(RuntimeError, match="shut down"):  # the epoch was not over
+        with pytest.raises(RuntimeError, match="shut down"):  # the shutdown came before the end of the epoch
             items += loader
         assert items == list(range(len(items)))
         with pytest.raises(RuntimeError, match="shut down"):

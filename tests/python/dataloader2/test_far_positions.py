@@ -24,7 +24,7 @@ from torchdata.nodes import Loader, MapStyleWrapper, ParallelMapper
 from torchdata.stateful_dataloader import StatefulDataLoader, _cadence
 
 SIZE, NEAR, FAR = 1800, 100, 1500
-#: The number of reads of all processes.
+#: The number of items that all processes together have read from the source.
 reads = multiprocessing.get_context("fork").Value("q", 0)
 context = "fork"
 
@@ -151,7 +151,7 @@ def reads_to_resume(make: Callable[[], Any], at: int) -> int:
     before = reads.value
     item = next(iter(later))
     assert item >= given, "positions were not restored"
-    end(later)  # a running worker might read ahead during the next count
+    end(later)  # otherwise, a worker of this loader might still read items during the next count
     return int(reads.value) - before
 
 
@@ -167,14 +167,14 @@ def test_reads_to_resume_do_not_grow_with_the_position(
 ) -> None:
     monkeypatch.setattr(snapshots, "SECONDS", 0.0)
     monkeypatch.setattr(snapshots, "FACTOR", 0.0)  # takes a snapshot after each item
-    monkeypatch.setattr(_cadence, "_DEAR", 1e9)  # does the same for a StatefulDataLoader
+    monkeypatch.setattr(_cadence, "_DEAR", 1e9)  # makes a StatefulDataLoader take a snapshot after each item, too
     near, far = (reads_to_resume(lambda: LOADERS[name](workers), at) for at in (NEAR, FAR))
     ahead = 3600 if "file" in name else 300  # a file is read in blocks, and workers read items ahead
     assert 0 < far <= near + ahead
 
 
 class SlowAtFirst(IterDataPipe[int]):
-    """An endless stream of numbers. Saving the first state takes 100 ms, like code that runs for the first time."""
+    """An endless stream of numbers. Saving its first state takes 100 ms, and later states are saved quickly."""
 
     def __init__(self) -> None:
         self.at, self.saved = 0, 0

@@ -1,4 +1,4 @@
-"""Ranks stay in step if they reread different numbers of items when they resume."""
+"""All ranks run the same number of steps, even if they reread different numbers of items when they resume."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ def main(rank):
     return found
 """
 
-#: For each difference between the ranks, the number of items before the state. In each case, one rank differs from the
-#: others: it has snapshots of its pipes, replays its graph, keeps more items after `fullsync`, or has workers that send
-#: no snapshots.
+#: Maps each case to the number of items before the saved state. In each case, one of the two ranks has a property that
+#: the other rank lacks: its pipes have snapshots, its graph is replayed, it keeps more items after `fullsync`, or its
+#: workers send no snapshots.
 CASES = {"looked at": 5, "replayed on one": 5, "held behind": 6, "workers": 5}
 
 
 def test_ranks_that_recompute_different_numbers_of_items_stay_in_step(tmp_path: Path) -> None:
-    plans = [(case, *each) for case in CASES for each in ((0, 0), (1, 1))]  # the rank with fewer items, and the epoch
+    plans = [(case, *each) for case in CASES for each in ((0, 0), (1, 1))]  # and: the rank with fewer items, the epoch
     with gloo_job(tmp_path, BODY.replace("{plans!r}", repr(plans))) as job:
         outcomes = job.outcomes(110)
     assert not any(isinstance(outcome, BaseException) for outcome in outcomes), outcomes

@@ -58,7 +58,7 @@ class NotReplicable(Reader):
 
 
 class Counter:
-    """A seed generator that returns consecutive seeds, so that a seed shows from where it was drawn."""
+    """A seed generator that returns consecutive seeds, so that each seed shows when it was drawn."""
 
     def __init__(self) -> None:
         self.shared = 0

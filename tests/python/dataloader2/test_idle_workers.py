@@ -1,4 +1,4 @@
-"""A warning names workers that have no items in an epoch, because there are fewer shards than workers."""
+"""If there are fewer shards than workers, a warning names the workers that received no item in the epoch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def is_even(number: int) -> bool:
 
 
 def shards(*sizes: int) -> Any:
-    """Returns a pipeline with one shard for each given number of items, shared among the workers."""
+    """Returns a pipeline over shards of the given sizes, which are distributed among the workers."""
     return IterableWrapper(sizes).sharding_filter().flatmap(shard)
 
 
@@ -52,7 +52,7 @@ def test_one_line_reports_fewer_shards_than_workers() -> None:
         "blocks of ShardingPolicy (1) are divided among the workers than there are workers (2). Use num_workers=1, or "
         "more and smaller shards and blocks"
     ]
-    behind = shards(50, 30).pin_memory(pin_memory_fn=unpinned)  # this part of the pipeline stays in the main process
+    behind = shards(50, 30).pin_memory(pin_memory_fn=unpinned)  # `pin_memory` runs in the main process
     [warning] = told(behind, 3)
     assert "worker process 2 has given no item in this epoch, the others up to 50" in warning
 
@@ -60,14 +60,14 @@ def test_one_line_reports_fewer_shards_than_workers() -> None:
 @pytest.mark.parametrize(
     ("pipe", "workers", "options"),
     [
-        (IterableWrapper(range(3)).sharding_filter(), 4, {}),  # the dataset is small
+        (IterableWrapper(range(3)).sharding_filter(), 4, {}),  # with a small dataset, idle workers are normal
         (IterableWrapper(range(9)).sharding_filter().batch(9), 4, {}),
         (shards(9, 9), 3, {}),
         (shards(9, 30), 3, {}),
         (IterableWrapper([]).sharding_filter(), 2, {}),
         (shards(50, 30), 2, {}),
         (shards(10, 0, 40, 0, 10), 3, {}),
-        (shards(50, 30), 4, {"in_order": False}),  # out of order, the order of items shows nothing
+        (shards(50, 30), 4, {"in_order": False}),  # the order of items shows nothing if it is not fixed
         (shards(50), 1, {}),
         (IterableWrapper([50, 30]).sharding_round_robin_dispatch().flatmap(shard), 3, {}),
     ],

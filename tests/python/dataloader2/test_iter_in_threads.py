@@ -23,7 +23,7 @@ def test_a_thread_that_ends_an_epoch_does_not_end_the_next_one(monkeypatch: pyte
             end()
             if not ends.is_set():
                 ends.set()
-                begins.wait(0.5)  # until the timeout, no other thread can begin an epoch
+                begins.wait(0.5)  # no other thread may begin an epoch during this wait
 
         def begin_and_tell(*arguments: Any) -> None:
             begin(*arguments)
@@ -77,7 +77,7 @@ def test_an_epoch_that_does_not_begin_leaves_the_loader_as_it_was() -> None:
         Moody.fails = True
         with pytest.raises(ValueError, match="not today"):
             iter(loader)
-        assert list(first) == []  # the first iterator does not raise the error a second time
+        assert list(first) == []  # the first iterator has ended, and does not repeat its error
         Moody.fails = False
         assert list(loader) == [0, 1, 2]
 

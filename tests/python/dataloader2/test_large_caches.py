@@ -96,7 +96,7 @@ _expected: dict[tuple[str, int], list[list[Any]]] = {}
 
 
 def expected(kind: str, workers: int) -> list[list[Any]]:
-    """Returns the epochs of a loader that is not disturbed, and whose snapshots contain the cached items."""
+    """Returns the epochs of an undisturbed loader. This loader's snapshots contain the cached items."""
     if (kind, workers) not in _expected:
         with loader_of(kind, workers, None) as loader:
             _expected[kind, workers] = [contents(loader) for _ in range(EPOCHS + 1)]
@@ -104,7 +104,7 @@ def expected(kind: str, workers: int) -> list[list[Any]]:
 
 
 def size_in_main(loader: Any) -> int:
-    """Returns the bytes of all snapshots from which the loader would resume."""
+    """Returns the total size in bytes of the snapshots that the main process keeps for resuming."""
     found = loader.reading_service.engine_processes().collector.positions()
     return sum(len(snapshot[3]) for _, snapshot in found[0] if snapshot is not None)
 
@@ -163,7 +163,7 @@ def test_cached_items_that_were_changed_are_part_of_states_which_report_their_si
     with loader_of("changed", 1) as loader:
         list(loader)
         next(iter(loader))
-        assert size_in_main(loader) <= BUDGET  # the items are those of the first epoch
+        assert size_in_main(loader) <= BUDGET  # the cache contains the items of the first epoch
         list(loader)
         iterator = iter(loader)
         next(iterator)
@@ -238,7 +238,7 @@ def test_a_snapshot_with_a_wrong_description_of_the_filled_cache_is_refused(fill
 
 
 def long_loader(**options: Any) -> Any:
-    """Returns a loader whose workers do not reach the end of an epoch if one item is read."""
+    """Returns a loader that prefetches little. If one item is read, no worker reaches the end of the epoch."""
     pipe: Any = IterableWrapper(range(40)).sharding_filter().map(drawing).in_memory_cache().map(added)
     options |= {"worker_prefetch_cnt": 1, "main_prefetch_cnt": 1, "snapshot_budget": BUDGET}
     loader = DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, **options))

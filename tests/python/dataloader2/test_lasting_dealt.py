@@ -57,7 +57,7 @@ def test_states_of_later_epochs_contain_a_cache_before_the_dispatch(workers: int
 
 
 class Counting(IterDataPipe[int]):
-    """A user-defined pipe that counts its epochs, with a delay before the first item of each epoch."""
+    """A user-defined pipe that counts its epochs, and sleeps before the first item of each epoch."""
 
     def __init__(self, source: Any, seconds: float) -> None:
         self.source, self.seconds, self.epochs = source, seconds, 0
@@ -78,7 +78,10 @@ class Counting(IterDataPipe[int]):
 
 
 class Silent(IterDataPipe[int]):
-    """A pipe that first yields its own items, and reads the dispatching process's items late or never."""
+    """A pipe that first yields items of its own.
+
+    The pipe reads the items of the dispatching process afterwards, or not at all.
+    """
 
     def __init__(self, source: Any, ever: bool) -> None:
         self.source, self.ever = source, ever
@@ -160,7 +163,7 @@ def test_an_empty_epoch_ends_while_its_snapshot_is_awaited() -> None:
 
 
 class SlowToBegin(IterDataPipe[int]):
-    """A user-defined pipe. In later epochs, returning its iterator takes some time."""
+    """A user-defined pipe that sleeps in `__iter__`, except in the first epoch."""
 
     def __init__(self, source: Any, seconds: float) -> None:
         self.source, self.seconds, self.epochs = source, seconds, 0
@@ -188,7 +191,7 @@ def test_a_state_is_exact_even_if_an_epoch_takes_long_to_begin(dispatched: bool)
     loader = slow_loader(1.5, dispatched)
     list(loader)
     _, state, rest = continued(loader, 0)
-    assert resumed(slow_loader(1.5, dispatched), state) == [rest]  # its first epoch begins without a delay
+    assert resumed(slow_loader(1.5, dispatched), state) == [rest]  # the first epoch of a loader begins without a delay
 
 
 @pytest.mark.parametrize(
@@ -258,7 +261,7 @@ class CountingItsEnds(IterDataPipe[int]):
         self.source, self.ends = source, 0
 
     def reset(self) -> None:
-        """Does not reset the number. The state of a class with `reset` is kept between passes."""
+        """Does not reset the number, because the pipe must keep its state between passes."""
 
     def __iter__(self) -> Iterator[int]:
         for item in self.source:
@@ -310,7 +313,7 @@ def test_work_at_the_end_of_the_dispatching_process_is_done_even_if_workers_resu
     with made() as whole:
         for epoch in range(2):
             for at, _ in enumerate(whole, 1):
-                time.sleep(0.005)  # gives the main process time to request states of workers
+                time.sleep(0.005)  # during the sleep, the main process can request states from workers
                 states[epoch, at] = whole.state_dict()
     length = len(expected[0])
     for epoch, at in [(0, length), (1, length - 2)]:

@@ -1,4 +1,4 @@
-"""If a pipe keeps state between epochs, a state can be requested even while workers exit or hang between two epochs."""
+"""Between two epochs, a loader with pipes that keep state can be saved even if a worker exits or hangs."""
 
 from __future__ import annotations
 

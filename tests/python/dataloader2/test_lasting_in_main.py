@@ -109,7 +109,10 @@ OVER_CHILDREN: dict[str, Callable[[Pipe], Pipe]] = {
 def test_a_loader_whose_items_were_all_read_ahead_ends_and_continues_with_the_next_epochs(
     over: Callable[[Pipe], Pipe],
 ) -> None:
-    """The children of `fork` buffer the items, so the workers' items are not read before the next epoch."""
+    """The children of `fork` have buffered the last items.
+
+    The main process then reads no item from the workers until the next epoch.
+    """
 
     def build() -> Pipe:
         pipe = SampleMultiplexer({IterableWrapper(range(4)): 1, IterableWrapper(range(4, 6)): 1}, seed=3)
@@ -141,7 +144,7 @@ def is_small(item: int) -> bool:
 
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_a_state_at_the_end_is_final_although_the_main_process_drops_the_last_items(one_by_one: bool) -> None:
-    """The last snapshot of the pipes in the main process may be older than the dropped items."""
+    """The last snapshot of the pipes in the main process may have been taken before the dropped items were read."""
 
     def build() -> Pipe:
         pipe = SampleMultiplexer({IterableWrapper(range(5)): 1, IterableWrapper(range(5, 12)): 1}, seed=3)
@@ -172,7 +175,8 @@ def test_a_replay_in_the_main_process_begins_where_the_workers_of_the_loaded_run
     for at in range(0, len(expected), 4):
         with loader_of(build()) as loader:
             iterator = iter(loader)
-            # During the sleep, a thread reads the first item, so the beginning of the epoch has a separate snapshot.
+            # During the sleep, a thread reads the first item. The loader must nevertheless have a snapshot of the
+            # beginning of the epoch.
             time.sleep(0.02)
             loader.state_dict()
             assert [next(iterator) for _ in range(at)] == expected[:at]
@@ -198,9 +202,9 @@ def test_a_pipe_of_the_main_process_that_reads_the_workers_items_several_times_r
         iterator, states = iter(loader), []
         for item in expected:
             assert next(iterator) == item
-            time.sleep(0.02)  # the thread reads ahead to the end of a pass meanwhile
+            time.sleep(0.02)  # during the sleep, the thread reads ahead to the end of a pass
             states.append(loader.state_dict())
-    for at in (2, 5, 12, 17):  # within a pass, before its end, at its end, and before the last item
+    for at in (2, 5, 12, 17):  # positions within a pass, before and at the end of the pass, and before the last item
         state = states[at - 1]
         with loader_of(build(), state=state) as loader:
             again = loader.state_dict() if at % 2 else None
@@ -272,8 +276,9 @@ def test_it_is_refused_if_the_main_process_runs_the_whole_pipeline() -> None:
 
 
 def drawn_by_its_own_seed(dispatched: bool) -> Pipe:
-    """Returns a pipeline that yields a new order in each epoch and pass, depending on a pipe's kept state. From
-    `pin_memory` on, its pipes are in the main process.
+    """Returns a pipeline that yields a new order in each epoch and pass, because a pipe keeps its random state.
+
+    The pipes from `pin_memory` on run in the main process.
     """
     pipe: Pipe = SampleMultiplexer({IterableWrapper(range(6)): 1, IterableWrapper(range(6, 12)): 1}, seed=3)
     pipe = pipe.sharding_round_robin_dispatch() if dispatched else pipe.sharding_filter()
@@ -310,7 +315,10 @@ def test_passes_of_a_first_epoch_do_not_count_as_epochs(dispatched: bool) -> Non
 
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_a_position_in_the_first_of_two_passes_is_known_in_the_second_one(dispatched: bool) -> None:
-    """In the first pass of the first epoch, no state has been kept yet, so the loader need not record the items."""
+    """In the first pass of the first epoch, no pipe has kept state yet.
+
+    The loader therefore need not record the received items.
+    """
     pipe = drawn_by_its_own_seed(dispatched).cycle(2).map(plus_one)
     with loader_of(pipe) as loader:
         state, whole = loader.state_dict(), list(loader)
@@ -381,10 +389,10 @@ def test_the_end_of_a_resumed_epoch_that_needs_no_more_items_is_the_workers_end_
     with loader_of(build()) as loader:
         iterator = iter(loader)
         assert [next(iterator) for _ in range(11)] == expected[0][:11]
-        time.sleep(0.1)  # a thread takes the last item meanwhile, but its buffer has no space for the end
+        time.sleep(0.1)  # during the sleep, a thread takes the last item, but its buffer has no space for the end
         state = loader.state_dict()
     with loader_of(build(), state=state) as loader:
-        assert next(iter(loader)) == expected[0][11]  # the item is in the last batch, which is shorter
+        assert next(iter(loader)) == expected[0][11]  # this item is the last batch, which is shorter than the others
         state = loader.state_dict()
     assert whole_tails(build, state) == [[], expected[1]]
 
@@ -470,7 +478,7 @@ def test_a_pass_that_a_thread_has_begun_does_not_count_as_the_epoch_s_beginning(
         iterator, states = iter(loader), []
         for at, item in enumerate(expected, 1):
             assert next(iterator) == item
-            time.sleep(0.03)  # the thread begins the next pass meanwhile, which takes 0.1 s
+            time.sleep(0.03)  # during the sleep, the thread begins the next pass, which takes 0.1 s
             states.append((at, loader.state_dict()))
     for at, state in states[::5]:
         assert whole_tails(build, state, 1) == [expected[at:]], at

@@ -1,4 +1,4 @@
-"""If an epoch is left early, threads that still read ahead for it do not disturb the next epoch."""
+"""If a loop leaves an epoch early, threads that still read ahead in this epoch do not disturb the next epoch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SERVICES: dict[str, Any] = {
 
 def pipeline(service: str, said: Path) -> Any:
     pipe: Any = IterableWrapper(range(6)).shuffle().sharding_filter()
-    if service == "over workers":  # all later pipes run in the main process
+    if service == "over workers":  # all pipes from here on run in the main process
         pipe = pipe.pin_memory(pin_memory_fn=unpinned).shuffle()
     return SlowToEnd(pipe, said).cycle(2).prefetch(10)
 
@@ -60,6 +60,6 @@ def test_a_thread_of_an_abandoned_epoch_takes_no_seeds_of_the_next_one(service: 
     with loader() as made:
         reading = iter(made)
         got = [next(reading) for _ in range(4)]
-        wait_for(said.exists)  # in this moment, the thread is about to begin the second pass of `cycle`
+        wait_for(said.exists)  # when the file exists, the thread is about to begin the second pass of `cycle`
         assert got == expected[0][:4]
         assert [list(made), list(made)] == expected[1:]

@@ -93,7 +93,7 @@ def test_the_length_is_the_number_of_items(source: str, count: int, steps: list[
     pipe = SOURCES[source](count)
     for place, (step, number) in enumerate(steps):
         if step in JOINS and "in main" in dict(steps[:place]):
-            continue  # loaders refuse a second branch in this case
+            continue  # loaders refuse a second branch after the step "in main"
         pipe = STEPS[step](pipe, number)
     with warnings.catch_warnings(), loader(pipe, workers) as loading:
         warnings.simplefilter("ignore")  # the linter's warning about sources that are deliberately not sharded
@@ -124,7 +124,7 @@ def test_ranks_have_the_length_of_the_shortest_before_and_after_the_first_epoch(
         pipe = IterableWrapper(range(17)).sharding_filter().batch(2)
         with DataLoader2(pipe, reading_service=service) as loading:
             told.append(len(loading))
-            counted.append(sum(1 for _ in loading))  # each rank reads all of its items here
+            counted.append(sum(1 for _ in loading))  # on each rank, the count includes all items of the rank
             assert len(loading) == told[-1]
     assert told == [min(counted)] * ranks
 

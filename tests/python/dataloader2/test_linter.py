@@ -30,7 +30,7 @@ def dispatched(pipe: Any) -> Any:
 
 
 class Mine(IterDataPipe):
-    """A user-defined pipe. The linter cannot know whether the pipe distributes its items among the workers."""
+    """A user-defined pipe, for which the linter cannot know whether it distributes its items among the workers."""
 
     def __init__(self, *datapipes: Any) -> None:
         self.datapipes = datapipes
@@ -69,7 +69,8 @@ def key(item: Any) -> Any:
     return item
 
 
-#: Graphs and the expected kinds of findings. "!" after a kind means that the service also warns about it.
+#: Graphs, and the kinds of findings that the linter must report. "!" after a kind means that the service also warns
+#: about this finding.
 GRAPHS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "shuffled and sharded": (lambda: sharded().map(str).batch(2), []),
     "sharded without shuffle": (lambda: ints().map(str).sharding_filter(), ["no-shuffle-before-sharding"]),
@@ -257,7 +258,7 @@ def joined(groups):
 
 
 def exact_mix(letters, mixed_in):
-    """Returns an exact mix of three items A and one item B. The function takes the two inputs."""
+    """Returns a pipe that alternates three items of the first input and one item of the second input."""
     return mixed_in(IterableWrapper(letters[0] * 24).shuffle(), IterableWrapper(letters[1] * 8).shuffle())
 
 

@@ -32,7 +32,7 @@ class Stateless(ReadingServiceInterface):
 
 
 class Checkpointed(Stateless, CheckpointableReadingServiceInterface):
-    """A service with a state. The service records the states that it is restored from."""
+    """A reading service that records the states from which it is restored."""
 
     restored: ClassVar[list[bytes]] = []
 

@@ -21,7 +21,7 @@ UNITS = 30
 
 
 class Bad(ValueError):
-    """The exception that one item causes."""
+    """The exception that a pipe raises at one item."""
 
 
 def failing(item: int) -> int:
@@ -115,7 +115,7 @@ def test_an_error_that_was_read_ahead_is_raised_at_its_position(ahead: str, befo
         with loader(pipe, service(before)) as made:
             reading = iter(made)
             got = [next(reading) for _ in range(place)]
-            time.sleep(0.02)  # threads usually reach the failing item meanwhile
+            time.sleep(0.02)  # during the sleep, threads usually reach the failing item
             state = saved(made)
         with loader(pipe, service(after), state) as made:
             assert got + read(made) == whole

@@ -1,4 +1,7 @@
-"""Samples of the items reveal workers that read a source in different orders and would lose items."""
+"""If workers read a source in different orders, items would be lost.
+
+The loader detects this by comparing samples of the workers' items.
+"""
 
 from __future__ import annotations
 
@@ -147,9 +150,7 @@ def is_sampled(_number: int) -> bool:
 
 
 def test_a_worker_that_continues_from_a_snapshot_samples_nothing(often: None) -> None:
-    """The worker's filters may be in another pass than the filters of other workers, so their orders cannot be
-    compared.
-    """
+    """A resumed worker may be in another pass than the other workers, so their orders cannot be compared."""
     pipe = IterableWrapper(Counting(40)).shuffle().sharding_filter().cycle(2).map(is_sampled)
     head, state = stopped(loading(pipe), 41)
     assert all(head)
@@ -166,7 +167,7 @@ def test_an_iterator_that_starts_over_yields_each_item_once(block: int) -> None:
 
 
 class Counting:
-    """An iterable of numbers. If an item is requested after the end, the iterator starts again."""
+    """An iterable of numbers. After its end, the iterator starts from the beginning if a further item is requested."""
 
     def __init__(self, size: int) -> None:
         self.size = size

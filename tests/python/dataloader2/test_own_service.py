@@ -34,7 +34,7 @@ END = object()
 
 
 class Elsewhere:
-    """Reads a graph in a thread, up to four items ahead."""
+    """A reading service that reads a graph in a thread, up to four items ahead."""
 
     def __init__(self, graph: Any) -> None:
         self.graph = graph
@@ -80,7 +80,7 @@ class Elsewhere:
 
 
 class FromElsewhere(IterDataPipe[Any]):
-    """The pipe that the loader reads, with the number of received items as its state."""
+    """The pipe that the loader reads from this service. The pipe's state is the number of received items."""
 
     def __init__(self, elsewhere: Elsewhere) -> None:
         self.elsewhere = elsewhere
@@ -173,7 +173,7 @@ def test_a_service_of_ranks_and_workers_has_the_length_of_the_least_rank() -> No
             return Shares(workers=2, ranks=2)
 
     with loader_of(IterableWrapper(range(11)).sharding_filter().batch(2), Four()) as loader:
-        assert len(loader) == 3  # the second rank has two workers, which create 3 and 2 batches
+        assert len(loader) == 3  # the two workers of the second rank create 3 and 2 batches
 
 
 @pytest.mark.parametrize("given", [0, 1, 5, 19, 20])
@@ -238,14 +238,14 @@ def test_a_service_learns_whether_pipes_are_timed_and_which_shards_a_resumed_epo
             told.append((full_stats, None if shards is None else len(shards), ranks()))
 
         def __deepcopy__(self, memo: dict[int, Any]) -> Told:
-            return self  # copies must also report their calls to this test
+            return self  # the test must also see the calls of copies
 
     for workers in (None, 0, 3):
         with DataLoader2(shuffled(), reading_service=Told(), stats="full") as loader:
             if workers is not None:
                 loader.load_state_dict(_state_after_one(workers))
-            # The service reads one shard per worker, and each shard yields all items. The pipe keeps state between
-            # epochs, so later epochs have the same shards.
+            # Each worker reads one shard, and each shard yields all items. The pipe keeps state between epochs, so
+            # later epochs must have the same shards.
             assert len(list(loader)) == 20 * (workers or 1) - (workers is not None)
             assert len(list(loader)) == 20 * (workers or 1)
     assert told == [(True, None, None), (True, None, None), (True, 3, None)]

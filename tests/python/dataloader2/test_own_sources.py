@@ -1,5 +1,6 @@
-"""Loaders read datasets of other libraries and of users, for example datasets that distribute their own items among
-workers, or that have `set_epoch`.
+"""Loaders read datasets of other libraries and of users.
+
+Some of these datasets distribute their items among workers themselves, or have a method `set_epoch`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 
 class Epochs:
-    """A dataset with an order that depends on `set_epoch`, like Hugging Face's datasets."""
+    """A dataset with an order that depends on the last call of `set_epoch`, like Hugging Face's datasets."""
 
     def __init__(self) -> None:
         self._epoch = 0
@@ -98,7 +99,7 @@ def test_a_state_contains_the_epoch_in_which_it_was_saved() -> None:
     pipe = IterableWrapper(epochs)
     items = iter(pipe)
     begun = [next(items) for _ in range(4)]
-    epochs.set_epoch(4)  # the new number already belongs to the next epoch
+    epochs.set_epoch(4)  # the epoch has begun, so the new number applies to the next epoch
     other = IterableWrapper(Epochs())
     load_state(other, save_state(pipe))
     assert begun + list(other) == order_of(3)
@@ -134,12 +135,14 @@ else:
 
 @pytest.fixture
 def libraries(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Provides imitations of some libraries' classes under short names."""
+    """Returns classes that imitate those of some libraries, by short names."""
     data = pytest.importorskip("torch").utils.data
 
     class Splitting(data.IterableDataset):  # type: ignore[misc, name-defined]
         """A dataset that distributes its own items among the workers, like the datasets of many libraries.
-        `get_worker_info` is bound in another module, so the call is hidden.
+
+        The dataset calls `get_worker_info` through another module, so the loader cannot see this call in the source
+        code.
         """
 
         def __iter__(self) -> Iterator[int]:

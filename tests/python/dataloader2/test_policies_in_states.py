@@ -70,7 +70,7 @@ def test_the_policy_of_a_loader_that_takes_its_pipe_from_the_state_is_compared()
         run.load_state_dict(state)
     for workers in (4, 3, 6):
         [rest] = resumed(DataLoader2(None, ShardingPolicy(), MultiProcessingReadingService(workers)), state)
-        assert len(rest) == 13 - 3 + 3  # each of the four shards has its own last batch
+        assert len(rest) == 13 - 3 + 3  # each of the four shards has a separate last batch
 
 
 def test_a_graph_with_another_block_size_refuses_a_state() -> None:

@@ -1,4 +1,4 @@
-"""Seeds are shared between processes, different for each worker, or repeated, as documented."""
+"""Each kind of random seed is equal in all processes or different in each worker, and is repeated as documented."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank 0 listens only on the addresses that the job needs, and connections of unrelated programs cost little."""
+"""Rank 0 listens only on the addresses that the job needs. Connections of unrelated programs use few resources."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_rank_0_listens_on_the_address_towards_the_store(monkeypatch):
 @pytest.mark.parametrize("towards", ["127.0.1.1", None, "192.0.2.1"])
 def test_rank_0_listens_on_all_addresses_if_the_reachable_one_is_unknown(towards, monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    # the last case is an address of another machine
+    # the address in the last case belongs to another machine
     monkeypatch.setattr(opening, "_addresses_towards", lambda host: [towards] if towards else [])
     listener, offer = opening._listen("store.example")
     with listener:

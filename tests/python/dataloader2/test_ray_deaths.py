@@ -1,4 +1,4 @@
-"""Workers run on three nodes of a Ray cluster, and processes, actors, nodes or the main process exit."""
+"""Workers run on three nodes of a Ray cluster. Each test kills processes, actors, nodes or the main process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def remote(**options: Any) -> RayReadingService:
 
 
 def about(loader: DataLoader2[Any]) -> list[Any]:
-    """Returns the known facts about each worker. The value is None for a worker that is not running."""
+    """Returns the facts that the loader knows about each worker, or None for a worker that is not running."""
     children = loader.reading_service.engine_processes()
     return [process.about for process in children._processes]
 
@@ -107,7 +107,8 @@ def test_an_actor_that_is_stopped_is_found_by_the_timeout_and_replaced(monkeypat
         for number, item in enumerate(loader):
             yield item
             if number == 100:
-                # A worker counts as starting until its first item has arrived, and starting may take a minute.
+                # A worker may take a minute to start. The loader considers a worker as starting until its first item
+                # has arrived.
                 wait_for(lambda: loader.stats().workers[0].items)
                 deaf.append(about(loader)[0])
                 os.kill(deaf[0].host, signal.SIGSTOP)
@@ -124,7 +125,7 @@ def test_an_actor_that_is_stopped_is_found_by_the_timeout_and_replaced(monkeypat
 
 def test_an_actor_that_is_stopped_raises_an_error_after_the_timeout_and_ends_with_the_loader() -> None:
     pipe = IterableWrapper(range(100_000)).sharding_filter().map(reading)
-    # The timeout is long enough for actors to start on a busy machine.
+    # The timeout is long enough for actors to start workers may start late on a busy machine.
     with DataLoader2(pipe, reading_service=remote(timeout=20.0)) as loader:
         got = []
         with pytest.raises(TimeoutError, match=r"no item came from worker process 1 within 20 s"):

@@ -1,4 +1,4 @@
-"""In the guide on Ray, the programs that need a cluster print the output that the guide shows."""
+"""The programs in the guide on Ray that need a cluster print the output that the guide shows."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ PROMPT = {
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
 }
-#: Starts a cluster, and runs the given code as a separate program, so that nothing of Ray Train remains in the test
-#: process.
+#: A program that starts a cluster, and runs the guide's code. The program runs in a separate process, so that Ray Train
+#: leaves nothing behind in the test process.
 PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])

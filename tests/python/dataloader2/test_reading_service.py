@@ -1,4 +1,7 @@
-"""User-defined reading services receive the graph, and processes treat their copy of the graph as documented."""
+"""User-defined reading services receive the graph as documented.
+
+Processes treat their copies of the graph as documented.
+"""
 
 from __future__ import annotations
 

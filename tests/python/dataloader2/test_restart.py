@@ -37,7 +37,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:.* has taken its place")]
 
-#: The words with which a warning reports a replaced process.
+#: The phrase that occurs in each warning about a replaced process.
 TOLD = "has taken its place"
 
 

@@ -92,7 +92,7 @@ def test_every_caller_learns_how_a_child_has_ended_even_if_a_reply_was_lost():
     loader, iterator, got = begun()
     with loader:
         before = kill_first(loader)
-        while pids_of(loader)[0] == before:  # the replacement is then forked by the forking process
+        while pids_of(loader)[0] == before:  # the loop ends when the forking process has forked the replacement
             got.append(next(iterator))
         process = loader.reading_service._children._members.processes[0]
         assert isinstance(process, forker.RemoteChild)
@@ -143,9 +143,7 @@ def test_a_forked_child_ends_although_the_main_process_never_learned_of_it(monke
 
 
 def full(times):
-    """Returns a function that replaces forking. The first `times` calls of the function fail because no more processes
-    are allowed.
-    """
+    """Returns a substitute for `fork`. The first `times` calls fail, as if the limit of processes were reached."""
     fork = forking_process._ForkingProcess._fork
 
     def tried(self, *arguments):
@@ -160,8 +158,9 @@ def full(times):
 
 @pytest.mark.parametrize("is_watched", [False, True])
 def test_ctrl_c_while_the_process_that_forks_is_started_leaves_no_process_behind(monkeypatch, is_watched):
-    """The forking process is already running when Ctrl-C arrives. The main process may not have a descriptor for this
-    process yet.
+    """Ctrl-C arrives after the forking process has started.
+
+    At this time, the main process may not have a descriptor of the forking process yet.
     """
     fork_all = forker.fork_all
 

@@ -198,7 +198,7 @@ def test_full_arenas_and_none_only_make_snapshots_rarer(dispatched, budget, recw
         expected = [item.tolist() for item in iterator]
     with DataLoader2.from_state(state, workers(memory_budget=budget)) as other:
         assert [item.tolist() for item in other] == expected
-    # The warning is only allowed with dispatching and a budget of 0, because the main process then waits for further
+    # The warning is only allowed with dispatching and a budget of 0. In this case, the main process waits for further
     # workers.
     assert not recwarn.list or (dispatched and budget == 0), [str(one.message) for one in recwarn.list]
 
@@ -236,8 +236,9 @@ print(json.dumps(found))
 
 
 def test_snapshots_of_any_size_reach_main_whole():
-    """A snapshot of up to 4 KiB is sent inside a unit, and a larger one in a block. Workers relay snapshots of the
-    dispatching process.
+    """A snapshot of up to 4 KiB is sent inside a message, and a larger snapshot in a block of shared memory.
+
+    Workers relay the snapshots of the dispatching process.
     """
     run = subprocess.run([sys.executable, "-c", OF_ANY_SIZE], capture_output=True, text=True, timeout=250)
     assert run.returncode == 0, run.stderr
@@ -411,8 +412,8 @@ def test_a_program_that_is_killed_while_it_saves_resumes_from_its_last_file(tmp_
         process.kill()
         process.wait()
     lines = (tmp_path / "log").read_text().splitlines()
-    # The program logs an item before it stores the new state. If the program is killed after the first of these steps,
-    # the item is repeated.
+    # The program logs an item before it stores the new state. If the program is killed between both steps, the resumed
+    # program logs the item a second time.
     once = [line for number, line in enumerate(lines) if number == 0 or line != lines[number - 1]]
     with DataLoader2(pipeline(True), reading_service=workers()) as loader:
         loader.seed(7)

@@ -55,7 +55,7 @@ class Dividing(Logging):
 
 
 class Header:
-    """A stream that distributes its own rows among the workers. Each worker's part begins with the same header."""
+    """A stream that distributes its rows among the workers, and begins the part of each worker with the same header."""
 
     def __iter__(self) -> Iterator[str]:
         worker = torch.utils.data.get_worker_info()

@@ -1,4 +1,4 @@
-"""A set as a source is read in the same order in every process, or an error names it, in all loaders."""
+"""If the source of a loader is a set, all processes read the set in the same order, or an error names the set."""
 
 from __future__ import annotations
 

@@ -36,7 +36,8 @@ pytestmark = pytest.mark.alone
 
 ITEMS = 26
 COUNTS = (0, 1, 2, 3, 5, 8)
-#: Three numbers of workers for each form, so that all forms together resume each number with each other number.
+#: Three numbers of workers for each form of pipeline. All forms together cover each pair of a saving and a loading
+#: number.
 THREE = list(itertools.combinations(COUNTS, 3))
 
 
@@ -139,7 +140,8 @@ def test_the_rest_of_an_epoch_keeps_the_number_of_workers_that_began_it(form: st
     for old in counts:
         others = itertools.cycle(count for count in counts if count != old)
         for (place, state), new in zip(states[old].items(), others, strict=False):
-            # State that is kept between epochs belongs to a shard, so later epochs keep the number of shards.
+            # If pipes keep state between epochs, each shard has a separate state. Later epochs therefore keep the
+            # number of shards.
             expected = [whole[old][0][place:], *whole[old if keeps else new][1:]]
             assert epochs_of(loader(form, new, copy.deepcopy(state)), 3) == expected, (old, new, place)
 
@@ -233,7 +235,7 @@ RANKED: dict[str, Callable[[], Any]] = {
 def of_ranks(
     form: str, ranks: int, workers: int, count: int | None, states: Any = None, adapters: Any = None
 ) -> list[Any]:
-    """Returns for each rank the items that were read, and the state after these items."""
+    """Reads some items on each rank. Returns for each rank these items, and the state after them."""
 
     def body(group: ThreadGroup) -> Any:
         inner = service(workers)
@@ -278,7 +280,7 @@ def test_states_of_all_ranks_resume_with_another_number_of_ranks(form: str, old:
         while queues := [queue for queue in queues if queue]:
             rest += [queue.pop(0) for queue in queues]
         expected.append(rest)
-    shortest = min(map(len, expected))  # all ranks end at the same step
+    shortest = min(map(len, expected))  # all ranks end when the shortest rank ends
     assert [rest for rest, _ in of_ranks(form, *new, None, states)] == [rest[:shortest] for rest in expected]
 
 
@@ -349,11 +351,11 @@ def test_with_splits_the_order_is_the_same_for_any_number_of_ranks(old: Any, new
 def test_a_thread_that_reads_ahead_while_a_state_is_saved_does_not_take_the_shards_out_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A thread of each rank's `fullsync` reads ahead. The thread must not take an item while the shards are saved."""
+    """On each rank, a thread of `fullsync` reads ahead. While the shards are saved, this thread must not take an item."""
     position = WorkerOutput.position
 
     def later(self: WorkerOutput, delivered: int) -> Any:
-        time.sleep(0.1)  # the thread would take an item meanwhile if it were not paused
+        time.sleep(0.1)  # if the thread were not paused, it would take an item during this sleep
         return position(self, delivered)
 
     monkeypatch.setattr(WorkerOutput, "position", later)
@@ -443,7 +445,7 @@ def test_threads_that_read_shards_in_one_process_leave_none_of_a_shard_s_globals
         pipe = IterableWrapper(range(4)).sharding_filter().map(note)
         return DataLoader2(pipe, splits=3 if name == "first" else 4)
 
-    def overlap() -> None:  # the timeout is needed, because correct threads exclude each other
+    def overlap() -> None:  # waits for the other thread, but not forever, because correct threads exclude each other
         second_is_in_its_shard.set()
         first_is_done.wait(0.3)
 

@@ -28,7 +28,10 @@ SIZE = 4
 
 
 class Views:
-    """Two tensors with the same storage. The first tensor is written to, and the second one is read."""
+    """An object with two tensors that have the same storage.
+
+    Tests write to the first tensor, and read the second tensor.
+    """
 
     def __init__(self) -> None:
         self.written = torch.zeros(SIZE)
@@ -290,7 +293,7 @@ def test_a_state_pickles_only_the_data_that_it_may_contain() -> None:
 
 
 class DiesOnce(Views):
-    """An object that cannot be pickled, and that ends the first process that reads item 2."""
+    """An object that cannot be pickled, and that kills the first process that reads item 2."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker

@@ -87,7 +87,7 @@ def test_states_contain_what_pipes_hold_after_a_state_was_requested(kind: str) -
             loader.state_dict()
         before = numbers(next(iterator) for _ in range(35))
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # the size was already reported once
+            warnings.simplefilter("error")  # the warning about the size was already emitted
             state = loader.state_dict()
         del iterator
     assert max(snapshot_sizes(state)) > BUDGET

@@ -35,8 +35,9 @@ def loader(group: ThreadGroup, workers: int, items: int) -> DataLoader2[Any]:
 
 
 def saved(workers: int, count: int | None) -> list[Any]:
-    """Returns for each rank a state, and the remaining items of the epoch. `count` is None for a state before the
-    epoch.
+    """Returns for each rank a state after `count` items, and the remaining items of the epoch.
+
+    If `count` is None, the state is saved before the epoch.
     """
 
     def body(group: ThreadGroup) -> Any:
@@ -49,7 +50,10 @@ def saved(workers: int, count: int | None) -> list[Any]:
 
 
 def resumed(ranks: int, workers: int, items: int, states: dict[int, Any]) -> list[Any]:
-    """Returns for each rank the items after its own state. Ranks without a state use that of rank 0."""
+    """Returns for each rank the items after its state.
+
+    A rank for which no state is given resumes from the state of rank 0.
+    """
 
     def body(group: ThreadGroup) -> Any:
         with begun(loader(group, workers, items), states.get(group.rank, states[0])) as made:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import numpy.random  # imported here, because NumPy imports it late, and its generator is only saved after the import
+import numpy.random  # imported now, because the state contains NumPy's generator only after this import
 import pytest
 
 from pipes_table import ROWS, seed
@@ -171,7 +171,7 @@ def test_every_pipe_over_plain_items_saves_and_loads_without_pickle(row):
         again = row.build(lambda: IterableWrapper(ITEMS), **row.example)
         try:
             state = save_state(pipe)
-        except TypeError:  # some user-defined pipes cannot be saved
+        except TypeError:  # raised by user-defined pipes that cannot be saved
             return
         if row.name in ONLY_PICKLED:
             with pytest.raises(ValueError, match="values that need pickle"):
@@ -187,7 +187,7 @@ def test_an_error_names_the_pipe_whose_loaded_value_has_another_type_or_is_not_a
     next(iter(pipe), None)
     try:
         state = save_state(pipe)
-    except TypeError:  # user pipes that cannot be saved
+    except TypeError:  # raised by user-defined pipes that cannot be saved
         return
     del state["checksums"]
     for member, entry in zip(graph_of(pipe).pipes, state["pipes"], strict=True):

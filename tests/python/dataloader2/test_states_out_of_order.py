@@ -23,7 +23,7 @@ pytestmark = pytest.mark.alone
 
 ITEMS = 40
 ALL = Counter(range(ITEMS))
-#: Set while workers may compute the items of the first shard.
+#: An event that lets the worker of the first shard compute its items.
 first_shard_may_run = multiprocessing.get_context("fork").Event()
 
 
@@ -32,7 +32,7 @@ def running() -> None:
     first_shard_may_run.set()
 
 
-#: Functions that the pipe's function calls once.
+#: Functions that the function of the pipe calls once each.
 calls: list[Callable[[], object]] = []
 
 
@@ -68,7 +68,7 @@ def loader(workers: int, state: Any = None, datapipe: Any = None, strict: bool =
 
 
 def first(workers: int, count: int, state: Any = None, ago: int = 0) -> tuple[list[Any], Any]:
-    """Reads `count` items. Returns the state of `ago` items earlier, and the items before this state."""
+    """Reads `count` items. Returns the state that the loader had `ago` items earlier, and the items before this state."""
     with loader(workers, state) as reading:
         got = list(islice(reading, count))
         return got[: count - ago], reading.state_dict(items_ago=ago)

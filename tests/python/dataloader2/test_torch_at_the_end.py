@@ -70,7 +70,7 @@ GRAPHS = {
     "not at the end, below a function that makes several items": lambda: Filter(shuffled(), is_odd).flatmap(up_to),
     "one that returns an iterator": lambda: Mapping(Declared(shuffled().map(drawn))),
 }
-#: For these pipes, torch reports neither the beginning nor the end of an iteration.
+#: Graphs with a last pipe for which torch reports neither the beginning nor the end of an iteration.
 NEED_ITERATE = ("one that returns an iterator", "over random functions that leave items out")
 SERVICES = {
     "none": lambda: None,
@@ -85,7 +85,7 @@ def start(seed: int) -> None:
 
 
 def restarted(pipe: Any, build: Any) -> Any:
-    """Returns a new pipe at the position of the given pipe, as in a new program with different random numbers."""
+    """Saves the given pipe, and returns a new pipe at the same position, as in a new program with another seed."""
     state, generators = pickle.loads(pickle.dumps((save_state(pipe), save_generators())))
     start(99)
     pipe = build()
@@ -182,7 +182,7 @@ def test_before_the_first_item_of_a_later_epoch_a_state_needs_iterate(source: st
 
 
 def following(epochs: list[list[int]], epoch: int, position: int) -> list[list[int]]:
-    """Returns the items after a position. The number of items plus one stands for the end of the epoch."""
+    """Returns the items after a position. The position after the end of the epoch is the number of items plus one."""
     after = epochs[epoch + 1 : epoch + 2]
     return after if position > len(epochs[epoch]) else [epochs[epoch][position:], *after]
 
@@ -198,8 +198,8 @@ def test_a_loader_resumes_from_every_position_and_in_the_next_epoch(kind: str, s
         warnings.simplefilter("ignore")
         epochs = epochs_of(loader(), 4)
         for epoch in 0, 2:
-            # Workers take long to start. With workers, the test therefore uses only every other position, and the first
-            # position of the later epoch.
+            # Because workers start slowly, the test with workers uses only every other position, and the first position
+            # of the later epoch.
             places = range(len(epochs[epoch]) + 2)
             for position in places[epoch == 0 :: 2] if service == "workers" else places:
                 with loader() as made:

@@ -1,4 +1,4 @@
-"""Workers seed torch and all devices like `torch.manual_seed`, and the seeding costs no more than that function."""
+"""Workers seed torch and all devices like `torch.manual_seed`, and take no longer than this function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A stream without a state is reread up to a saved position. Some of the items are compared with the original items."""
+"""A stream without a state is reread up to a saved position.
+
+If the reread items differ from the original items, an error is raised.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.map import SequenceWrapper
 
 POSITIONS = 2, 5, 9, 15
-#: The positions that are tested with each number of workers.
+#: The positions of the states that the tests save with each number of workers.
 BY_WORKERS = {0: POSITIONS, 1: POSITIONS[::2], 2: POSITIONS[1::2]}
 
 
