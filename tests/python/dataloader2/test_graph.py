@@ -359,9 +359,7 @@ def test_what_reads_from_a_non_replicable_pipe_stays_in_main():
 
 
 def circle():
-    """Returns a pipe that reads three branches: a single branch, a branch of forks, and a branch with a source that
-    refers to the `map` after it.
-    """
+    """Returns a pipe that reads three branches: a single pipe, forks, and a source that refers to its own reader."""
     single = source()
     left, right = source().fork(2)
     forked = left.zip(right)

@@ -141,7 +141,7 @@ def test_runs_repeat_even_if_a_function_imports_numpy_within_the_epoch(where: st
     assert first == again
     assert first != other
     assert first[0] != first[1]
-    assert [late for _, late, _ in first[0]] == [True, False, False, False]  # first, the function imported the library
+    assert [late for _, late, _ in first[0]] == [True, False, False, False]  # the first call imported the library
     assert loaded_in_main.strip() == "False"
 
 

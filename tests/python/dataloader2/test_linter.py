@@ -258,7 +258,7 @@ def joined(groups):
 
 
 def exact_mix(letters, mixed_in):
-    """Returns a pipe that alternates three items of the first input and one item of the second input."""
+    """Returns a pipe that alternates three items of the first letter and one item of the second letter."""
     return mixed_in(IterableWrapper(letters[0] * 24).shuffle(), IterableWrapper(letters[1] * 8).shuffle())
 
 

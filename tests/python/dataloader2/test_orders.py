@@ -154,7 +154,7 @@ def test_a_worker_that_continues_from_a_snapshot_samples_nothing(often: None) ->
     pipe = IterableWrapper(Counting(40)).shuffle().sharding_filter().cycle(2).map(is_sampled)
     head, state = stopped(loading(pipe), 41)
     assert all(head)
-    rest, following = resumed(loading(pipe), state, 2, strict=False)  # a strict loader would report the repeated items
+    rest, following = resumed(loading(pipe), state, 2, strict=False)  # a strict loader would refuse the new items
     assert not any(rest)
     assert all(following), "the next epoch is compared again"
 

@@ -1,7 +1,6 @@
-"""A reading service that is written from the documentation alone has all features of the package's services.
+"""A user-defined reading service that uses only documented names has all features of the package's services.
 
-The service imports only public names. The service runs the graph in a separate thread, which reads ahead into a bounded
-queue.
+The service in this file runs the graph in a thread, which reads ahead into a bounded queue.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def test_functions_of_the_user_run_in_the_worker_and_see_its_number() -> None:
 
 def test_a_warning_reports_workers_for_which_ray_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "LATE", 0.5)
-    service = remote(1, ray_remote_args={"num_cpus": 3})  # three processors are required, but the cluster has two
+    service = remote(1, ray_remote_args={"num_cpus": 3})  # the worker needs three processors, but the cluster has two
     with DataLoader2(numbered(300), reading_service=service) as loader, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         iter(loader)

@@ -96,7 +96,7 @@ def test_an_error_gives_ray_s_reason_for_a_lost_node(machines: Any, how: str) ->
         machines.remove_node(doomed, allow_graceful=False)
     import ray
 
-    wait_for(lambda: sum(node["Alive"] for node in ray.nodes()) == 1 + NODES)  # a removed node must not get a worker
+    wait_for(lambda: sum(node["Alive"] for node in ray.nodes()) == 1 + NODES)  # Ray has noticed the removal
 
 
 def test_an_actor_that_is_stopped_is_found_by_the_timeout_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

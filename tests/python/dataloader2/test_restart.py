@@ -77,7 +77,7 @@ def by_worker(items):
 
 
 def out_of_order(dispatched):
-    """Returns each worker's items in a run in which processes are killed, and its items in an undisturbed run."""
+    """Returns for each worker its items in a run in which processes are killed, and in an undisturbed run."""
     options = {"in_order": False, "worker_init_fn": tag}
     with restarting(pipeline(300, dispatched), **options) as loader:
         got = read(loader, (9, 40, 69, 94), lambda number: (number + 1) % (2 + dispatched))

@@ -1,4 +1,4 @@
-"""The process that forks replacements is killed or stopped, or reaches the limit of processes."""
+"""Loaders still replace workers if the process that forks the replacements is killed, is stopped, or fails to fork."""
 
 from __future__ import annotations
 

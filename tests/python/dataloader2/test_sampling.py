@@ -1,4 +1,4 @@
-"""Pipes combine several inputs: at random by weight, or in turn until the longest input ends."""
+"""Pipes combine several inputs, either at random by weight, or in turn until the longest input has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""If a source may distribute its own items among the workers, each item arrives once, or an error explains why."""
+"""If a source might distribute its items among the workers itself, no item is lost or repeated without an error."""
 
 from __future__ import annotations
 

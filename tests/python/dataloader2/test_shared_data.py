@@ -1,4 +1,4 @@
-"""A loader copies the pipes of a graph, and shares the data in the pipes, unless a start method requires pickling."""
+"""A loader copies the pipes of a graph, but not the data in these pipes, unless the start method requires pickling."""
 
 from __future__ import annotations
 

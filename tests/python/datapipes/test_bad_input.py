@@ -72,9 +72,9 @@ TEXT = b"alpha,beta\n" * 300
 class Bad:
     good: bytes
     bad: bytes
-    #: Returns the pipe that reads the file. The argument is a pipe of pairs of path and stream.
+    #: A function that returns the pipe that reads the file. Its argument is a pipe of pairs (path, stream).
     pipe: Callable[[Any], Any]
-    #: The text by which the error names the pipe and the kind of the fault.
+    #: A pattern of the error message, which names the pipe and the kind of the fault.
     names: str
     error: type[Exception] | tuple[type[Exception], ...]
 
@@ -165,7 +165,7 @@ KINDS: dict[str, Bad] = {
 
 
 class AnyPath(dict[str, str]):
-    """A dict that returns the same hash for every file."""
+    """A dict that returns the same value for every key, as a table of hashes for files at any path."""
 
     def __init__(self, digest: str) -> None:
         self.digest = digest
@@ -200,8 +200,9 @@ def open_below(folder: str) -> list[str]:
 
 
 def none_stays_open(folder: str) -> bool:
-    """Returns whether all files are closed after a while. A worker that reads ahead closes its files after its item has
-    arrived.
+    """Waits until no process has one of the files open.
+
+    A worker that reads ahead closes its files only after its item has arrived.
     """
     deadline = time.monotonic() + 20
     while open_below(folder):
@@ -213,9 +214,7 @@ def none_stays_open(folder: str) -> bool:
 
 @pytest.fixture(autouse=True)
 def _small_bombs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lowers the limit, so that content larger than 1 MiB with a large compression ratio counts as a decompression
-    bomb.
-    """
+    """Lowers the limit for decompression bombs to 1 MiB, so that small test files exceed the limit."""
     for module in (archive, tar):
         monkeypatch.setattr(module, "SMALLEST_BOMB", 1 << 20)
     monkeypatch.setattr(tar, "PIECE", 1 << 18)
@@ -295,7 +294,7 @@ def test_an_error_names_pipe_and_path_of_an_unreadable_file(
     path = str(secret / target)
     with DataLoader2(build(path)) as loader:
         with suppress(Exception):
-            list(loader)  # imports modules while this process still has permission
+            list(loader)  # imports all modules before this process loses its privileges
         with without_privileges(), pytest.raises(PermissionError) as failure:
             list(loader)
         assert path in said(failure.value)

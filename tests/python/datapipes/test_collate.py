@@ -1,4 +1,4 @@
-"""Without torch, batches are collated by default rules. If torch is installed, torch's rules apply."""
+"""Without torch, the package collates batches by its own rules. If torch is installed, torch's rules apply."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Kind(IntEnum):
     SMALL = 1
 
 
-#: Values from which the tests make batches of two.
+#: Values that the tests collate. Each batch consists of two of these values.
 VALUES: dict[str, list[Any]] = {
     "numbers": [1, -1, 1.5, True, 1j, Kind.SMALL, 2**70, None],
     "text": ["a", b"a", Name("a"), bytearray(b"a"), memoryview(b"a")],
@@ -112,7 +112,7 @@ VALUES: dict[str, list[Any]] = {
 
 
 def looked_at(value: Any) -> Any:
-    """Converts a collated value to a form that can be compared, with the types of all its members."""
+    """Converts a collated value to a form that shows the types of all members, and can be compared."""
     if hasattr(value, "requires_grad"):
         return "tensor", value.dtype, value.layout, value.requires_grad, value.detach().to_dense().tolist()
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The DOT text of drawings contains the pipes of the graph and their connections."""
+"""Drawings of a graph in the DOT language contain the pipes of the graph and their connections."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MirrorIterDataPipe(IterDataPipe):
 
 
 def drawn(pipe: Any, **options: Any) -> tuple[dict[str, str | None], set[tuple[str, str]]]:
-    """Returns the labels of the nodes with their colors, and the arrows between labels. All labels must differ."""
+    """Parses a drawing in which all labels differ. Returns the color of each label, and the arrows between labels."""
     graph = to_graph(pipe, **options)
     nodes, labels = {}, {}
     for match in re.finditer(r"^\t\"(.+?)\" \[label=(\w+)(?: fillcolor=(\w+))?\]$", graph.source, re.M):

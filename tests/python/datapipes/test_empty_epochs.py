@@ -75,7 +75,7 @@ def test_a_correct_item_is_not_reported() -> None:
 
     def read() -> None:
         heads = [list(stream.header(3)) for _ in range(3)]
-        assert heads == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]  # each epoch continues after the previous one
+        assert heads == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]  # a dataset with a single iterator continues in each epoch
         for source in (empty, (), {}, set(), "", range(0)):
             assert list(IterableWrapper(source)) == []
         assert list(IterableWrapper([1]).filter(bool).header(0)) == []

@@ -30,7 +30,7 @@ def _generators_are_put_back() -> Any:
 
 @pytest.fixture(params=["memory", "public functions"])
 def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """How generators are copied: the second way is that of versions which lay them out differently."""
+    """The way in which generators are copied. The second way is used if NumPy or Python has a different memory layout."""
     monkeypatch.setattr(exchanging, "_known", None)
     if request.param != "memory":
         monkeypatch.setattr(exchanging, "_is_copied", lambda *_: False)
@@ -76,7 +76,7 @@ def test_each_shard_draws_the_same_numbers_as_if_it_were_alone(way: Any) -> None
 def test_shards_that_are_switched_natively_draw_and_seed_as_if_they_were_alone(way: Any) -> None:
     def steps(number: int) -> Any:
         for step in range(700):
-            if step % 50 == number:  # the same position in other numbers, which no counter of draws shows
+            if step % 50 == number:  # reseeding without drawing, which the generator's position does not show
                 seed(step)
             yield draw(step % 3)
             skipping.worker = number

@@ -1,4 +1,4 @@
-"""A class can replace the functional form of another class only if a notebook cell is run again."""
+"""A class may replace a registered functional form only if a notebook runs the cell that defines the class again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States of graphs for which saving or loading once failed are now saved and loaded correctly."""
+"""Graphs for which saving or loading a state once failed are saved and loaded correctly."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def numbers(count: int) -> IterableWrapper[int]:
 
 
 def resumed(build: Callable[[], Any], epoch: int, position: int) -> tuple[list[Any], list[Any], list[list[Any]]]:
-    """Returns the items of a resumed graph in an epoch and the next one, and the items of an uninterrupted run."""
+    """Returns the items of two epochs of a resumed graph, and of the same epochs in an uninterrupted run."""
     start(5)
     pipe = build()
     epochs = [list(pipe) for _ in range(epoch + 2)]
@@ -310,7 +310,7 @@ def test_generators_of_python_and_numpy_resume_from_a_saved_state() -> None:
     numpy = pytest.importorskip("numpy")
     random.seed(1)
     numpy.random.seed(1)
-    numpy.random.standard_normal()  # the generator keeps a second normal number
+    numpy.random.standard_normal()  # NumPy's generator stores a second normal number for its next call
     random.gauss(0, 1)
     state = pickle.loads(pickle.dumps(save_generators()))
 

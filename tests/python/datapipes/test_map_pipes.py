@@ -1,4 +1,4 @@
-"""Map-style pipes can be converted to iter pipes and shuffled."""
+"""Map-style pipes can be shuffled, and can be converted to iterable-style pipes."""
 
 from __future__ import annotations
 

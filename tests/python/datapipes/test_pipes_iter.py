@@ -66,7 +66,7 @@ def test_a_one_shot_iterator_that_can_be_copied_is_read_in_every_epoch() -> None
 
 
 class ByHand(Sequence[int]):
-    """A sequence with the iterator of `collections.abc.Sequence`."""
+    """A user-defined sequence that inherits its iterator from `collections.abc.Sequence`."""
 
     def __getitem__(self, index: Any) -> Any:
         return range(9)[index]
@@ -282,7 +282,7 @@ def test_a_pipe_that_holds_much_data_is_searched_without_looking_at_the_data() -
 
 
 class Counted(list[Any]):
-    """A list class that counts how many members of its lists were inspected."""
+    """A list class that counts how many members of all its lists were read."""
 
     looked_at = 0
 

@@ -142,7 +142,7 @@ def test_every_position_is_restored_for_any_parameters(row: Row, data: st.DataOb
     position = data.draw(st.integers(0, len(whole) + 1), label="position")
     pipe = seed(built(row, items, **params), 1)
     iterator = iter(pipe)
-    head = list(itertools.islice(iterator, position))  # the last position is after the end
+    head = list(itertools.islice(iterator, position))  # the last position is behind the end of the iteration
     restored = built(row, items, **params)
     load_state(restored, pickle.loads(cloudpickle.dumps(save_state(pipe))))
     assert head + list(restored) == whole
@@ -225,8 +225,8 @@ def held(row: Row, few: int, many: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("row", [row for row in ROWS if not row.grows], ids=lambda row: row.name)
 def test_memory_does_not_grow_with_the_number_of_items(row: Row) -> None:
-    held(row, 20, 50)  # creates everything that is created only once
-    gc.freeze()  # objects of other tests are then not visited again
+    held(row, 20, 50)  # creates the objects that a pipe of this class creates only once
+    gc.freeze()  # the garbage collector then skips objects of other tests
     growth = []
     for few, more in ((250, 500), (1000, 2000), (8000, 3000)):  # some pipes reach their final memory only later
         before, after = held(row, few, few + more)
@@ -237,7 +237,7 @@ def test_memory_does_not_grow_with_the_number_of_items(row: Row) -> None:
 
 
 def in_turn(*shares: list[Any]) -> list[Any]:
-    """Returns the items of shards in turn, one item of each, skipping shards that have ended."""
+    """Takes one item of each shard in turn, and skips shards that have ended. Returns all items."""
     nothing = object()
     return [item for turn in itertools.zip_longest(*shares, fillvalue=nothing) for item in turn if item is not nothing]
 
@@ -253,7 +253,10 @@ AT_ONCE = 12
 
 @pytest.mark.parametrize("first", range(0, len(IN_WORKERS), AT_ONCE), ids=lambda first: IN_WORKERS[first].name)
 def test_two_workers_each_process_their_share(first: int) -> None:
-    """One loader runs several rows. Each worker takes one item of each row in turn, until the row has ended."""
+    """One loader runs the pipes of several rows.
+
+    Each worker takes one item of each row in turn, until the row has ended.
+    """
     rows = IN_WORKERS[first : first + AT_ONCE]
     pipes = [row.build(lambda: IterableWrapper(ITEMS).sharding_filter(), **row.example) for row in rows]
     tagged = [pipe.map(partial(named, row.name)) for row, pipe in zip(rows, pipes, strict=True)]
@@ -263,7 +266,7 @@ def test_two_workers_each_process_their_share(first: int) -> None:
         for _ in range(2):
             loader.seed(1)
             runs.append(list(loader))
-        for _ in itertools.islice(loader, 2 * len(rows)):  # the epoch is left after the first items
+        for _ in itertools.islice(loader, 2 * len(rows)):  # the loop leaves the epoch after the first items
             pass
         loader.seed(1)
         runs.append(list(loader))
@@ -344,7 +347,7 @@ ELSEWHERE = {
 
 
 def test_every_public_pipe_has_a_row_or_tests_of_its_own() -> None:
-    # If a class returns pipes of other classes when it is called, its rows have the name of its functional form.
+    # Classes that return pipes of other classes when they are called, with the functional form that names their rows.
     forms = {getattr(form, "__wrapped__", form).__name__: name for name, form in IterDataPipe.functions.items()}
     built_pipes = {type(pipe).__name__ for row in ROWS for pipe in walk(built(row))}
     named = {row.name for row in ROWS}

@@ -1,4 +1,4 @@
-"""If a pipe has no state, its items are replayed on resume, and so are the items of pipes that depend on it."""
+"""If a pipe has no state, a resumed graph replays the items of this pipe and of the pipes that depend on it."""
 
 from __future__ import annotations
 

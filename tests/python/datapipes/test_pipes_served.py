@@ -50,12 +50,15 @@ class Places:
 
 @dataclass(frozen=True)
 class Served:
-    """A row for one pipe. Sources are short names, which `build` converts to the pipe's input."""
+    """The table's row for one pipe.
+
+    The source consists of short names, which `build` converts to the input of the pipe.
+    """
 
     name: str
     build: Callable[[Any, Places], Any]
     model: Callable[[list[str], Places], list[Any]]
-    #: The names from which the test draws the sources.
+    #: The short names from which a test chooses the items of its sources.
     sources: tuple[str, ...] = field(default=tuple(CONTENT))
 
 
@@ -154,7 +157,7 @@ def test_an_abandoned_iteration_starts_again_and_leaves_no_file_open(served: Ser
     sources = list(served.sources)
     expected = served.model(sources, places)
     pipe = built(served, places, sources)
-    list(map(read, pipe))  # permanent connections and files are now open
+    list(map(read, pipe))  # the first epoch opens connections and files that stay open
     before = open_files()
     for stop in (1, len(expected) // 2, len(expected)):
         assert [read(item) for item in itertools.islice(pipe, stop)] == expected[:stop]

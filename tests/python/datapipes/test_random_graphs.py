@@ -1,4 +1,7 @@
-"""Random graphs are saved and resumed (see `random_graphs`). `make fuzz` runs more of these graphs for some minutes."""
+"""Random graphs of pipes (see `random_graphs`) are saved and resume exactly.
+
+`make fuzz` runs more of these graphs for some minutes.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ def test_a_graph_that_has_failed_resumes_from_a_loaded_state() -> None:
     begun = build()
     head = [next(iter(begun))]
     state = save_state(begun)
-    first_key = 1  # the map is read with this key while it is built
+    first_key = 1  # `to_map_datapipe` reads the pipe while the graph is built, so the test uses this key
     pipe = build()
     with pytest.raises(IndexError):
         list(pipe)
@@ -101,7 +104,7 @@ def test_no_pipe_is_missing_from_random_graphs() -> None:
     ends += [Loader(number, ("workers",)).pipe() for number in range(30)]
     found = {type(pipe).__name__ for end in ends for pipe in walk(end)}
     assert {f"row {row.name}" for row in ROWS} - {"row cycle_for_ever"} <= {*OVER_ONE, *THREADED}
-    # If a class returns pipes of other classes when it is called, its rows have the name of its functional form.
+    # Classes that return pipes of other classes when they are called, with the functional form that names their rows.
     for base, module in ((IterDataPipe, iter_pipes), (MapDataPipe, map_pipes)):
         forms = {getattr(form, "__wrapped__", form).__name__: name for name, form in base.functions.items()}
         classes = {name: value for name in module.__all__ if isinstance(value := getattr(module, name), type)}

@@ -70,7 +70,7 @@ GRAPHS: dict[str, Callable[[], Any]] = {
 
 
 def elsewhere(number: int) -> None:
-    """Seeds the global generators with a number that no run of these tests uses."""
+    """Simulates another process: seeds the global generators with a number that no other run of these tests uses."""
     random.seed(number)
     torch = loaded("torch")
     if torch is not None:
@@ -89,7 +89,7 @@ def test_a_graph_that_was_seeded_as_a_whole_resumes_with_its_later_passes(kind: 
     for position in range(len(first) + 1):
         pipe = seeded()
         list(islice(pipe, position))
-        for _ in range(2):  # a loaded state that was not used is saved again
+        for _ in range(2):  # the second time, the state is saved before any item was requested
             state = pickle.dumps(save_state(pipe))
             elsewhere(77)
             pipe = GRAPHS[kind]()

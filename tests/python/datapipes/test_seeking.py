@@ -1,4 +1,4 @@
-"""If sources resume from a state, they do not reread earlier items. The tests count the reads."""
+"""Sources that resume from a state do not reread earlier items. The tests count the reads."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ counter = Counter()
 
 
 class Counted(io.BytesIO):
-    """A file in memory that counts the bytes read. Copies of the file share the count, because a state contains copies
-    of the streams that wait to be read.
+    """A file in memory that counts the bytes read.
+
+    Copies of the file use the same counter, because a state contains copies of the streams that were not read yet.
     """
 
     def read(self, size: int | None = -1) -> bytes:

@@ -1,5 +1,6 @@
-"""Archives have limits for headers, extended records and overlapping members. Names in unusual folders are read or
-refused.
+"""Archive readers limit the size of headers and extended records, and the overlap of members.
+
+Unusual names of members are read or refused.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def test_every_regular_file_comes_out_under_the_path_of_its_archive(folder, kind
     expected = {**members(folder, kind, 0), **members(folder, kind, 1)}
     if kind == "zip":  # zip stores a link as a copy of its target
         found = [(path, content) for path, content in found if "link" not in path]
-        # Old versions of zip do not mark UTF-8 names, so these are decoded differently.
+        # Old versions of zip do not mark names as UTF-8, so the reader decodes such names differently.
         found = [(path.replace("\u251c\u2310", "\u00e9"), content) for path, content in found]
     # tar stores the first name of a hard-linked file as a file, and the second name as a link.
     found = [(path.replace("zz-hard-link", "a.txt"), content) for path, content in found]
@@ -155,8 +155,7 @@ def test_a_truncated_archive_raises_an_error_that_names_path_and_pipe(folder, tm
         except error as failure:
             assert f"cut.{kind}" in str(failure)  # noqa: PT017
         else:
-            # A plain tar archive that is truncated between two members looks like an unfinished archive, which is
-            # allowed.
+            # If a tar archive without compression is truncated between two members, the reader cannot detect this.
             assert kind == "tar"
             assert cut % 512 == 0
             assert len(items) < whole

@@ -1,4 +1,7 @@
-"""Malicious, damaged or huge archives and files cause a clear error or need constant memory. No file stays open."""
+"""Malicious, damaged or huge archives and files either cause a clear error, or need constant memory.
+
+No file stays open.
+"""
 
 from __future__ import annotations
 
@@ -266,7 +269,7 @@ def test_a_file_that_fails_while_it_is_read_raises_an_error_that_names_pipe_and_
 
 @pytest.fixture
 def small_bombs(monkeypatch):
-    """Lowers the limit, so that files larger than 1 MiB with a large compression ratio count as bombs."""
+    """Lowers the limit for decompression bombs to 1 MiB, so that small test files exceed the limit."""
     for module in (archive, tar):
         monkeypatch.setattr(module, "SMALLEST_BOMB", 1 << 20)
     monkeypatch.setattr(tar, "PIECE", 1 << 18)
@@ -338,8 +341,9 @@ print(total, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def growth(path, load, chunk, small):
-    """Returns the number of bytes read, and the difference in KiB between the peak memory with a large and a small
-    archive.
+    """Reads a large archive in a separate process.
+
+    Returns the number of bytes read, and the growth of the peak memory in KiB compared with a small archive.
     """
     command = [sys.executable, "-c", GROWTH, str(path), load, str(chunk), str(small)]
     output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=250).stdout
@@ -347,7 +351,7 @@ def growth(path, load, chunk, small):
 
 
 def sparse_tar(path, size):
-    """Writes a tar archive. The content of its first member is a hole in the file."""
+    """Writes a tar archive with a first member that occupies no disk space, because its content is a hole in the file."""
     with open(path, "wb") as file:
         info = tarfile.TarInfo("large")
         info.size = size
@@ -359,7 +363,7 @@ def sparse_tar(path, size):
 
 
 def sparse_zip(path, size):
-    """Writes a zip archive. The content of its first member, which is not compressed, is a hole in the file."""
+    """Writes a zip archive with an uncompressed first member that needs no disk space, because its content is a hole."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         info = zipfile.ZipInfo("large")
         info.file_size = info.compress_size = size

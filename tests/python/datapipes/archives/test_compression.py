@@ -243,7 +243,7 @@ def decompressed(data, file_type):
     [(_, stream)] = Decompressor([("a", io.BytesIO(data))], file_type)
     with stream:
         whole = stream.read()
-        for place in (len(whole) // 2, 0, len(whole)):  # forward, backward, and to the end
+        for place in (len(whole) // 2, 0, len(whole)):  # seeks forward, backward, and to the end
             assert stream.seek(place) == place
             assert stream.read() == whole[place:]
     return whole
@@ -362,7 +362,7 @@ def test_a_pipe_continues_after_an_error_in_one_file(folder, tmp_path):
 
 @pytest.fixture
 def small_bombs(monkeypatch):
-    """Lowers the limit, so that files larger than 1 MiB with a large compression ratio count as bombs."""
+    """Lowers the limit for decompression bombs to 1 MiB, so that small test files exceed the limit."""
     monkeypatch.setattr(archive, "SMALLEST_BOMB", 1 << 20)
 
 

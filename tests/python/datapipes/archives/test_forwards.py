@@ -1,4 +1,4 @@
-"""Forward-only reading is compared with reading a file in memory, and with `tarfile` for archives."""
+"""Readers of streams that cannot seek return the same bytes as a file in memory, and the same members as `tarfile`."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ TREE = {
 
 a_program = any(map(shutil.which, ("unrar", "unar", "7z", "7zz", "bsdtar")))
 
-#: A program that replaces unrar if unrar is not installed. The program contains the compressed members of the test
-#: archives.
+#: A substitute for the program unrar, for machines on which unrar is not installed. The substitute prints the content
+#: of the compressed members in the test archives.
 STAND_IN = f"""#!{sys.executable} -IS
 import sys
 if sys.argv[1] == "p":
@@ -55,7 +55,7 @@ def vint(number):
 
 
 def block(kind, flags, *fields, data=None):
-    """Returns a block of a RAR 5 archive (see "RAR 5.0 archive format" by rarlab)."""
+    """Returns the bytes of a block in a RAR 5 archive, as described in "RAR 5.0 archive format" by rarlab."""
     size = vint(len(data)) if data is not None else b""
     header = vint(kind) + vint(flags | (2 if data is not None else 0)) + size + b"".join(fields)
     sized = vint(len(header)) + header
@@ -259,7 +259,7 @@ def test_without_a_program_only_reading_a_compressed_member_raises_an_error(no_p
     ]
 )
 def program(request, monkeypatch, tmp_path, tmp_path_factory):
-    """Makes `rarfile` search for a program again, and store its temporary copies in the test's folder."""
+    """Makes `rarfile` search for an external program again, and store its temporary files in the test's folder."""
     if request.param == "stand-in":
         script = tmp_path_factory.mktemp("bin") / "unrar"
         script.write_text(STAND_IN)

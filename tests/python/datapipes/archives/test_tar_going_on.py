@@ -1,4 +1,4 @@
-"""If a tar archive is resumed in the middle, it yields the remaining members, and rereads little."""
+"""If a loader of tar archives resumes in the middle of an archive, it yields the remaining members, and rereads little."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchdata.datapipes.iter import FSSpecFileOpener, HttpReader, IterableWrapp
 from torchdata.datapipes.state import load_state, save_state
 from torchdata.datapipes.utils import StreamWrapper
 
-#: The size of each member. A read-ahead buffer contains only a few members.
+#: The size in bytes of each member. A read-ahead buffer is only a few times larger.
 SIZE = 100_000
 MEMBERS = 40
 
@@ -116,7 +116,7 @@ def test_any_archive_is_resumed_any_number_of_times(
     start: int,
     cuts: list[int],
 ) -> None:
-    if style == tarfile.USTAR_FORMAT:  # longer names are not supported
+    if style == tarfile.USTAR_FORMAT:  # the ustar format does not support longer names
         members = [(name[:60], size) for name, size in members]
     contents = [(f"m/{name.strip('/')}x", bytes([number]) * size) for number, (name, size) in enumerate(members)]
     options = {"pax_headers": {"comment": "of all members"}} if everywhere and style == tarfile.PAX_FORMAT else {}
@@ -171,7 +171,7 @@ def test_members_that_wait_in_a_state_are_read_without_the_start_of_their_archiv
 
 
 class ReadOnly:
-    """A file object that has only `read`, or that refuses to seek, like streams of fsspec."""
+    """A file object that has only the method `read`, or that refuses to seek, like streams of fsspec."""
 
     def __init__(self, path: str, refuses: bool) -> None:
         self.file = open(path, "rb")  # noqa: SIM115  # closed below
@@ -265,8 +265,9 @@ def test_a_shard_on_a_server_is_resumed_by_a_ranged_read(web: Any, build: Any) -
     ],
 )
 def test_a_read_resumes_on_servers_of_all_kinds(web: Any, habit: dict[str, Any]) -> None:
-    """If the server supports no ranges, or sends no validator, the server must send the shard from the beginning, and
-    the reader drops the first bytes.
+    """If the server ignores range requests or sends no validator, the server sends the archive from its beginning.
+
+    The reader then skips the bytes that it has already read.
     """
     url = web.url("a.tar", shard_of(), **habit)
     head, pipe = gone_on(http, url, 35)

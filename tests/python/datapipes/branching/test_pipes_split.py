@@ -1,4 +1,4 @@
-"""The children of a split pipe can be read in any order, while items are buffered for slower children."""
+"""The children of a split pipe can be read in any order, because items are buffered for slower children."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_reading_one_child_again_invalidates_its_siblings() -> None:
         for stale in (first, second):
             with pytest.raises(RuntimeError, match="invalidated"):
                 next(stale)
-        joined = iter(right)  # joins the current iteration, so `again` stays valid
+        joined = iter(right)  # `right` takes part in the same iteration as `again`, so `again` stays valid
         assert len(list(again)) == len(list(joined)) > 0
 
 
@@ -154,7 +154,7 @@ def test_no_file_stays_open_for_children_that_are_abandoned(split: str, tmp_path
         return children[1].concat(children[0])
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Some child DataPipes are not exhausted")  # this warning is expected
+        warnings.filterwarnings("ignore", "Some child DataPipes are not exhausted")  # children are abandoned on purpose
         assert sorted(int(content) for _, content in check_restore(build)) == list(range(7))
 
 
@@ -185,7 +185,7 @@ READERS = {
 @pytest.mark.parametrize("split", READERS)
 def test_an_unread_child_joins_its_restored_sibling(split: str) -> None:
     def build() -> Any:
-        # The source is shuffled, so that rereading it would yield a different order.
+        # The source is shuffled. If the restored pipe reread the source, the items would have a different order.
         source = IterableWrapper(range(12)).shuffle().set_seed(3)
         left, right = READERS[split](source if split != "random_split" else IterableWrapper(range(12)))
         return left.concat(right)
@@ -197,4 +197,4 @@ def test_an_unread_child_joins_its_restored_sibling(split: str) -> None:
         head = [next(iterator) for _ in range(position)]
         restored = build()
         load_state(restored, pickle.loads(cloudpickle.dumps(save_state(pipe))))
-        assert head + list(restored) == whole  # rereading would emit a warning, which is an error here
+        assert head + list(restored) == whole  # rereading emits a warning, which fails the test

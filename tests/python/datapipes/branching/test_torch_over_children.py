@@ -1,4 +1,7 @@
-"""PyTorch pipes that read the children of splits have no state, but resume at any position by replaying."""
+"""Pipes of torch that read children of `fork` or `demux` have no state.
+
+Loaders resume such pipes at any position by replaying their items.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,7 @@ def test_seeds_that_are_set_after_a_load_apply_to_passes_that_start_again(
     seeded = numbers(1).concat(build())
     seed(seeded, 1)
     list(islice(iter(seeded), count + 1))
-    iterator = iter(seeded)  # the new iteration has not begun the fork that was left
+    iterator = iter(seeded)  # the new iteration has not begun to read the fork
     state = save_state(seeded)
     seed(seeded, 2)
     rest = list(iterator)

@@ -1,4 +1,7 @@
-"""In one process, the on-disk cache stores items, checks files, handles bad input, and cleans up."""
+"""The on-disk cache stores items, checks files, handles bad input, and deletes unfinished files.
+
+All tests use one process.
+"""
 
 from __future__ import annotations
 
@@ -180,7 +183,7 @@ def test_a_section_that_ends_early_leaves_the_rest_missing(tmp_path):
 
 @pytest.fixture
 def small_limits(monkeypatch):
-    """Lowers both limits of a section, so that a few items reach them."""
+    """Lowers both limits of a cached section, so that a few items exceed the limits."""
     for name in ("_AHEAD", "_LOCKED"):
         monkeypatch.setattr(section, name, 2)
 
@@ -421,7 +424,7 @@ def test_an_abandoned_iterator_releases_its_locks(tmp_path):
         assert names(pipe) == list("abcdef")
         for name in "abcdef":
             (tmp_path / name).unlink()
-    paths = iter(pipe)  # an epoch is begun and left before its first item
+    paths = iter(pipe)  # the loop begins an epoch, and leaves the epoch before its first item
     del paths
     assert content(tmp_path) == {}
 

@@ -1,4 +1,4 @@
-"""The on-disk cache handles foreign names, malicious files in its folder, and damaged cached files."""
+"""The on-disk cache handles unusual file names, malicious files in its folder, and damaged cached files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["no_lock_is_left"]
 
 @pytest.fixture(autouse=True)
 def nothing_hangs():
-    """Ends a test that waits forever for the other end of a named pipe."""
+    """Fails a test that waits forever, because no process opens the other end of a named pipe."""
 
     def ring(*_):
         raise AssertionError("it hangs")
@@ -37,8 +37,9 @@ def nothing_hangs():
 
 
 def unpacking(folder, files, **options):
-    """Returns a pair: a cached section that converts the item `pack` to `files` (contents by path), and the list of the
-    paths with which the section's function was called.
+    """Returns a cached section, and a list that records the calls of its function.
+
+    The section converts the item `pack` to several files. `files` contains their contents by path.
     """
     calls = []
 
@@ -236,7 +237,7 @@ def test_damaged_members_are_recreated_like_single_files(tmp_path, how, folder_i
     if how == "hash_dict":
         assert list(pipe) == [*paths]
     else:
-        with pytest.raises(KeyError):  # the user's function is called, and raises the error
+        with pytest.raises(KeyError):  # the cache calls the user's function, which raises this error
             list(pipe)
 
 
@@ -248,7 +249,7 @@ def test_a_link_under_a_predictable_name_does_not_truncate_a_file(tmp_path):
     victim.write_text("precious")
     folder = tmp_path / "cache"
     folder.mkdir()
-    (folder / temporary_name("pack")).symlink_to(victim)  # the marker file of the folder `pack`
+    (folder / temporary_name("pack")).symlink_to(victim)  # the temporary name of the marker of `pack`
     (folder / temporary_name("a")).symlink_to(victim)
     pipe, _ = unpacking(folder, {"pack/x": b"new"})
     assert list(pipe) == [f"{folder}/pack/x"]

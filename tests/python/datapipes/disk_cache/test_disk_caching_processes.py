@@ -29,8 +29,9 @@ FORK = multiprocessing.get_context("fork")
 
 @pytest.fixture
 def start():
-    """Returns a function that starts a function in a forked process. Processes that are still running are killed after
-    the test.
+    """Returns a function that runs its argument in a forked process.
+
+    After the test, the fixture kills processes that are still running.
     """
     processes = []
 
@@ -217,7 +218,7 @@ def test_a_process_that_waits_for_a_killed_writer_continues_at_once(folder, resu
     writer = start(hang)
     wait_for(lambda: results.has("writing"))
     waiter = start(wait)
-    wait_for(lambda: results.has("made b"))  # the waiting process continues with other files
+    wait_for(lambda: results.has("made b"))  # the waiting process creates other files meanwhile
     assert not results.has("made a")
     writer.kill()
     assert finished(waiter) == 0
@@ -227,7 +228,7 @@ def test_a_process_that_waits_for_a_killed_writer_continues_at_once(folder, resu
 
 
 def hanging_writer(folder, results, start):
-    """Starts a process that begins to create the file "a", and then hangs."""
+    """Starts a process that begins to create the cached file "a", and then hangs."""
 
     def hang():
         def maker(path):
@@ -295,7 +296,7 @@ def test_a_worker_that_is_killed_while_it_writes_leaves_a_cache_that_the_next_lo
 
 
 def resting_after_one(folder, results, build):
-    """Reads one path of a pipeline. Reads the remaining paths when the test requests them."""
+    """Reads the first path of a pipeline, waits for the test's signal, and reads the remaining paths."""
     paths = iter(build())
     results.note("first", names([next(paths)]))
     wait_for(lambda: results.has("go on"))
@@ -338,7 +339,7 @@ def test_a_process_finishes_what_it_has_in_a_buffer_before_it_waits(folder, resu
 
     writer = hanging_writer(folder, results, start)
     waiter = start(run)
-    wait_for(lambda: (folder / "b").exists())  # the batch then contains the other files, and only "a" is missing
+    wait_for(lambda: (folder / "b").exists())  # when "b" exists, only the file "a" is missing in the batch
     wait_for(lambda: is_free(folder / "c"))
     assert names(cached(folder, "c", timeout=0)) == ["c"]
     writer.kill()
@@ -425,7 +426,7 @@ def test_a_forked_child_does_not_keep_the_locks_of_its_exited_parent(folder, res
     try:
         assert not is_free(folder / "a"), "the child's closing let nothing go"
         parent.kill()
-        wait_for(lambda: parent.exitcode is not None)  # join() would also wait for the child
+        wait_for(lambda: parent.exitcode is not None)  # `parent.join()` would also wait for the parent's child
         assert is_free(folder / "a")
         assert names(cached(folder, "a", timeout=0)) == ["a"]
     finally:
@@ -471,7 +472,7 @@ def test_a_lock_of_a_file_that_was_removed_while_it_was_opened_is_not_trusted(fo
     def opened_and_removed(file):
         fd = opened(file)
         monkeypatch.undo()
-        os.unlink(file)  # simulates the previous holder of the lock
+        os.unlink(file)  # simulates a process that deletes its lock file when it releases the lock
         return fd
 
     held.release()

@@ -1,4 +1,4 @@
-"""Several on-disk caches in one process have exact states at every position, even in a loader with adapters."""
+"""Several on-disk caches in one process can be saved exactly at every position, even in a loader with adapters."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_cold_cache_is_restored_at_every_position(tmp_path, between, there):
         running = pickle.dumps(save_state(pipe))
         del paths
         abandoned = pickle.dumps(save_state(pipe))
-        for state in (running, abandoned):  # the second time, all files already exist
+        for state in (running, abandoned):  # when the second state is loaded, all files already exist
             restored = build(folder)
             load_state(restored, pickle.loads(state))
             tail = names(restored)

@@ -21,7 +21,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 
 class Watch:
-    """A coroutine function that records its event loops, its threads, and the number of concurrent calls."""
+    """A coroutine function that records its event loops and threads, and how many of its calls run concurrently."""
 
     def __init__(self) -> None:
         self.loops: list[asyncio.AbstractEventLoop] = []

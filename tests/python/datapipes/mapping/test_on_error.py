@@ -187,7 +187,7 @@ def strict_int(text):
 @pytest.mark.filterwarnings("default:on_error has skipped:RuntimeWarning")
 @pytest.mark.parametrize(("method", "dispatches"), [("fork", False), ("fork", True), ("spawn", True)])
 def test_the_end_of_an_epoch_of_workers_is_told_once_by_the_loader(method, dispatches, capfd):
-    """The message counts the items that the workers and the dispatching process have skipped in this epoch."""
+    """The warning at the end of an epoch counts the items that the workers and the dispatching process have skipped."""
     pipe = IterableWrapper(["1", "1", "x", "x"] * 10)
     if dispatches:
         pipe = pipe.map(strict_int).on_error("skip").sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
@@ -243,7 +243,7 @@ def raises_by(item):
 
 
 class Ä(Exception):
-    """An exception with a long name that is not ASCII. Messages truncate the name."""
+    """An exception with a long name of non-ASCII characters. Warnings truncate the name."""
 
 
 Ä.__name__ = "Ä" * 40

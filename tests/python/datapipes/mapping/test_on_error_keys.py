@@ -1,4 +1,4 @@
-"""If a reader of this package fails, the log of `on_error` names the file, the member or the key."""
+"""If a pipe that reads files fails, the log of `on_error` names the file, the archive member or the key."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 pytestmark = pytest.mark.filterwarnings("ignore:on_error has skipped:RuntimeWarning")
 
-#: The items that are broken.
+#: The items at which pipes must raise.
 BAD = {3, 4, 11}
 
 
@@ -34,7 +34,10 @@ async def awaited(item: int) -> int:
 
 
 def many(item: int) -> Any:
-    """Yields two items per source item. If the source item is broken, the error follows the first of these items."""
+    """Yields two items per source item.
+
+    If the source item is in `BROKEN`, the function raises after the first of these items.
+    """
     yield item
     whole(item)
     yield item + 100
@@ -100,8 +103,8 @@ def tokens(item: Any) -> Any:
     return item["a"].tolist() if hasattr(item["a"], "tolist") else item["a"]
 
 
-#: For each class of pipes, pipelines and their expected items. The pipe itself raises at items 3, 4 and 11, unless
-#: stated otherwise.
+#: For each class of pipes, pipelines and their expected items. Unless stated otherwise, the pipe raises at the items 3,
+#: 4 and 11.
 OWN: dict[str, list[tuple[Any, list[Any]]]] = {
     "Mapper": [(lambda: numbers().map(whole), GOOD)],
     "Filter": [(lambda: numbers().filter(lambda item: whole(item) % 2 == 0), [n for n in GOOD if n % 2 == 0])],
@@ -254,15 +257,14 @@ NOT_AGAIN = {
     "CSVParser", "Decompressor", "JsonParser", "LineReader", "ParquetDataFrameLoader", "StreamReader",
     "TFRecordLoader", "TarArchiveLoader", "ZipArchiveLoader", "scattered",
 }  # fmt: skip
-#: These pipes only pass on or store the items of their sources, and raise no errors themselves.
+#: Classes of pipes that only pass on or store the items of their sources, and therefore raise no errors themselves.
 RAISE_NOTHING = {
     "Batcher", "Concater", "Cycler", "Enumerator", "Forker", "Header", "InBatchShuffler", "InMemoryCacheHolder",
     "IterableWrapper", "LengthSetter", "Multiplexer", "MultiplexerLongest", "OnError", "Prefetcher", "RandomSplitter",
     "Repeater", "SampleMultiplexer", "Sampler", "ShardingFilter", "ShardingRoundRobinDispatcher", "Shuffler",
     "UnZipper", "Zipper", "ZipperLongest",
 }  # fmt: skip
-#: These pipes inherit `__iter__` from another tested pipe, which calls a function per item, or reads streams one by
-#: one.
+#: Classes of pipes that inherit `__iter__` from a class that is tested here.
 AS_OTHERS = {
     "AISFileLoader": "Mapper",
     "Bz2FileLoader": "TarArchiveLoader", "CSVDictParser": "CSVParser", "Extractor": "Decompressor",
@@ -272,7 +274,8 @@ AS_OTHERS = {
     "PinMemory": "Mapper", "RarArchiveLoader": "TarArchiveLoader", "RoutedDecoder": "Mapper", "S3FileLoader": "Mapper",
     "Saver": "Mapper", "XzFileLoader": "TarArchiveLoader",
 }  # fmt: skip
-#: These pipes have sources that are not pipes, raise again at the same item, or communicate with all ranks.
+#: Classes of pipes that cannot be tested here: the source is not a pipe, the pipe raises at the same item again, or the
+#: pipe communicates with all ranks.
 END = {
     "AISFileLister", "EndOnDiskCacheHolder", "FSSpecFileLister", "FullSync", "HuggingFaceHubReader",
     "IoPathFileLister", "OnDiskCacheHolder", "S3FileLister",
@@ -321,6 +324,6 @@ def test_a_pipe_continues_after_an_item_that_its_source_has_skipped(row: Row) ->
     pipe = seed(row.build(lambda: IterableWrapper(items).map(whole), **row.example).on_error("skip"), 1)
     other = seed(row.build(lambda: IterableWrapper(good(*items)), **row.example), 1)
     found, expected = ([repr(item) for item in one] for one in (pipe, other))
-    if row.name == "map_pipe_shuffle":  # the order depends on all indices, including skipped ones
+    if row.name == "map_pipe_shuffle":  # the order depends on all indices, including indices of skipped items
         found.sort(), expected.sort()
     assert found == expected

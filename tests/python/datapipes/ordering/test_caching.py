@@ -1,4 +1,4 @@
-"""The in-memory caches store the expected items, respect their size limit, and are deleted when documented."""
+"""The in-memory caches store the expected items, respect their size limit, and free their items when documented."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_copies_take_the_cache_along():
     pipe = IterableWrapper(range(3)).map(calls).in_memory_cache()
     list(pipe)
     for duplicate in (copy.deepcopy(pipe), pickle.loads(pickle.dumps(pipe))):
-        duplicate.source_dp.fn = None  # a call of this function would fail
+        duplicate.source_dp.fn = None  # if the cache called its function, the call would fail
         assert list(duplicate) == [[0], [1], [2]]
 
 

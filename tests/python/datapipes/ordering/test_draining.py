@@ -1,4 +1,4 @@
-"""A shuffle whose buffer is much larger than one block, after its source has ended."""
+"""If the buffer of `shuffle` is large when the source ends, the remaining items are yielded, and states are exact."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_large_buffer_resumes_while_it_empties(position: int) -> None:
     begun = iter(first)
     list(islice(begun, position))
     saved = save_state(first)
-    next(begun)  # the saved state must not change with the pipe
+    next(begun)  # the saved state must not change when the pipe continues
     load_state(second, saved)
     assert list(second) == _shuffled(3)[position:]
 

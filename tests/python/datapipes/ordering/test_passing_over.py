@@ -1,6 +1,4 @@
-"""If a sharding filter skips items of other shards without reading them, the order, the states and the counts stay the
-same.
-"""
+"""A sharding filter may skip items of other shards without reading them. Order, states and counts must not change."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ COUNT = 23
 
 
 class Letters(list[str]):
-    """A user-defined list class with items that cannot be skipped without reading them."""
+    """A user-defined list class. Pipes must read its items one by one, because the class may override `__iter__`."""
 
 
 class Squares:
@@ -33,7 +31,7 @@ class Squares:
         return index * index
 
 
-#: Sources that can skip items without reading them, and similar sources that cannot.
+#: Sources from which a filter can skip items without reading them, and similar sources from which it cannot.
 SOURCES: dict[str, Callable[[], IterDataPipe]] = {
     "range": lambda: IterableWrapper(range(COUNT)),
     "range backwards": lambda: IterableWrapper(range(50, 50 - 2 * COUNT, -2)),

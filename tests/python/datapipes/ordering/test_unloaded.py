@@ -1,5 +1,6 @@
-"""Workers shard the indices of a dataset before they load items. Each item is loaded once, and the order does not
-change.
+"""Workers distribute the indices of a dataset before they load the items.
+
+Each item is loaded once, and the order does not change.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Squares(MapDataPipe):
         return len(self.source)
 
 
-#: Pipelines over a dataset in which indices are passed on up to the filter.
+#: Pipelines over a dataset in which the sharding filter receives indices instead of items.
 BY_INDEX: dict[str, Callable[[Any], Any]] = {
     "by index": lambda s: SequenceWrapper(s).to_iter_datapipe(),
     "some indices": lambda s: SequenceWrapper(s).to_iter_datapipe(indices=[5, 3, 8, 1, 0]),
@@ -102,7 +103,7 @@ BY_INDEX: dict[str, Callable[[Any], Any]] = {
     "an iterable with a length": lambda s: IterableWrapper(s).shuffle().map(plus_one),
 }
 
-#: Pipelines in which the filter must read items.
+#: Pipelines in which the sharding filter must read items, because a pipe before the filter needs the items.
 BY_ITEM: dict[str, Callable[[Any], Any]] = {
     "filtered": lambda s: SequenceWrapper(s).shuffle().filter(is_even),
     "unfolded": lambda s: SequenceWrapper(s).shuffle().flatmap(lambda item: [item, item]),

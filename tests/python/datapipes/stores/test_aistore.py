@@ -153,7 +153,7 @@ def test_a_missing_object_raises_an_error_at_once_and_the_loader_continues(clust
     source = ["ais://first/train/01.bin", "ais://first/missing", "ais://first/train/02.bin"]
     items = iter(AISFileLoader(source, cluster))
     assert read(next(items))[1] == b"\x01"
-    with pytest.raises(ErrObjNotFound) as failure:  # the library itself would repeat the request forever
+    with pytest.raises(ErrObjNotFound) as failure:  # the AIStore library alone would repeat the request forever
         next(items)
     assert issubclass(ErrObjNotFound, AISError)
     assert any("AISFileLoader cannot read 'ais://first/missing'" in note for note in failure.value.__notes__)

@@ -240,7 +240,7 @@ def test_a_failed_upload_is_aborted():
 
 
 class OnThreads(AsyncFileSystem):
-    """A file system that runs operations in fsspec's thread, which does not exist after a fork."""
+    """A file system that runs operations in fsspec's thread, which does not exist in a forked process."""
 
     protocol = "onthreads"
     cachable = True

@@ -65,7 +65,7 @@ def test_a_handler_lists_opens_and_saves_in_its_own_order(folder):
     found = [read(item) for item in IoPathFileOpener(names, handler=Elsewhere())]
     assert found == [(names[0], "content of b.txt\n"), (names[1], "content of a.txt\n")]
     target = f"else:{folder}/new"
-    for data in ("one", "two"):  # the second file replaces the first one
+    for data in ("one", "two"):  # the second call replaces the file of the first call
         assert list(IoPathSaver([(target, data)], handler=Elsewhere())) == [target]
         with open(f"{folder}/new") as file:
             assert file.read() == data

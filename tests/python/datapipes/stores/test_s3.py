@@ -1,4 +1,4 @@
-"""S3FileLister and S3FileLoader list and read objects of a complete S3 server on loopback."""
+"""S3FileLister and S3FileLoader list and read objects of a complete S3 server on the local machine."""
 
 from __future__ import annotations
 
@@ -276,7 +276,8 @@ def name_and_content(pair):
 @pytest.mark.parametrize("method", METHODS)
 def test_two_workers_share_the_objects_after_the_parent_used_s3(client, method):
     expected = [(f"s3://first/{key}", content) for key, content in sorted(FOLDER.items())]
-    # The options are explicit, because a fork server has the environment variables of the test that started it.
+    # The test passes its options as arguments, because a fork server has the environment variables of the test that
+    # started the server.
     options = {
         "endpoint_url": client.meta.endpoint_url,
         "config": {"access_key_id": "test", "secret_access_key": "test"},
@@ -284,7 +285,7 @@ def test_two_workers_share_the_objects_after_the_parent_used_s3(client, method):
     }
     pipe = S3FileLister(["s3://first/train/"], **options).sharding_filter().load_files_by_s3(**options)
     assert [read(item) for item in pipe] == expected
-    kept = next(iter(S3FileLoader(["s3://large/object"])))  # keeps an answer that was not read to its end
+    kept = next(iter(S3FileLoader(["s3://large/object"])))  # keeps a response that was not read to its end
     workers = loader(pipe.map(name_and_content), multiprocessing_context=method)
     try:
         for _ in range(2):

@@ -42,7 +42,7 @@ def test_an_error_names_pipe_and_url_of_a_missing_object(make):
     name = make.__name__
     with pytest.raises(FileNotFoundError, match=rf"{name}.*s3://no-such-bucket/x.*no such bucket"):
         list(make(["s3://no-such-bucket/x"]))
-    with pytest.raises(ValueError, match="no such bucket"):  # torchdata 0.9 raises this type
+    with pytest.raises(ValueError, match="no such bucket"):  # torchdata 0.9 raises a ValueError, too
         list(make(["s3://no-such-bucket/x"]))
 
 
@@ -122,7 +122,7 @@ def stalling():
     taken = []
 
     def serve():
-        with contextlib.suppress(OSError):  # the test closes the server at the end
+        with contextlib.suppress(OSError):  # the test closes the server's socket at the end
             while True:
                 connection, _ = server.accept()
                 connection.recv(65536)

@@ -1,5 +1,6 @@
-"""S3FileLister and S3FileLoader read Google Cloud Storage and Azure. Servers on loopback imitate the protocol of each
-provider.
+"""S3FileLister and S3FileLoader read from Google Cloud Storage and Azure.
+
+Local servers imitate the protocol of each provider.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def azure():
 
 @pytest.fixture
 def google():
-    """Runs the S3 server, because Google's XML interface differs from S3 only in the signatures."""
+    """Runs the S3 server in place of Google's. Google's XML interface differs from S3 only in its signatures."""
     with serving() as client:
         everybody = {"Effect": "Allow", "Principal": "*", "Action": "s3:*", "Resource": "arn:aws:s3:::first*"}
         policy = json.dumps({"Version": "2012-10-17", "Statement": everybody})

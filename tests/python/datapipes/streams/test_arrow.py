@@ -1,4 +1,4 @@
-"""Tables that each format's own library has written are read in parts."""
+"""Pipes read parts of tables that the library of each table format has written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Returns a folder with three files of ten rows, in row groups of four. One more file has no rows."""
+    """Returns a folder with three files of ten rows in row groups of four, and one file without rows."""
     for number in range(3):
         pyarrow.parquet.write_table(
             table(10 * number, 10 * number + 10), tmp_path / f"{number}.parquet", row_group_size=4
@@ -147,7 +147,7 @@ def test_row_groups_without_rows_yield_nothing_and_states_pass_over_them(tmp_pat
 
 
 def test_only_the_columns_that_are_asked_for_are_read(folder: Path) -> None:
-    """The column that is not requested contains random bytes, so reading it would fail."""
+    """The test overwrites the column that is not requested with random bytes, so reading this column would fail."""
     path = folder / "1.parquet"
     chunk = pyarrow.parquet.ParquetFile(path).metadata.row_group(0).column(1)
     assert chunk.path_in_schema == "b"
@@ -223,7 +223,7 @@ def test_a_file_with_another_schema_is_named(folder: Path, other: dict[str, Any]
     pyarrow.parquet.write_table(pyarrow.table(other), folder / "z.parquet")
     with pytest.raises(ValueError, match=message):
         list(ArrowReader(folder, ["a"]))
-    assert len(values(ArrowReader(folder, ["c"]), "c")) == 31  # the other columns can still be read
+    assert len(values(ArrowReader(folder, ["c"]), "c")) == 31  # the columns that were not overwritten can be read
 
 
 def test_integers_of_another_width_are_read_in_the_width_of_the_table(folder: Path) -> None:
@@ -307,7 +307,7 @@ def test_an_iceberg_table_is_read_as_its_library_plans_to(tmp_path: Path) -> Non
         assert len(ArrowParts(iceberg)) == 2
         parts = ArrowParts(iceberg, "a > 1 and a < 7")
         assert sorted(values(parts.to_iter_datapipe().read_arrow(["a"]))) == [2, 4, 5, 6]
-        assert len(ArrowParts(iceberg, "a > 6")) == 1  # the statistics exclude the other file
+        assert len(ArrowParts(iceberg, "a > 6")) == 1  # the statistics show that the other file has no matching row
         with iceberg.update_schema() as update:
             update.rename_column("c", "half")
         assert sorted(values(ArrowReader(iceberg, ["half"]), "half")) == [0.0, 0.5, 1.0, 2.0, 2.5, 3.0, 3.5, 4.0]

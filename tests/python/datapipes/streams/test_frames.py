@@ -272,7 +272,7 @@ def frames_of(pipe: Any, method: str) -> list[Any]:
         return list(loader)
 
 
-# Polars uses threads, which do not exist after a fork.
+# The test does not fork, because Polars uses threads, which do not exist in a forked process.
 @pytest.mark.parametrize(("library", "method"), [("pandas", "fork"), ("pyarrow", "fork"), ("polars", "spawn")])
 def test_frames_arrive_from_two_workers_as_they_were_sent(library: str, method: str, folder: str) -> None:
     made = IterableWrapper(ROWS * 4).sharding_filter().dataframe(3, columns=NAMES, library=library)

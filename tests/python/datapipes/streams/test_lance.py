@@ -1,4 +1,4 @@
-"""Lance datasets that lance wrote are read by index, in ranges, filtered, sharded and resumed."""
+"""Pipes over Lance datasets read rows by index and in ranges, filter and shard the rows, and resume."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_pipe_reads_the_version_of_its_dataset_and_refuses_states_of_others(da
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_share_ranges_before_they_are_read_and_resume_exactly(dataset: Any, method: str) -> None:
-    assert values(LanceReader([3], dataset)) == [3]  # the parent process has also used lance
+    assert values(LanceReader([3], dataset)) == [3]  # the parent process has used lance before it forks workers
 
     def loader() -> DataLoader2[Any]:
         pipe = ArrowParts(dataset, part_rows=4).shuffle().sharding_filter().read_arrow(["a"])

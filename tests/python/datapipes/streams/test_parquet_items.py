@@ -85,7 +85,7 @@ def test_any_files_yield_all_rows_in_order_and_are_restored_anywhere(
         return IterableWrapper(pairs).load_parquet_as_df(library=library, dataframe_size=size)
 
     whole = list(map(ids_of, build()))
-    assert [item for item in whole if item] == expected  # a file without rows may have a row group without rows
+    assert [item for item in whole if item] == expected  # some writers create an empty row group in a file without rows
     position = data.draw(st.integers(0, len(whole)), label="position")
     pipe = build()
     items = iter(pipe)
@@ -98,7 +98,7 @@ def test_any_files_yield_all_rows_in_order_and_are_restored_anywhere(
 def test_a_restored_pipe_reads_no_row_group_before_the_one_at_which_it_resumes(
     size: int | None, taken: int, first: int, tmp_path: Path
 ) -> None:
-    """Before resuming, the test overwrites the earlier row groups with random bytes, so reading them would fail."""
+    """Before the test resumes, it overwrites the earlier row groups, so reading one of these groups would fail."""
     path = tmp_path / "file.parquet"
     table = pyarrow.table({"id": range(50)})
     pyarrow.parquet.write_table(table, path, row_group_size=10, use_dictionary=False, compression="zstd")
@@ -262,7 +262,7 @@ def test_lists_of_lists_and_of_strings_follow_the_rules_of_what_they_hold() -> N
 @pytest.mark.parametrize("size", [None, 2])
 def test_arrays_can_be_written_to(size: int | None) -> None:
     content = parquet_bytes(pyarrow.table({"id": range(4), "list": [[1, 2]] * 4}), 2)
-    for _ in range(2):  # changes of the items do not affect a second reading
+    for _ in range(2):  # changes of the first pass's items must not affect the second pass
         items = list(loaded(content, library="numpy", dataframe_size=size))
         assert [ids_of(item) for item in items] == [[0, 1], [2, 3]]
         for item in items:

@@ -83,7 +83,7 @@ def test_with_torch_loaded_images_are_tensors_as_torch_s_own_handlers_make_them(
     for (path, content), (other_path, other) in zip(pairs, others, strict=True):
         assert path == other_path
         assert torch.equal(content, other) if isinstance(other, torch.Tensor) else content == other
-    for spec in theirs.imagespecs.keys() - {"torchl", "torchl8"}:  # torch's handlers fail with these two
+    for spec in theirs.imagespecs.keys() - {"torchl", "torchl8"}:  # torch fails with these specs
         ours, other = imagehandler(spec)("PNG", png()), theirs.imagehandler(spec)("PNG", png())
         assert type(ours) is type(other)
         assert getattr(ours, "dtype", None) == getattr(other, "dtype", None)

@@ -1,5 +1,6 @@
-"""StreamWrapper delegates to its file. A StreamWrapper closes its file together with its children, and copies reopen
-the file.
+"""A StreamWrapper delegates to its file, and closes the file together with its children.
+
+Copies of a StreamWrapper reopen the file.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def test_a_file_with_only_a_byte_order_mark_has_no_rows():
 
 
 def test_lines_of_utf_16_are_cut_where_their_text_ends():
-    odd = "\u0a0a\u0d0aone\n\u010a two\n"  # these characters contain the byte of a newline
+    odd = "\u0a0a\u0d0aone\n\u010a two\n"  # the encoded characters contain the byte of a newline
     for encoding in ("utf-16", "utf-16-le", "utf-16-be", "utf-32"):
         files = blobs(odd.encode(encoding))
         lines = files.readlines(decode=True, encoding=encoding, return_path=False, strip_newline=False)

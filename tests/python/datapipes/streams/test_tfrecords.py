@@ -106,7 +106,7 @@ def test_examples_and_sequences_come_out_as_arrays_and_lists_of_bytes(folder: st
     assert len(second["image"][0]) == 700_000
     assert plain(second["tokens"]) == [("int64", [1, 2]), ("int64", [-(2**62)])]
     assert second["words"] == [[b"x"], [b"y"]]
-    first["size"] += 1  # arrays can be modified
+    first["size"] += 1  # the arrays of an example are writable
 
 
 def test_with_torch_loaded_arrays_are_tensors(folder: str) -> None:
@@ -397,7 +397,7 @@ def test_a_record_longer_than_max_length_is_refused_before_it_is_read() -> None:
         next(items)
 
     class Endless(io.RawIOBase):
-        """A record of 1 GiB. Each read returns the requested number of bytes."""
+        """A stream with one record of 1 GiB. Each read returns the requested number of bytes."""
 
         count = 0
 

@@ -1,4 +1,4 @@
-"""Pipes that yield several items per input, or that read ahead, resume exactly and leave no file open."""
+"""Pipes over streams that yield several items per input, or that read ahead, resume exactly and leave no file open."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def opened(folder: Path) -> Any:
 
 
 def lines(pair: tuple[str, Any]) -> Iterator[bytes]:
-    """Yields the lines of a stream lazily. While lines are yielded, the stream is only partly read."""
+    """Yields the lines of a stream lazily, so that the stream is only partly read while lines are yielded."""
     for line in pair[1]:
         yield bytes(line)
     pair[1].close()

@@ -21,7 +21,7 @@ from torchdata.datapipes.utils import StreamWrapper
 
 
 def gathered(paths: list[str]) -> list[Any]:
-    """Returns the samples that WebDataset must create from the paths, with numbers as data."""
+    """Returns the samples that WebDataset must create from the paths. The data of each file is its number."""
     samples: list[dict[str, Any]] = []
     for number, path in enumerate(paths):
         folder, _, name = path.replace("\\", "/").rpartition("/")
@@ -45,7 +45,7 @@ def test_any_paths_are_gathered_as_the_model_says(paths: list[str]) -> None:
 
 
 def outcome(paths: list[str], generation: int = 1 << 15) -> str:
-    """Describes WebDataset's error for files in a wrong order: the kind of error, and the sample."""
+    """Returns the kind of WebDataset's error about files in a wrong order, and the name of the sample."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(webdataset, "_GENERATION", generation)
         try:
@@ -62,8 +62,8 @@ def outcome(paths: list[str], generation: int = 1 << 15) -> str:
         (["1.txt", "1.cls", "2.txt", "2.cls"], "right"),
         (["1.txt", "1.cls", "1.txt"], "twice 1"),
         (["1.txt", "2.txt", "1.cls", "2.cls"], "scattered 1"),
-        (["1.txt", "1.cls", "2.txt", "1.txt"], "scattered 1"),  # the last file was appended to replace the first one
-        (["a.tar/1.txt", "a.tar/2.txt", "a.tar/1.txt", "a.tar/2.txt"], "right"),  # the same shard is read twice
+        (["1.txt", "1.cls", "2.txt", "1.txt"], "scattered 1"),  # an archive with an appended new 1.txt
+        (["a.tar/1.txt", "a.tar/2.txt", "a.tar/1.txt", "a.tar/2.txt"], "right"),  # the pipe reads the same shard twice
         (["a.tar/1.txt", "b.tar/1.cls"], "right"),
         (["1.txt", "2.txt", "3.txt", "README", "3.cls", "1.cls"], "scattered 1"),
     ],

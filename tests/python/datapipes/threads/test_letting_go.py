@@ -1,6 +1,4 @@
-"""If an iteration is abandoned while an item is being read, the thread's source has ended before the pipe is used
-again.
-"""
+"""If a loop leaves an iteration while a thread reads an item, the thread's source ends before the pipe is used again."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 
 class SlowToEnd(IterDataPipe[int]):
-    """A pipe that takes some time to end if it is left early, like a generator that closes a file."""
+    """A pipe that takes some time to end if a loop leaves it early, like a generator that closes a file."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -57,7 +55,7 @@ def test_searching_a_graph_finds_its_sources_ended(kind: str, look: Callable[[An
     assert list(map(int, pipe)) == list(range(100))
 
 
-#: States of the graph at its beginning.
+#: The states that a test has saved while an iteration of the graph began.
 STATES: list[Any] = []
 
 

@@ -105,7 +105,7 @@ class Gpus:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.chosen: dict[int, int] = {}
-        #: For each pinned tensor: its first element, the device, and whether the main thread pinned it.
+        #: For each pinned tensor: its first element, the device, and whether the main thread has pinned the tensor.
         self.pinned: list[tuple[int, int, bool]] = []
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_device", self.current)
@@ -159,7 +159,7 @@ def test_items_saved_after_pinning_are_pinned_again(monkeypatch: pytest.MonkeyPa
     assert int(next(items)) == 0
     state = save_state(pipe)
     assert is_restorable(pipe)
-    pipe.shutdown()  # the pipe's thread would continue to pin
+    pipe.shutdown()  # otherwise, the pipe's thread would continue to pin tensors
     restored = IterableWrapper([torch.tensor(n) for n in range(4)]).pin_memory(device=1)
     load_state(restored, state)
     gpus.pinned.clear()

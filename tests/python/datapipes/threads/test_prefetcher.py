@@ -118,7 +118,7 @@ def test_a_state_that_one_thread_takes_is_not_spoilt_by_another_that_resumes() -
     with pipe.standing_still():
         items = pipe.state_dict()["items"]
         pipe.pause()
-        pipe.resume()  # ends only this pause, not the outer one
+        pipe.resume()  # `resume` ends only the second pause, not the first one
         assert next(iterator) == items.pop(0)
         assert pipe.state_dict()["items"] == items, "the thread stands still"
     assert list(iterator) == list(range(2, 100))
@@ -127,7 +127,7 @@ def test_a_state_that_one_thread_takes_is_not_spoilt_by_another_that_resumes() -
 def test_a_paused_pipe_leaves_its_source_alone_until_resumed() -> None:
     source = Counting(100)
     pipe = source.prefetch(4)
-    pipe.pause()  # has no effect yet
+    pipe.pause()  # a pause has no effect before the first item
     iterator = iter(pipe)
     wait_for(lambda: source.taken == 4)
     pipe.pause()
@@ -153,7 +153,7 @@ def test_pausing_waits_for_the_current_item_until_a_timeout(monkeypatch: pytest.
 
 
 class Worded(Exception):
-    """An exception with a constructor that takes other arguments than it passes to its base class."""
+    """An exception class with a constructor that passes different arguments to its base class."""
 
     def __init__(self, word: str, *, number: int) -> None:
         super().__init__(f"{word} {number}")
@@ -261,7 +261,7 @@ def read_ahead(pipe: Any, size: int = 2) -> Any:
 
 
 def stopped(pipe: Any) -> bytes:
-    """Returns the states of a graph and of the global generators at the same moment."""
+    """Returns the states of a graph and of the global random generators at the same moment."""
     with standing_still(walk(pipe)):
         return pickle.dumps((save_state(pipe), save_generators()))
 
@@ -299,7 +299,7 @@ def test_a_replay_repeats_random_draws_that_a_thread_made_ahead_of_a_state(build
             list(reading)
             saved = stopped(pipe)
             left(pipe)
-            for _ in range(2):  # the state is then saved again right after the iteration has begun
+            for _ in range(2):  # the second time, the state is saved right after the iteration has begun
                 start(99)
                 pipe = made()
                 state, generators = pickle.loads(saved)
@@ -314,8 +314,9 @@ def test_a_replay_repeats_random_draws_that_a_thread_made_ahead_of_a_state(build
 
 @pytest.mark.parametrize("size", [1, 50])
 def test_a_replay_ends_whatever_the_queue_holds_and_however_the_pipeline_has_changed(size: int) -> None:
-    """With a smaller queue, the thread nevertheless replays all items that it had read. If more items are needed, the
-    thread continues.
+    """Even if the new queue is smaller, the thread replays all items that it had read before the state was saved.
+
+    The thread continues if the pipeline needs more items.
     """
 
     def build(count: int, size: int) -> Any:
@@ -335,10 +336,10 @@ def test_a_replay_ends_whatever_the_queue_holds_and_however_the_pipeline_has_cha
     load_state(pipe, saved)
     load_generators(generators)
     assert first + list(pipe) == whole
-    for count, drop in [(0, 6), (3, 6), (300, 100)]:  # other data: the replay ends early or drops too much
+    for count, drop in [(0, 6), (3, 6), (300, 100)]:  # with these sources, the replay ends early or drops more items
         other = copy.deepcopy(saved)
         other["pipes"][-1]["drop"] = drop
-        other["checksums"] = None  # the checksums are those of the original state
+        other["checksums"] = None  # the changed state no longer matches its checksums
         pipe = build(count, size)
         load_state(pipe, other, strict=False)
         assert len(list(pipe)) < 2 * count + 1

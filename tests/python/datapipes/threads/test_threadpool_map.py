@@ -218,7 +218,7 @@ def test_saving_does_not_wait_for_calls_with_items_that_cannot_change() -> None:
     gate.opened.set()
     assert list(iterator) == [1, 2, 3]
     restored = IterableWrapper(range(4)).threadpool_map(str)
-    load_state(restored, state, strict=False)  # the function differs from that of the saved pipe
+    load_state(restored, state, strict=False)  # `restored` has another function than the saved pipe
     assert list(restored)[-1] == "3"
     assert len(state["pipes"][-1]["state"]["tasks"]) == 3
 

@@ -44,7 +44,7 @@ def test_no_fault_of_a_server_ends_an_epoch_or_changes_a_byte(workers: int) -> N
             shown = str(loader.stats())
         faults = server.faults().total()
     assert faults > 40
-    assert retries >= faults  # on a busy machine, timeouts cause more retries
+    assert retries >= faults  # timeouts on a busy machine cause additional retries
     assert "requests sent again after a fault" in shown
 
 
@@ -65,7 +65,7 @@ def test_each_fault_raises_an_error_if_it_stays(fault: str) -> None:
 def test_a_body_that_is_cut_is_continued_where_it_was_cut(web: Any, habit: dict[str, Any]) -> None:
     url = web.url("a", CONTENT, drop=100_000, **habit)
     [(_, stream)] = HttpReader([url])
-    if habit.get("ranges") == "no":  # each answer ends at the same byte
+    if habit.get("ranges") == "no":  # without ranges, each answer ends at the same byte
         with pytest.raises(urllib3.exceptions.ProtocolError, match="from byte 100000 on"):
             stream.read()
         return

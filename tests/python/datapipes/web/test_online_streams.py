@@ -1,4 +1,7 @@
-"""Streams over HTTP are read like files. A stream is reopened at its position only if the content has not changed."""
+"""Streams over HTTP are read like files.
+
+If the content on the server has changed, a stream cannot be reopened at its position.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 CONTENT = b"".join(b"line %d\n" % number for number in range(40))
 
-#: The ways in which a server may send a file if its stream is reopened.
+#: Ways in which a server may answer when a stream reopens its file.
 HABITS = [
     {},
     {"ranges": "no"},
@@ -92,7 +95,8 @@ def test_a_stream_at_its_end_is_not_requested_again(web):
 
 NEW_CONTENTS = {"longer": CONTENT + b"more", "shorter": CONTENT[:50], "other": b"y" * len(CONTENT)}
 
-#: Changes that the server's headers reveal. Without validators, only a change of the size is noticed.
+#: Changes of a file that the server's headers reveal. If the server sends no validator, only a change of the size is
+#: noticed.
 CHANGES = [
     (kind, ranges, change)
     for kind in ("strong", "weak", "date", "none")
