@@ -1,4 +1,4 @@
-"""Shards that share a process each have their own global generators, and their own worker info of torch."""
+"""If one process runs several shards, each shard has separate global generators, and a separate torch worker info."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _generators_are_put_back() -> Any:
 
 @pytest.fixture(params=["memory", "public functions"])
 def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The way in which generators are copied. The second way is used if NumPy or Python has a different memory layout."""
+    """The way in which generators are copied: as memory, or by public functions if their memory has another layout."""
     monkeypatch.setattr(exchanging, "_known", None)
     if request.param != "memory":
         monkeypatch.setattr(exchanging, "_is_copied", lambda *_: False)
@@ -76,7 +76,7 @@ def test_each_shard_draws_the_same_numbers_as_if_it_were_alone(way: Any) -> None
 def test_shards_that_are_switched_natively_draw_and_seed_as_if_they_were_alone(way: Any) -> None:
     def steps(number: int) -> Any:
         for step in range(700):
-            if step % 50 == number:  # reseeding without drawing, which the generator's position does not show
+            if step % 50 == number:  # a seed changes the numbers, but not the count of draws
                 seed(step)
             yield draw(step % 3)
             skipping.worker = number

@@ -319,7 +319,7 @@ def test_nested_data_is_searched_within_one_budget_per_attribute(
     holder = Holder()
     monkeypatch.setattr(Counted, "looked_at", 0)
     assert sources_of(holder) == [holder.source, holder.other[0]]
-    assert 0 < Counted.looked_at <= 2 * LARGEST_STRUCTURE  # for the types, and for nested pipes
+    assert 0 < Counted.looked_at <= 2 * LARGEST_STRUCTURE  # once for types, once to find pipes
 
 
 def test_data_in_a_structure_does_not_hide_the_pipes_beside_it() -> None:

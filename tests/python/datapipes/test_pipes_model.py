@@ -178,9 +178,9 @@ def test_copies_start_over_and_leave_the_original_alone(row: Row) -> None:
 
 
 class Noting(IterDataPipe):
-    """A pipe of ints that records how much memory Python objects use before some of the ints.
+    """A pipe that yields ints, and records how much memory Python objects use before some of these ints.
 
-    Before each measurement, the garbage collector runs, which also empties Python's lists of free tuples.
+    The pipe runs the garbage collector before each measurement, so that Python also releases its lists of free tuples.
     """
 
     def __init__(self, count: int, before: list[int]) -> None:
@@ -200,9 +200,9 @@ class Noting(IterDataPipe):
 
 
 def held(row: Row, few: int, many: int) -> tuple[int, int]:
-    """Returns how many bytes Python objects use while a row is read: before int `few`, and after int `many`.
+    """Returns how many bytes Python objects use before the int `few` and after the int `many` of a row's source.
 
-    The first number is 0 if the pipe reads fewer items.
+    The first number is 0 if the pipe does not read the int `few`.
     """
     sources: list[Noting] = []
 

@@ -42,8 +42,10 @@ def test_a_random_graph_resumes_in_another_process() -> None:
 def test_a_thread_that_waits_for_a_dispatched_item_keeps_no_later_epoch_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Earlier, the snapshot waited for the item, the main process waited for the snapshot, and the item waited for
-    space in another worker. Each wait took a minute.
+    """An earlier version waited three times for a minute.
+
+    The snapshot waited for the item, the main process waited for the snapshot, and the item waited for space in another
+    worker.
     """
     monkeypatch.setattr(Prefetcher, "patience", 1000.0)
     monkeypatch.setattr(snapshots, "SECONDS", 0.0)
@@ -66,7 +68,7 @@ def test_a_graph_that_has_failed_resumes_from_a_loaded_state() -> None:
     begun = build()
     head = [next(iter(begun))]
     state = save_state(begun)
-    first_key = 1  # `to_map_datapipe` reads the pipe while the graph is built, so the test uses this key
+    first_key = 1  # with this key, reading the graph raises an IndexError
     pipe = build()
     with pytest.raises(IndexError):
         list(pipe)

@@ -1,6 +1,4 @@
-"""Without a loader, the random pipes of a graph have a different seed in each pass of an epoch, and states include the
-seeds.
-"""
+"""Without a loader, random pipes use a different seed in each pass of an epoch, and the seeds are part of states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Items of all kinds arrive equal to the items that were sent."""
+"""Items of all kinds that one process sends to another process are received unchanged."""
 
 from __future__ import annotations
 

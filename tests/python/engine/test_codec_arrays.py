@@ -1,4 +1,4 @@
-"""Arrays of every layout and dtype arrive equal, and are sent without pickle if possible."""
+"""Received arrays of every layout and dtype equal the sent arrays. Most arrays are sent without pickle."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_times_of_every_unit_cross_without_pickle(loopback, without_pickle, kind
 def test_times_of_the_other_byte_order_arrive(loopback):
     sent = np.arange(3000).astype(">M8[s]")
     received = loopback.one(sent)
-    assert np.datetime_data(received.dtype) == ("s", 1)  # NumPy's own pickles do not preserve the byte order
+    assert np.datetime_data(received.dtype) == ("s", 1)  # NumPy's pickles do not preserve the byte order of this dtype
     np.testing.assert_array_equal(received, sent)
 
 

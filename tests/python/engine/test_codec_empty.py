@@ -1,4 +1,4 @@
-"""An array of `torchdata.empty` is sent without a copy only if no other code can still modify the consumer's item."""
+"""An array of `torchdata.empty` is sent without a copy, unless the producer could still write to the sent array."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def address(array):
 
 
 def sent_and_received(loopback, wrap):
-    """Returns the address of the sent array, and the received item. Keeps no reference to the array."""
+    """Sends an array, and keeps no reference to it. Returns the address of the sent array, and the received item."""
     places = []
 
     def make(_):
@@ -93,7 +93,8 @@ def kept_pointer(array):
     return array, np.ctypeslib.as_array(pointer, SHAPE), pointer
 
 
-#: For each case, the array that a producer yields, and the array through which the producer writes afterwards.
+#: For each case, two references to the same memory. The producer sends the first object, and afterwards writes through
+#: the second object.
 KEPT = {
     "the array": lambda array: (array, array),
     "a view": lambda array: (array, array[:]),
@@ -168,7 +169,7 @@ def test_a_producer_may_fill_and_yield_one_array_again_and_again(loopback):
 
     kept = []
     for received in loopback.send(items()):
-        received += 100  # only the consumer's array must change
+        received += 100  # this write must change only the consumer's array
         kept.append(received)
     assert [float(array[0, 0]) for array in kept] == [100, 101, 102, 103, 104]
 
@@ -211,7 +212,7 @@ class TestTensors:
 
     @staticmethod
     def most_blocks(loopback, item):
-        """Returns the peak number of blocks in use, measured in items."""
+        """Sends several items, and returns the largest number of blocks that were in use at once."""
         return peak(loopback) // item.nbytes
 
     @pytest.mark.parametrize("dtype", DTYPES)
@@ -226,10 +227,10 @@ class TestTensors:
             (item,) = loopback.send({"x": [self.made(number), number]} for _ in range(1))
             assert item["x"][1] == number
             assert bool((item["x"][0] == number).all())
-            assert self.most_blocks(loopback, item["x"][0]) <= 2  # one item is still used while the next is created
+            assert self.most_blocks(loopback, item["x"][0]) <= 2  # the previous item may still be in use
 
-    # For each case, a function that returns the part of the tensor that the sender keeps, and a function that writes to
-    # this part after sending.
+    # For each case, two functions. The first function returns the part of a tensor that the sender keeps, and the
+    # second function writes to this part after the tensor was sent.
     KEPT: ClassVar = {
         "the tensor": (lambda t: t, lambda t: t.fill_(9)),
         "a view": (lambda t: t[3:4], lambda t: t.fill_(9)),
@@ -279,7 +280,7 @@ class TestTensors:
         for shape in [(), 3, (0, 5), (2, 2)]:
             tensor = torchdata.empty(shape, self.torch.int32)
             assert tuple(tensor.shape) == (shape if isinstance(shape, tuple) else (shape,))
-        large = torchdata.empty(100 << 20, self.torch.uint8)  # the size exceeds the arena
+        large = torchdata.empty(100 << 20, self.torch.uint8)  # the tensor does not fit into the link's memory
         assert large.numel() == 100 << 20
         with pytest.raises(RuntimeError, match="negative"):
             torchdata.empty((-1, 2), self.torch.float32)

@@ -1,4 +1,4 @@
-"""Numbers, times and UUIDs arrive as with pickle: with the same values, types, order, and identities of objects."""
+"""Received numbers, times and UUIDs have the same values, types, order and object identities as after pickling."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ MOMENTS = [
 
 
 def told(value):
-    """Returns everything that distinguishes a value: its type and bits, and the fold and zone of a time."""
+    """Returns the type and the bits of a value, and the fold and time zone of a time, for exact comparisons."""
     if isinstance(value, float):
         return float, struct.pack("d", value)
     if isinstance(value, datetime.datetime | datetime.time):
@@ -188,7 +188,10 @@ def damage(generator):
 @pytest.mark.skipif(PORTABLE, reason="the fallback has other names for its memory")
 @pytest.mark.parametrize("number", range(len(DAMAGED)))
 def test_damaged_numbers_raise_an_error_or_change(number):
-    """A long item is sent in a block, which has no checksum. Damage may therefore change values without an error."""
+    """A long item is sent in a block of shared memory without a checksum.
+
+    Damage to the block may therefore change values without an error.
+    """
     generator, loopback = random.Random(number), Loopback(budget=1 << 20)
     expected = told(DAMAGED[number])
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""Strings that occur several times in an item arrive equal, and users' customizations of pickling are respected."""
+"""An item with repeated strings is received unchanged, and pickling functions that users have registered are called."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Ours:
         self.value = value
 
 
-# Pickling functions for these classes stay registered until the process exits.
+# Classes for which the tests register pickling functions, which stay registered until the process exits.
 class Registered(Ours):
     pass
 

@@ -1,4 +1,4 @@
-"""Random items of all kinds arrive equal. Several references to one object still refer to one object."""
+"""Random items of all kinds are received unchanged. Several references to one object still refer to one object."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Slotted:
 
 @functools.cache
 def whole(dtype, size):
-    """Returns an array that provides the memory for many arrays of an item."""
+    """Returns a large array. Other arrays of an item are views of this array."""
     numbers = np.random.default_rng(1).integers(-3, 300, (size, size, 3))
     if dtype == "O":
         return numpy_objects(size)
@@ -122,7 +122,7 @@ trees = st.recursive(leaves, combined, max_leaves=8)
 
 @st.composite
 def items(draw):
-    """Returns a tree in which some objects, or whole branches, occur several times."""
+    """Returns a random tree of objects, in which some objects or whole branches occur several times."""
     pool = draw(st.lists(trees, min_size=1, max_size=4))
     again = st.recursive(st.sampled_from(pool) | leaves, combined, max_leaves=10)
     return draw(again)

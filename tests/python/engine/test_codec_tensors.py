@@ -40,7 +40,7 @@ print(random_tensors.run(1, 15))
 
 
 def test_with_a_torch_that_has_no_table_of_functions_the_same_tensors_arrive(tmp_path):
-    # The test uses a separate process, because the codec chooses its method only once.
+    # The test uses a separate process, because the codec chooses a version of DLPack only once per process.
     path = tmp_path / "program.py"
     path.write_text(BY_CAPSULES)
     run = run_program(path)
@@ -107,14 +107,14 @@ DONE_TO_IT = {
 
 
 def outcome(act, tensor):
-    """Calls a function with a tensor. Describes the result or the error, and the tensor afterwards."""
+    """Calls a function with a tensor. Returns descriptions of the result or error, and of the tensor afterwards."""
     try:
         result = act(tensor)
     except Exception as error:
         result = type(error), str(error)
     try:
         content = repr(tensor)
-    except RuntimeError as error:  # the tensor is larger than its storage
+    except RuntimeError as error:  # raised if the tensor is larger than its storage
         content = str(error)
     return repr((result, content, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.requires_grad))
 
@@ -133,7 +133,7 @@ def attributed(tensor):
     return tensor
 
 
-#: Tensors with properties besides their elements, and functions that check these properties.
+#: Tensors with properties in addition to their elements. Each tensor has a function that returns these properties.
 MORE = {
     "a gradient": (lambda: torch.ones(5, requires_grad=True), lambda t: t.requires_grad),
     "an attribute": (lambda: attributed(torch.ones(5)), lambda t: t.note == "kept"),

@@ -98,7 +98,7 @@ def test_a_sparse_tensor_keeps_its_parts_and_is_not_kept_alive(loopback, name):
     assert noted.note == "kept"
     known = [weakref.ref(one) for one in (alone, kept, noted)]
     del alone, kept, noted, received
-    assert [one() for one in known] == [None] * 3  # torch records tensors of `torch.load` in a table
+    assert [one() for one in known] == [None] * 3  # torch's records of loaded tensors keep no tensor alive
 
 
 @pytest.fixture
@@ -238,8 +238,9 @@ ROW = torch.arange(10.0)
 @pytest.mark.parametrize("name", OVERLAPPING)
 def test_writing_to_one_tensor_of_an_item_changes_overlapping_tensors(loopback, name):
     def written(tensors):
-        """Writes to one tensor after another, and returns the values of all tensors after each write. Restores the
-        original values.
+        """Writes to each tensor in turn, and returns the values of all tensors after each write.
+
+        Restores the original values at the end.
         """
         before = [tensor.clone() for tensor in tensors]
         for number, tensor in enumerate(tensors):
@@ -259,7 +260,7 @@ def test_writing_to_one_tensor_of_an_item_changes_overlapping_tensors(loopback, 
 
 
 def freed(size):
-    """Returns a tensor with a reduced storage, as in sharded training."""
+    """Returns a tensor with a storage that was reduced to `size` bytes, as in sharded training."""
     tensor = torch.ones(5000)
     tensor.untyped_storage().resize_(size)
     return tensor
@@ -346,7 +347,7 @@ assert (first, nested["again"]) == (expected, expected)
 @pytest.mark.parametrize("way", ["ForkingPickler", "copyreg"])
 @pytest.mark.parametrize("kind", ["array", "tensor", "subclass"])
 def test_reducers_that_users_registered_are_honoured(way, kind, tmp_path):
-    # The test uses a separate process, because the codec remembers permanently how it encodes each type.
+    # The test uses a separate process, because the codec decides only once per process how it encodes a type.
     path = tmp_path / "program.py"
     path.write_text(REDUCERS)
     run = run_program(path, way, kind)

@@ -1,4 +1,4 @@
-"""If a loop continues after Ctrl-C has interrupted the wait for an item, the loop receives that item."""
+"""If Ctrl-C interrupts a loop that waits for an item, and the loop continues, the loop receives this item next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random drivers (see `drivers`) run some of their plans, and detect faults that a test inserts."""
+"""The random drivers (see `drivers`) run a few of their plans, and detect faults that tests insert."""
 
 from __future__ import annotations
 

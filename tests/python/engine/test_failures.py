@@ -1,4 +1,4 @@
-"""If an exception cannot be recreated from its arguments, it is still sent to another process and raised there."""
+"""Even an exception that cannot be recreated from its arguments is sent to another process, and is raised there."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _files_of_exceptions_are_closed():
 
 
 def told(error):
-    """Returns the text that a user reads when an exception is printed."""
+    """Returns the text that Python prints for an exception."""
     return "".join(traceback.format_exception(error))
 
 
@@ -156,7 +156,7 @@ def http_error(file):
         (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), "can't decode byte 0xff", {"object": b"\xff"}),
         (ImportError("no", name="module"), "no", {"name": "module"}),
         (ValueError(), "ValueError", {}),
-        (CancelledError(3), "3", {}),  # an Exception, unlike asyncio's CancelledError
+        (CancelledError(3), "3", {}),  # this class is derived from Exception, unlike asyncio's CancelledError
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
@@ -205,12 +205,12 @@ def test_arguments_that_do_not_pickle_leave_the_class_and_the_text():
 
 
 class Network(ConnectionError):
-    """An exception class that replaces its subclass if the main process lacks the subclass."""
+    """An exception class. If the main process cannot import a subclass, the error is raised as this class."""
 
 
 @pytest.fixture
 def only_in_the_worker():
-    """Provides a module that the main process cannot import."""
+    """Yields a module that imitates a module which only workers can import."""
     module = types.ModuleType("only_in_the_worker")
     sys.modules["only_in_the_worker"] = module
     yield module

@@ -1,4 +1,4 @@
-"""One process forks all workers of a program with the start method "forkserver"."""
+"""With the start method "forkserver", a single process forks all workers of a program."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:.*was killed for it:RuntimeWarning")]
 
-#: Seconds after which a process counts as hung.
+#: The loader's timeout: seconds after which a process counts as hung.
 SOON = 0.3
 
 
@@ -54,9 +54,9 @@ def folder(tmp_path, monkeypatch):
 
 
 PLACES = ("", "before", "behind")
-#: With fork, all kinds of hangs are tested in workers, and each kind in one more place. Spawn and forkserver are slow,
-#: because they import all modules again, so each position is tested with one kind of hang. The random drivers test
-#: further combinations.
+#: With fork, each kind of hang is tested in workers and in one more position. Spawned workers start slowly, because
+#: they import all modules again. With spawn and forkserver, each position is therefore tested with only one kind of
+#: hang. The random drivers test further combinations.
 CASES = [(way, "fork", "") for way in WAYS]
 CASES += [(way, "fork", dispatched) for way, dispatched in zip(WAYS, itertools.cycle(PLACES[1:]), strict=False)]
 CASES += [

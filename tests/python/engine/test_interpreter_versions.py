@@ -1,8 +1,7 @@
-"""Functions by value, programs, and warnings as errors work with newer interpreters and with newer versions of
-cloudpickle.
+"""The package supports newer interpreters and newer versions of cloudpickle.
 
-A test that needs a newer interpreter runs in `make test-pythons`. With older interpreters, the new behavior is
-simulated if possible.
+`make test-pythons` runs the tests that need a newer interpreter. If possible, tests simulate the new behavior on older
+interpreters.
 """
 
 from __future__ import annotations
@@ -65,7 +64,8 @@ def run(program: str, *options: str, as_file: Path | None = None, head: str = HE
 
 # -- annotations ------------------------------------------------------------------------------------------------------
 
-#: A function, a generator function and a pipe with annotations that only a type checker can evaluate.
+#: Code of a function, a generator function and a pipe. Their annotations contain names that exist only for type
+#: checkers.
 FOR_TYPE_CHECKERS = """
 from typing import TYPE_CHECKING
 if TYPE_CHECKING:
@@ -280,8 +280,9 @@ def test_a_program_that_is_read_from_standard_input_starts_workers(method: str) 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_no_process_ends_by_a_warning_that_is_an_error(method: str, tmp_path: Path) -> None:
-    """Python warns if a process with threads forks. In this test, both the main process and forking processes have
-    threads.
+    """Python warns if a process with threads forks.
+
+    In this test, the main process and the forking processes have threads.
     """
     program = f"""
     threading.Thread(target=threading.Event().wait, daemon=True).start()

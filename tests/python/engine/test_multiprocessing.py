@@ -139,7 +139,7 @@ class Shared:
 
 
 def settled(read, quiet=0.3):
-    """Calls `read` until its result has not changed for `quiet` seconds, and returns the result."""
+    """Calls `read` repeatedly until the result has stayed the same for `quiet` seconds, and returns this result."""
     value, since = read(), time.monotonic()
     while time.monotonic() - since < quiet:
         if (now := read()) != value:
@@ -237,7 +237,7 @@ def add_epoch_seed(datapipe, worker_info, seed_generator):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_functions_put_into_the_module_prepare_the_graph_in_workers(method, monkeypatch):
-    """Some packages contain a copy of the function from torchdata 0.9, with all its parameters."""
+    """Some packages assign a copy of torchdata 0.9's function to the module. The copy has all parameters of 0.9."""
 
     def init(datapipe, worker_info, custom_init_fn, worker_prefetch_cnt, dispatching_req_queue, dispatching_res_queue):
         from torchdata.dataloader2 import communication  # noqa: F401

@@ -1,4 +1,4 @@
-"""If the main process exits, its children exit too, even before they run any code of this package."""
+"""If the main process exits, its children exit, too, even if they have not run any code of this package yet."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_children_that_are_importing_the_program_end_with_the_main_process(tmp_p
     command = [sys.executable, program, here, method, doing]
     main = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     try:
-        # With forkserver, one process imports the program for all workers.
+        # With forkserver, only one process imports the program, and then forks all workers.
         wait_for(lambda: len(os.listdir(here)) == (2 if method == "spawn" else 1))
     finally:
         main.send_signal(signal.SIGKILL)
@@ -74,7 +74,7 @@ def says_its_threads():
 
 
 def test_a_child_sets_its_name_once_and_keeps_a_name_set_by_the_program(tmp_path):
-    """The name arrives a second time with the process object, after the program was imported."""
+    """A child receives its name a second time with the process object, after it has imported the program."""
     program = tmp_path / "program.py"
     program.write_text(
         "import gc, multiprocessing, sys\n"
@@ -108,7 +108,7 @@ def test_multiprocessing_tells_a_worker_of_its_parent(method):
     assert (parent == os.getpid()) == (method != "forkserver")
 
 
-#: In this program, the worker itself must detect the exit of the main process.
+#: A program in which the worker itself must detect the exit of the main process.
 ENDED = """
 import multiprocessing, os, signal, sys
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService

@@ -56,7 +56,7 @@ class Kills:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_worker_that_is_killed_is_reported_after_what_it_had_sent(method, tmp_path):
-    # Without this file, this worker might exit before the other worker has started.
+    # The killed worker waits for this file, because it might otherwise exit before the other worker has started.
     others_are_up = tmp_path / "up"
     datapipe = IterableWrapper(range(40)).sharding_filter().map(Kills(13, signal.SIGKILL, others_are_up))
     received = []
@@ -110,7 +110,7 @@ def seconds_until_a_death_is_told():
 
 
 def test_a_worker_exit_is_noticed_within_a_second_while_another_worker_is_slow():
-    for _ in range(20):  # on a busy machine, the main process may itself be delayed
+    for _ in range(20):  # repeated, because a busy machine may delay the main process
         if seconds_until_a_death_is_told() < 1.0:
             return
     raise AssertionError("each time it took longer")
@@ -307,7 +307,8 @@ def test_memory_of_a_long_run_is_flat():
             if i in (2000, 5500):
                 gc.collect()
                 samples.append(usage(pids))
-        # Between the two samples, 3,500 items of 0.3 MB (1 GB in total) were sent. Growth below the limit is noise.
+        # Between both measurements, workers sent 3,500 items of 0.3 MB, which is 1 GB in total. Growth of the memory
+        # below the limit is noise.
         assert samples[1] - samples[0] < 20_000, samples
 
 
@@ -318,7 +319,7 @@ class Arrays:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_exit_during_the_start_is_noticed_before_all_others_have_started(method, monkeypatch):
-    """The exit must be reported early, because starting many processes may take long."""
+    """The loader must not wait until all processes have started, because starting many processes may take long."""
     started = []
 
     def start(child):

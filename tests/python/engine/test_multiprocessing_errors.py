@@ -1,5 +1,6 @@
-"""Exceptions in workers arrive with their type, position and origin. `sys.exit()` and StopIteration in workers are
-errors.
+"""The main process raises exceptions of workers with their type, position and origin.
+
+`sys.exit()` and StopIteration in workers are errors.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def http_error():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_exception_that_its_arguments_do_not_rebuild_arrives_in_all_families(family):
-    """`test_failures.py` tests how exceptions that cannot be recreated are described."""
+    """`test_failures.py` tests the text of exceptions that cannot be recreated from their arguments."""
     with FAMILIES[family]("fork", FailsAt(3, http_error)) as items, pytest.raises(urllib.error.HTTPError) as caught:
         list(items)
     told = "".join(traceback.format_exception(caught.value))
@@ -146,7 +147,7 @@ def test_an_exception_in_the_dispatching_process_names_it(method, failure):
 
 
 def test_an_import_error_of_the_users_module_under_spawn_is_reported(tmp_path, monkeypatch):
-    """The main process can import the module, but workers cannot."""
+    """The main process can import the user's module, but spawned workers cannot."""
     module = tmp_path / "only_in_main.py"
     module.write_text(
         f"import os\nif os.getpid() != {os.getpid()}:\n    raise ImportError('not here')\ndef f(x): return x\n"
@@ -204,7 +205,10 @@ STEERING = {
 
 
 class EndsLoops(IterDataPipe):
-    """A pipe that raises in `__iter__`. A StopIteration raised there must not be taken for the end of the data."""
+    """A pipe that raises in `__iter__`.
+
+    If the pipe raises StopIteration, the loader must not treat the exception as the end of the data.
+    """
 
     def __init__(self, source):
         self.source = source

@@ -27,12 +27,13 @@ pytestmark = pytest.mark.alone
 
 
 def as_callback(function):
-    """Returns a C function as a callback that accepts any object, and runs no Python code."""
+    """Wraps a C function so that it accepts any object. Calling the wrapped function runs no Python code."""
     function.argtypes, function.restype = [ctypes.py_object], None
     return function
 
 
-#: Records a signal like the system's signal handler. Python then handles the signal at the next line of Python code.
+#: A C function that records a signal, like the interpreter's own handler. Python calls the signal's Python handler at
+#: the next line of Python code.
 press = as_callback(ctypes.pythonapi["PyErr_SetInterrupt"])
 collect = as_callback(ctypes.pythonapi["PyGC_Collect"])
 
@@ -46,7 +47,7 @@ def drop_under_ctrl_c(make):
     held = [Drops(), make(), Drops()]
     callbacks = [weakref.ref(held[0], collect), weakref.ref(held[2], press)]
     with pytest.raises(KeyboardInterrupt):
-        held.clear()  # the last object is deleted first, and garbage is collected at the end
+        held.clear()  # objects are deleted from last to first
         wait_for(lambda: False)
     assert [callback() for callback in callbacks] == [None, None]
 
@@ -218,7 +219,10 @@ def test_at_the_end_of_the_program_nothing_is_printed_and_nothing_left():
 
 @pytest.mark.parametrize("how", ["dropped", "closed", "adopted"])
 def test_a_shared_pickle_closes_its_descriptor_and_no_line_of_python_runs_as_it_is_dropped(how):
-    """If a line of Python code ran, a signal handler could raise an exception there, and Python would ignore it."""
+    """Deleting the object must run no Python code.
+
+    A signal handler could raise an exception in such code, and Python would ignore the exception.
+    """
     shared = SharedPickle(pickle.dumps([1, 2]))
     if how == "adopted":
         shared = SharedPickle.adopt(os.dup(shared.fileno()))

@@ -1,4 +1,4 @@
-"""The first array in a process arrives even if a signal handler raises while NumPy's C API is looked up."""
+"""A process receives its first array even if a signal handler raises while the extension looks up NumPy's C API."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-#: Forks a process for each attempt, because a process receives its first array only once. The worker sends a signal
-#: while it creates this array, and the signal's handler raises. The main process handles the signal while it decodes
-#: the array, or shortly before.
+#: Forks a process for each attempt, because a process receives its first array only once. While the worker creates this
+#: array, it sends a signal, for which a handler raises an exception. The main process receives the signal while it
+#: decodes the array, or shortly before.
 TRIES = """
 import os, signal, sys, time
 if {loaded}:

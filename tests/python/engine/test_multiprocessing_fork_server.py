@@ -30,7 +30,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 
 def test_an_exit_during_a_start_by_a_fork_server_is_reported_without_waiting_for_other_children(monkeypatch):
-    """The child has already exited when the main process begins to watch it."""
+    """The test covers a child that has already exited when the main process begins to watch it."""
     begun, killed, seconds = [], [], []
 
     def start(child):
@@ -42,7 +42,7 @@ def test_an_exit_during_a_start_by_a_fork_server_is_reported_without_waiting_for
             killed.append(time.monotonic())
 
     real_start = patch_start(monkeypatch, start)
-    while not seconds or min(seconds) >= 5:  # on a busy machine, the main process may itself be delayed
+    while not seconds or min(seconds) >= 5:  # repeated, because a busy machine may delay the main process
         assert len(seconds) < 5, "a second for each of the seven others was waited, each time"
         begun.clear()
         with (
@@ -113,7 +113,7 @@ def test_a_fork_server_that_dies_whenever_it_is_asked_raises_an_error(monkeypatc
 
 
 def test_a_child_whose_fork_server_exits_during_the_start_is_not_reported_as_exited(monkeypatch):
-    """The fork server also exits if it reaches the limit of processes."""
+    """In practice, the fork server exits in this way when it reaches the limit of processes."""
     killed = []
 
     def start(child):

@@ -21,7 +21,8 @@ from torchdata._engine.processes.strangers import leave
 from torchdata.datapipes.iter import IterableWrapper
 
 COUNT = 24
-#: How a forked process ends the function that has forked it, and the exit code that its parent receives.
+#: The ways in which a forked process leaves the user's function, each with the exit code that the parent process
+#: receives.
 WAYS = {
     "returns": 0,
     "raises": 1,
@@ -54,7 +55,7 @@ class Forks:
         return x, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def leave(self):
-        if self.way.endswith("late"):  # the child leaves after the worker has continued
+        if self.way.endswith("late"):  # the child leaves the function after the worker has continued
             time.sleep(0.05)
         if self.way.startswith("returns"):
             return "of another process"
@@ -76,7 +77,7 @@ def expected(way):
     return [(x, None if x % 3 else WAYS[way]) for x in range(COUNT)]
 
 
-# The random programs below combine all ways with all families of loaders.
+# Each family of loaders is tested with few ways to exit, because a random test in this file covers all combinations.
 @pytest.mark.parametrize(
     ("family", "way"),
     [*(("DataLoader2", way) for way in WAYS), *itertools.product(list(FAMILIES)[1:], ["returns", "raises late"])],

@@ -17,8 +17,8 @@ import pytest
 from process_checks import METHODS, identity, loader, nothing_is_left  # noqa: F401 - a fixture
 from torchdata.datapipes.iter import IterableWrapper
 
-#: A user's program. `{top}` is at module level, `{guarded}` runs in the main process, and `{inside}` runs in the
-#: worker.
+#: A user's program with three gaps for code: `{top}` at module level, `{guarded}` in the main process, and `{inside}`
+#: in the worker.
 PROGRAM = """
     import gc, json, sys
     {top}
@@ -87,7 +87,7 @@ def with_the_name_of_its_process(_):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_names_of_processes_change_nothing_where_they_are_sent(method):
-    """Joining the children in multiprocessing's list must not wait for workers."""
+    """If a program joins all children in multiprocessing's list, it must not wait for the loader's workers."""
     before = gc.get_threshold()
     with loader(IterableWrapper([0]).map(with_the_name_of_its_process), 1, multiprocessing_context=method) as dl:
         received = list(dl)
@@ -102,8 +102,9 @@ def private_kib():
 
 
 def grown_by_searching(_):
-    """Returns by how many KiB the process's private memory grows in a normal garbage collection, and in one that
-    includes all inherited objects.
+    """Returns by how many KiB the process's private memory grows in two garbage collections.
+
+    The first collection is normal, and the second collection visits all inherited objects.
     """
     before = private_kib()
     gc.collect()

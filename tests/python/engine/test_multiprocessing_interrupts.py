@@ -22,7 +22,8 @@ from torchdata._engine.processes.interrupts import InterruptsDeferred, interrupt
 from torchdata._engine.processes.shutdown import Shutdown
 from torchdata.datapipes.iter import IterableWrapper
 
-#: The number of times that each test presses Ctrl-C at random moments. Spawned workers take a second to start.
+#: How often each test presses Ctrl-C at random moments. The number is small for spawned workers, which take a second to
+#: start.
 TRIES = {"fork": 5, "forkserver": 5, "spawn": 3}
 
 SCRIPT = """
@@ -129,7 +130,7 @@ def press_at_random(script, phase, method, tries, seed=0):
     """
     moments, seconds, noise = random.Random(seed), [], []
     with Terminal(script, phase, method, str(1 + tries)) as terminal:
-        duration = None  # measured in the first attempt, which Ctrl-C interrupts only afterwards
+        duration = None  # the first attempt measures the duration, because it is interrupted only after its end
         for _ in range(1 + tries):
             while (line := terminal.line()) != "ready":
                 assert line, f"the program has ended: {noise}"
@@ -157,13 +158,13 @@ def press_at_random(script, phase, method, tries, seed=0):
     return seconds, noise
 
 
-# The random drivers press Ctrl-C in all phases with all start methods.
+# This test covers only some combinations of phases and start methods. The random drivers cover all combinations.
 @pytest.mark.parametrize(
     ("method", "phase"),
     [*with_methods("start", "iterate", "shut_down", "shut_down_stuck", "drop"), ("forkserver", "shut_down")],
 )
 def test_ctrl_c_at_any_moment_raises_one_keyboard_interrupt_and_leaves_nothing(script, phase, method):
-    # Each shutdown waits for the hanging worker, so the number of attempts is small.
+    # The number of attempts is small, because each shutdown waits for the hanging worker.
     tries = 4 if phase == "shut_down_stuck" else TRIES[method]
     seconds, noise = press_at_random(script, phase, method, tries)
     assert noise == []
@@ -183,7 +184,7 @@ if __name__ == "__mp_main__" and not os.path.exists(__file__ + ".fast"):
         file.write(slow + text)
     with Terminal(script, "start", "forkserver", "2") as terminal:
         assert terminal.line() == "ready"
-        time.sleep(0.5)  # the server should be importing, but an earlier Ctrl-C must work, too
+        time.sleep(0.5)  # the fork server is probably importing the program now
         with open(script + ".fast", "w"):
             terminal.press_ctrl_c()
             assert json.loads(terminal.line(30)) == {"interrupts": 1, "left": 0}
@@ -203,8 +204,8 @@ class Handler:
         self.calls += 1
 
 
-#: The program and the forking process import this module. The first forking process is slow after a fork. This process
-#: is killed before it reports the fork.
+#: A module that the program and the forking process import. In the first forking process, a fork takes long, so that
+#: the process can be killed before it reports the fork.
 LATE_SERVER = """
 import os, signal, time
 from torchdata._engine.processes.forking_process import _ForkingProcess

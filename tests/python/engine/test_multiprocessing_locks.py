@@ -19,7 +19,8 @@ from process_checks import children, loader, nothing_is_left, wait_for  # noqa: 
 from torchdata._engine.processes import fork
 from torchdata.datapipes.iter import IterableWrapper
 
-#: Starts loaders and other processes while threads of the main process constantly draw random numbers or print.
+#: A program that starts loaders and other processes while threads of the main process constantly draw random numbers or
+#: print.
 BUSY = """
 import threading, time
 from process_checks import loader
@@ -174,14 +175,15 @@ def run_busy(busy, started, output, threads, times, path):
 
 def run_apart(script, output):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    environment.pop("PYTHONUNBUFFERED", None)  # only buffered output has a lock
+    environment.pop("PYTHONUNBUFFERED", None)  # Python uses a lock only for buffered output
     command = [sys.executable, "-W", "ignore", "-c", script]
     run = subprocess.run(command, env=environment, stdout=output, stderr=subprocess.PIPE, timeout=250)
     assert not run.stderr, run.stderr.decode()
     assert run.returncode == 0
 
 
-#: Forks while a thread is importing a module. Fork hooks are called in the reverse order of their registration.
+#: A program that forks while a thread imports a module. Python calls fork hooks in the reverse order of their
+#: registration.
 IMPORTING = """
 import gc, os, sys, threading, time
 
@@ -227,8 +229,9 @@ def hang():
 
 @pytest.fixture
 def lock(monkeypatch, tmp_path):
-    """Turns a function into a lock. Calls the function with the number of the child that acquires the lock, and counts
-    the children.
+    """Returns a function that adds a simulated lock.
+
+    To acquire the lock, each forked child calls `take` with a different number.
     """
 
     def add(take):
@@ -247,7 +250,7 @@ def lock(monkeypatch, tmp_path):
         monkeypatch.setattr(fork, "_BEGUN", len(fork.LOCKS) + 1)
         return lambda: marks.stat().st_size
 
-    monkeypatch.setattr(fork, "LIMITS", (1.0, 1.0, 60.0, 60.0))  # a busy machine delays processes without need
+    monkeypatch.setattr(fork, "LIMITS", (1.0, 1.0, 60.0, 60.0))  # long limits, because a busy machine delays processes
     return add
 
 
@@ -337,7 +340,7 @@ def test_alarms_of_the_program_are_not_changed():
     signal.setitimer(signal.ITIMER_REAL, 100)
     try:
         served = loader(IterableWrapper([0]).map(alarms), 1)
-        assert list(served) == [(False, True, (0.0, 0.0))]  # the handler belongs to the main process only
+        assert list(served) == [(False, True, (0.0, 0.0))]  # workers must not have the handler of the main process
         assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
         served.shutdown()
     finally:

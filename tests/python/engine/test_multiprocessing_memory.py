@@ -22,8 +22,9 @@ PORTABLE = os.environ.get("TORCHDATA_PORTABLE") == "1"
 
 
 def regions():
-    """Returns length and start of each shared memory region of this package. Memory advice may have split a region into
-    several mappings.
+    """Returns the length and the start of each shared memory region of this package.
+
+    The kernel may list a region as several mappings, because advice about memory applies to parts of it.
     """
     lines = Path("/proc/self/maps").read_text().splitlines()
     ours: dict[str, list[int]] = {}
@@ -35,7 +36,7 @@ def regions():
 
 
 def resident():
-    """Returns the size in bytes of this package's shared memory that is in use by this process."""
+    """Returns how many bytes of this package's shared memory are resident in this process."""
     text = Path("/proc/self/smaps").read_text()
     ours = re.findall(OURS + r"[^\n]*\n(?:[A-Z].*\n)*?Rss: +(\d+) kB", text)
     return 1024 * sum(map(int, ours))
@@ -65,12 +66,12 @@ def test_a_worker_that_makes_large_tensors_does_not_grow_by_one_for_each_item(mo
     pytest.importorskip("torch", reason="torch's tensors need torch")
     monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
     pipe = IterableWrapper(range(120)).map(LargeTensors())
-    # The test does not use fork, because torch decides only once per program, at the first tensor, whether to align
-    # tensors to pages.
+    # The test does not use fork. When torch creates its first tensor, it decides whether to align tensors to pages, and
+    # forked workers inherit this decision.
     with loader(pipe, num_workers=1, multiprocessing_context="spawn") as dl:
         grown = list(dl)
-    # The memory may grow until the freed gaps are large enough for every tensor. If each tensor took new pages, 60
-    # further tensors would add 60 times their size.
+    # At first, the memory may grow until freed gaps are large enough for every tensor. If each tensor took new pages,
+    # 60 more tensors would then add 60 times the size of a tensor.
     assert grown[-1] - grown[60] < 12 * LargeTensors.SIZE
 
 
@@ -88,7 +89,7 @@ def test_memory_that_a_large_item_took_goes_back_whether_the_worker_works_waits_
         iterator = iter(dl)
         array = next(iterator)
         assert array.nbytes == 32 << 20
-        assert array.sum() == 0  # the sum has read all pages in this process
+        assert array.sum() == 0  # computing the sum has mapped all pages in this process
         assert resident() >= 32 << 20
         del array
         if ended:
@@ -116,12 +117,12 @@ def test_arrays_that_are_deleted_one_by_one_do_not_wake_the_worker():
         counts = []
         for _ in range(5):
             arrays = next(iterator)
-            time.sleep(0.1)  # lets the worker fall asleep, which can only lower the count
+            time.sleep(0.1)  # the worker needs this time to fall asleep
             before, began = switches(pid), time.monotonic()
             while arrays:
                 arrays.pop()
                 time.sleep(0.0002)
-            # A waiting worker wakes up ten times a second to check whether the main process still exists.
+            # A worker that waits for space wakes up ten times a second, to check whether the main process still exists.
             counts.append(switches(pid) - before - 10 * (time.monotonic() - began))
         assert sorted(counts)[2] < 40, counts
 
@@ -150,7 +151,7 @@ def test_a_child_holds_its_own_and_main_two_descriptors_for_each(method):
     ):
         others, iterator = iter(other), iter(dl)
         assert next(others) == 0
-        assert [next(iterator) for _ in range(5)] == [0, 1, 2, 3, 4]  # an item of each worker, so all are running
+        assert [next(iterator) for _ in range(5)] == [0, 1, 2, 3, 4]  # each worker has sent an item
         pids = dl.reading_service._children.pids
         # Each worker needs two pidfds: one for its process, and one for the reader of its items. The loader itself
         # needs a few descriptors.
@@ -284,7 +285,8 @@ SHORT_OF_MEMORY = """
 
 @pytest.mark.parametrize("budget", [1024, 0])
 def test_an_item_for_which_main_has_no_memory_raises_an_error_and_the_next_epoch_is_complete(budget):
-    # With a budget, the item is in one block of shared memory. Without a budget, the item is sent in pieces.
+    # With a memory budget, the item is sent in one block of shared memory. With a budget of 0, the item is sent in
+    # pieces.
     run = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SHORT_OF_MEMORY % budget)],
         capture_output=True,

@@ -1,6 +1,6 @@
 """The main process, workers and the dispatching process exchange messages without hanging or losing items.
 
-Before the protocol was defined, the loader of each test hung, lost items, or did not name the responsible process.
+In each of these tests, an earlier version of the loader hung, lost items, or did not name the responsible process.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def test_a_worker_whose_items_are_all_dropped_delays_no_other():
 
 
 class EndsAtOnce(IterDataPipe):
-    """A pipe that takes one item in worker 0, and all items in the other workers."""
+    """A pipe that reads only one item in worker 0, and reads all items in the other workers."""
 
     def __init__(self, source):
         self.source = source
@@ -271,7 +271,7 @@ def test_an_epoch_cannot_begin_during_the_wait_for_an_item_and_the_loop_continue
     with loader(Paced(4, 0.6).sharding_filter()) as dl:
 
         def begin(_signal, _frame):
-            if dl.stats().main.waits_for is None:  # the signal came before the main process was waiting
+            if dl.stats().main.waits_for is None:  # the signal was handled before the main process began to wait
                 signal.setitimer(signal.ITIMER_REAL, 0.05)
                 return
             try:
@@ -296,7 +296,7 @@ def test_an_epoch_cannot_begin_during_the_wait_for_an_item_and_the_loop_continue
 
 
 class DiesBehindItems(IterDataPipe):
-    """A pipe that yields its items, one of them late. The pipe's process exits immediately after the last item."""
+    """A pipe that yields its items, one of them with a delay, and then exits its process without reporting the end."""
 
     def __init__(self, count):
         self.count = count
@@ -369,7 +369,7 @@ interruptions = 0
 
 
 def rebuilt(number):
-    """Called when an item is unpickled. In the main process, the call is interrupted the first time."""
+    """Recreates an item when it is unpickled. The first call in the main process is interrupted."""
     global interruptions
     if os.getpid() == main_pid and number % 5 == 0 and interruptions % 2 == 0:
         interruptions += 1

@@ -62,7 +62,7 @@ def test_an_error_reports_an_exit_and_why_its_code_is_unknown(sigchld, method):
     with loader(datapipe, multiprocessing_context=method) as dl:
         with pytest.raises(WorkerExitedError, match="worker process 0") as caught:
             list(dl)
-        with pytest.raises(WorkerExitedError, match="worker process 0"):  # the exit is not forgotten
+        with pytest.raises(WorkerExitedError, match="worker process 0"):  # the loader still reports the exit
             iter(dl)
     if method == "forkserver" or sigchld == "as it is":  # the fork server reaps its workers
         assert caught.value.exitcode == 7
@@ -84,7 +84,7 @@ def test_a_worker_exit_between_epochs_is_noticed(sigchld):
 
 
 def test_a_child_that_another_process_reaped_is_not_signalled(sigchld, monkeypatch):
-    """The process id may already belong to another process."""
+    """After a child was reaped, its process id may belong to another process."""
     dl = loader(IterableWrapper(range(10)).sharding_filter())
     assert list(dl) == list(range(10))
     pids = dl.reading_service._children.pids
@@ -101,7 +101,7 @@ def test_a_child_that_another_process_reaped_is_not_signalled(sigchld, monkeypat
     ("error", "what"), [(errno.EAGAIN, "cannot start the thread"), (errno.EMFILE, "cannot watch a process")]
 )
 def test_a_child_that_cannot_watch_the_main_process_exits_with_a_reason(monkeypatch, capfd, error, what):
-    """Watching also fails if the limit of processes, threads or open files is reached."""
+    """A child cannot watch the main process if, for example, the limit of threads or open files is reached."""
 
     def refused(_pid):
         raise OSError(error, f"{what}: {os.strerror(error)}")
@@ -122,7 +122,7 @@ def aborts(x):
 
 
 def test_the_error_for_an_abort_names_memory_and_not_a_sender():
-    """The engine aborts if an allocation fails."""
+    """A Rust program such as the engine aborts if it cannot allocate memory."""
     with (
         loader(IterableWrapper(range(10)).sharding_filter().map(aborts)) as dl,
         pytest.raises(WorkerExitedError, match="was killed by SIGABRT; .*no memory left") as caught,

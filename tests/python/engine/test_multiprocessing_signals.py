@@ -24,8 +24,8 @@ from torchdata.dataloader2 import DataLoader2
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
 
-#: Signals that are sent to the process group and handled by the program. Without a handler, the default action ends a
-#: process.
+#: Signals that the tests send to the whole process group, and that the program handles. In a process without a handler,
+#: such a signal ends the process.
 HANDLED = [signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM, signal.SIGRTMIN + 3]
 
 SCRIPT = """
@@ -105,8 +105,8 @@ def said(process, what):
     raise AssertionError(f"the program has ended with {process.wait()}; it had handled {handled}")
 
 
-#: Workers that import all modules start slowly, so these start methods are tested with only one family. The processes
-#: of all families are alike.
+#: With spawn and forkserver, the tests use only one family, because workers that import all modules start slowly. The
+#: processes of all families are alike.
 BY_METHOD = {"fork": list(FAMILIES), "spawn": list(FAMILIES)[:1], "forkserver": list(FAMILIES)[-1:]}
 
 
@@ -167,7 +167,7 @@ def how_it_takes_signals(_):
     child = os.fork()
     if child == 0:
         os._exit(sum(signal.getsignal(number) == signal.SIG_DFL for number in handlers))
-    # A program that a worker starts can be terminated as usual.
+    # If a worker starts another program, signals terminate that program as usual.
     with subprocess.Popen(["sleep", "1000"]) as program:
         program.terminate()
         ended = program.wait(120)
@@ -250,7 +250,7 @@ class Timer:
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
     def _ring(self, number, frame):
-        if number == signal.SIGALRM and random.random() < 0.5:  # the test uses other signals, too
+        if number == signal.SIGALRM and random.random() < 0.5:  # half of the alarms send another signal
             os.kill(os.getpid(), random.choice(self.NUMBERS[1:]))
             return
         self.rung += 1
@@ -265,8 +265,9 @@ class Timer:
 
 
 def is_rang(error):
-    """Returns whether the handler's exception is the given exception, or has caused it. If the handler raises while a
-    graph is unpickled, its exception is only the cause of the raised exception.
+    """Returns whether `error` is the exception of the signal handler, or was caused by this exception.
+
+    The latter happens if the handler raises while a graph is unpickled.
     """
     while error is not None and not isinstance(error, Rang):
         error = error.__cause__ or error.__context__
@@ -408,7 +409,7 @@ def test_a_worker_that_raises_sigterm_itself_is_reported_as_killed(family, metho
         pytest.raises(WorkerExitedError, match="was killed by SIGTERM; code in this process has sent the signal") as it,
     ):
         got.extend(items)
-    assert got == list(range(len(got)))  # the main process may have waited for the other worker
+    assert got == list(range(len(got)))  # the number of items may differ from run to run
     assert 7 not in got
     assert ("with start method 'fork' the usual cause is" in str(it.value)) == (method == "fork")
 

@@ -1,4 +1,4 @@
-"""Arguments at the limits of the extension's integer types never cause an abort, a panic, or a zero by overflow."""
+"""Arguments at the limits of the extension's integer types never cause an abort, a panic or an integer overflow."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-#: PyO3 converts a panic to a PanicException. If Rust code receives this exception from Python, the Rust code panics.
-#: The test can therefore cause a panic without a special function.
+#: PyO3 converts a panic to a PanicException. If Rust code receives a PanicException from Python, the Rust code panics.
+#: Raising a PanicException in Python is therefore a way to cause a panic.
 SCRIPT = """
 before = set(BaseException.__subclasses__())
 from torchdata import _native

@@ -39,7 +39,7 @@ class Message:
 
 
 class Item(Message):
-    """Waits for an item of another process. The item is sent after an epoch has begun."""
+    """Waits for an item of another process, which sends the item after an epoch has begun."""
 
     def __init__(self):
         super().__init__()
@@ -101,7 +101,7 @@ class InTurn(Left):
 
 
 class Rank:
-    """Waits for another rank, which connects and sends nothing."""
+    """Waits for another rank, which connects but sends nothing."""
 
     def __init__(self):
         listener = socket.create_server(("127.0.0.1", 0))

@@ -1,5 +1,6 @@
-"""Objects of classes that were created at run time are sent by value. All values arrive, or an error names the lost
-values.
+"""Objects of classes that were created at run time are sent by value.
+
+The receiver gets all values, or an error names the lost values.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torchdata.datapipes.state import save_state
 
 
 def message(**values: Any) -> Any:
-    """Returns a message of a new class, like mcap-ros2-support."""
+    """Returns an object of a class that is created at run time, like the messages of mcap-ros2-support."""
     cls = type("Message", (types.SimpleNamespace,), {"__slots__": list(values)})
     made = cls()
     for name, value in values.items():

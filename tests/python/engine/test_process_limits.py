@@ -1,8 +1,8 @@
 """If the system's limit of processes and threads is reached at any step of a start, an error is raised, and nothing is
 left behind.
 
-The limit does not hold for root, and counts all processes of a user. A program therefore runs as a separate user that
-may read the files of the interpreter.
+The limit does not apply to root, and counts all processes of a user. The tested program therefore runs as a separate
+user, who may read the files of the interpreter.
 """
 
 from __future__ import annotations
@@ -101,8 +101,9 @@ users = itertools.count(70_000 + os.getpid() % 1000 * 100)
 
 
 def run(tmp_path, method, graph, rooms):
-    """Runs the program with different limits. Returns the result of each attempt by the number of allowed tasks, and
-    the output.
+    """Runs the program with different limits.
+
+    Returns the result for each number of allowed tasks, and the program's output.
     """
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(PROGRAM))
@@ -159,7 +160,7 @@ def test_an_error_names_the_child_that_could_not_be_started_and_the_limit(tmp_pa
         assert attempt["seconds"] < 100  # the limit detects a hang, and measures nothing
     if 0 in rooms:
         assert "error" in attempts[0]
-    if 30 in rooms:  # proves that the attempts have covered the limit
+    if 30 in rooms:  # in this case, the attempts have covered the limit
         assert ["error" in attempt for attempt in (*attempts[:3], attempts[-1])] == [True, True, True, False]
     assert "Exception ignored" not in printed
     assert "cannot join" not in printed

@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(os.environ.get("TORCHDATA_PORTABLE") == "1", reason="temporary files have no names in /proc"),
 ]
 
-#: The offset of the main process's page of counters, and the offsets of the role and of the number of pipes in a page.
+#: Byte offsets: of the main process's page of counters, and of the role and the number of pipes within a page.
 PAGE, ROLE, PIPES = 4096, 4, 28
 
 
@@ -68,7 +68,7 @@ def test_a_damaged_page_of_counters_is_left_out_with_one_warning_and_the_loader_
         warnings.simplefilter(action)
         dl = loader(IterableWrapper(range(20)).sharding_filter())
         items = iter(dl)
-        got = [next(items), next(items)]  # after an item of each worker, both workers have a page
+        got = [next(items), next(items)]  # after these two items, both workers have a page
         damage(offset, 2**32 - 1)
         shown = dl.stats()
         dl.diagnose()

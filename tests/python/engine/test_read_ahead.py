@@ -32,7 +32,7 @@ Function = Callable[[int], int]
 
 
 class OneOfTwo:
-    """A group of two ranks. The other rank always sends the same values as this rank."""
+    """A process group of two ranks. The other rank always sends the same values as this rank."""
 
     rank, world_size = 0, 2
 
@@ -83,12 +83,13 @@ class Loader(Iterator[Any]):
 
 
 class Way(NamedTuple):
-    """A class that reads ahead, and how to test it."""
+    """How to test one class that reads ahead."""
 
-    #: Begins to read numbers. The arguments are their count, a function to apply to each number, and a state or None.
+    #: A function that begins to read numbers. Its arguments are the count of numbers, a function to apply to each
+    #: number, and a state or None.
     begin: Callable[[int, Function, Any], Any]
     in_order: bool = True
-    #: Whether further items follow after the function has raised an error.
+    #: Whether a reader yields further items after the function has raised an error.
     goes_on: bool = True
 
 
@@ -197,7 +198,7 @@ def test_a_state_at_any_moment_has_exactly_the_undelivered_items(way: Way, monke
         given = [next(reading) for _ in range(position)]
         time.sleep(random.choice([0, 0.001, 0.005]))
         state = reading.state()
-        if not isinstance(reading, Loader):  # its states are compared with torch's in other tests
+        if not isinstance(reading, Loader):  # other tests compare the states of `Loader` with torch's states
             state = pickle.loads(pickle.dumps(state))
         rest = list(begun(way, 12, uneven, monkeypatch, state))
         assert sorted(given + rest) == list(range(12)), position
@@ -216,14 +217,16 @@ class Gate:
         return number
 
 
-#: The folder of the package. Ctrl-C in other code could arrive at the end of the test, and end the program.
+#: The folder of the package. The test presses Ctrl-C only in code of this folder, because Ctrl-C in other code could
+#: end the test program.
 PACKAGE = os.path.dirname(torchdata.__file__) + os.sep
 
 
 @contextlib.contextmanager
 def pressed(after: float, every: float, where: Callable[[FrameType], bool]) -> Iterator[list[int]]:
-    """Simulates Ctrl-C at intervals if the main process is executing a matching frame. Yields the number of simulated
-    presses.
+    """Simulates Ctrl-C at intervals, but only while the main process executes code in a given folder.
+
+    Yields the number of simulated presses.
     """
     times = [0]
 
@@ -255,8 +258,8 @@ def test_ctrl_c_ends_a_wait_and_nothing_is_lost_or_doubled(way: Way, monkeypatch
     assert (found if way.in_order else sorted(found)) == list(range(9))
 
 
-# StatefulDataLoader is not tested here, because it defers Ctrl-C while it delivers a batch. See
-# test_stateful_interrupts.py.
+# Because StatefulDataLoader defers Ctrl-C while it delivers a batch, only test_stateful_interrupts.py tests it with
+# Ctrl-C.
 @pytest.mark.parametrize("way", [way for name, way in WAYS.items() if name != "StatefulDataLoader"], ids=[*WAYS][:-1])
 def test_ctrl_c_at_any_moment_loses_at_most_the_item_that_was_handed_over(
     way: Way, monkeypatch: pytest.MonkeyPatch

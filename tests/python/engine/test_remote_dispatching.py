@@ -1,4 +1,4 @@
-"""Workers on other machines receive items from a dispatching process. Memory is bounded, and errors are reported."""
+"""Workers on other machines receive items from a dispatching process, with bounded memory and clear errors."""
 
 from __future__ import annotations
 

@@ -34,13 +34,16 @@ def place(stats: LoaderStats, worker: int) -> tuple[str | None, str | None]:
 
 
 def all_seen(loader: DataLoader2[Any], items: int) -> LoaderStats:
-    """Waits until this many items of the workers are counted, and returns the statistics."""
+    """Waits until the statistics contain `count` items of the workers, and returns these statistics."""
     wait_for(lambda: sum(worker.items for worker in loader.stats().workers) >= items)
     return loader.stats()
 
 
 def at_rest(loader: DataLoader2[Any], worker: int, taken: int) -> ProcessStats:
-    """Waits until a worker's window is full and all its counts have arrived, and returns the worker's statistics."""
+    """Waits until a worker has prefetched as many items as allowed, and has reported all its counts.
+
+    Returns the worker's statistics.
+    """
     wait_for(lambda: (seen := loader.stats().workers[worker]).items == taken + seen.window)
     return loader.stats().workers[worker]
 
@@ -139,8 +142,8 @@ def test_the_network_is_the_limit_if_both_ends_wait() -> None:
     assert full.kind == "network"
     assert str(full).startswith("The network limits you: 1.0 GiB/s come from 2 workers; main waits 90 %")
     assert "worker_prefetch_cnt" in str(full)
-    assert diagnose(measured(room=0.1)).kind != "network"  # slow workers are the cause, not the network
-    assert diagnose(measured(node=None)).kind != "network"  # workers on the same machine use no network
+    assert diagnose(measured(room=0.1)).kind != "network"  # the cause is slow workers
+    assert diagnose(measured(node=None)).kind != "network"  # no worker is on another machine
 
 
 def test_the_time_of_a_remote_worker_is_shown_with_its_node() -> None:
@@ -172,7 +175,7 @@ def test_a_hanging_remote_worker_causes_a_warning_with_its_node_and_stack(tmp_pa
         with pytest.raises(TimeoutError):
             list(loader)
         node = loader.stats().workers[1].node
-    # The first warnings may be emitted before the workers are running.
+    # Warnings that are emitted before the workers are running contain no stacks.
     words = "\n".join(str(one.message) for one in told if issubclass(one.category, StallWarning))
     assert f"main waits for worker process 1 on node {node}" in words
     assert "in sleep" in words, words

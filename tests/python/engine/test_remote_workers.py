@@ -58,7 +58,7 @@ def test_results_of_a_later_pull_do_not_wait_for_an_earlier_one() -> None:
     pulls: list[Future[Pulled]] = []
 
     class Fake:
-        """Simulates a host, and a carrier that has no messages for the host."""
+        """Simulates the host of a worker, and a carrier that has no messages for this host."""
 
         def check(self) -> None: ...
 
@@ -72,7 +72,7 @@ def test_results_of_a_later_pull_do_not_wait_for_an_earlier_one() -> None:
             return pulls[-1]
 
         def wait(self, seconds: float, units: bool, lacks: bool) -> None:
-            pulls[1].set_result(Pulled(0, None, []))  # the first call never returns a result
+            pulls[1].set_result(Pulled(0, None, []))  # the first call was lost, and never returns a result
 
     fake: Any = Fake()
     lane = worker_module._Lane(0, fake, fake, 1, lambda: True)
@@ -153,13 +153,13 @@ def test_a_host_ends_if_nothing_arrives_or_if_its_parent_and_its_worker_are_gone
 
 
 def full(count: int = 2500) -> DataLoader2[Any]:
-    """Returns a loader in which workers prefetch more items than fit into the link."""
+    """Returns a loader with workers that may prefetch more items than fit into the link."""
     service = LocallyRemote(WORKERS, worker_prefetch_cnt=count)
     return DataLoader2(IterableWrapper(range(count)).sharding_filter().map(wide), reading_service=service)
 
 
 def first_of(loader: DataLoader2[Any]) -> tuple[list[Any], Iterator[Any]]:
-    """Returns the first items and the iterator. The hosts withhold further items."""
+    """Returns the first items and the iterator, and makes the hosts withhold further items."""
     iterator = iter(loader)
     first = [next(iterator) for _ in range(WORKERS)]
     wait_for(lambda: all(actor.host._lanes[0].holds for actor in loader.reading_service.made.actors))

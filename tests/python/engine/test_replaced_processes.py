@@ -50,7 +50,7 @@ class At:
 
 
 class Exits:
-    """A function that exits its process, until this many processes have exited."""
+    """A function that exits its process at one item, until a given number of processes has exited."""
 
     def __init__(self, folder: Path, times: int) -> None:
         self.folder, self.times = folder, times
@@ -132,7 +132,7 @@ def test_the_third_process_that_exits_or_hangs_at_an_item_raises_an_error_that_n
         with pytest.raises(WorkerExitedError, match="(?s)as 2 before it in its place.*, or correct the") as caught:
             next(iterator)
         assert caught.value.item == AT
-        if family is nodes:  # only nodes continue after the error
+        if family is nodes:  # only nodes yield further items after the error
             assert list(iterator) == list(range(AT + 1, COUNT))
 
 

@@ -45,7 +45,7 @@ def row(file, x):
 
 
 def told(family, function, workers=2, epochs=2, method="fork", between=lambda: None):
-    """Returns the warnings of some epochs. The main process calls `between` between items."""
+    """Reads some epochs, and returns the warnings. Between two items, the main process calls `between`."""
     before, families.WORKERS = families.WORKERS, workers
     try:
         with warnings.catch_warnings(record=True) as found:
@@ -59,7 +59,7 @@ def told(family, function, workers=2, epochs=2, method="fork", between=lambda: N
     return [str(one.message) for one in found if "position" in str(one.message)]
 
 
-#: The functions must not contain the file, because `DataLoader2` copies functions.
+#: The file is global, because `DataLoader2` would copy a file that is part of a function.
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_shared_file_position_causes_one_warning(family, file, path):
     (said,) = told(family, lambda x: row(file, x) and x)
@@ -146,7 +146,7 @@ def test_a_file_that_only_the_dispatching_process_reads_causes_no_warning(reads,
     calls = itertools.count()
 
     def read(x):
-        row(file, next(calls) % COUNT)  # each epoch ends at another row
+        row(file, next(calls) % COUNT)  # the file position differs from epoch to epoch
         return x
 
     functions = {"dispatched": (read, abs), "mapped": (abs, read)}[reads]

@@ -1,4 +1,4 @@
-"""The random region of an image follows torchvision's rules, for any random generator."""
+"""`random_region` chooses regions of an image by the same rules as torchvision, with any random generator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GENERATORS = pytest.mark.parametrize("make", [random.Random, np.random.default_r
 
 
 def distance(values: list[float]) -> float:
-    """Returns the Kolmogorov-Smirnov distance of numbers from the uniform distribution between 0 and 1."""
+    """Returns the Kolmogorov-Smirnov distance between numbers and the uniform distribution from 0 to 1."""
     ordered, count = np.sort(values), len(values)
     steps = np.arange(1, count + 1) / count
     return float(max((steps - ordered).max(), (ordered - steps + 1 / count).max()))
@@ -98,8 +98,8 @@ def test_the_first_crop_that_fits_is_used() -> None:
         def random(self) -> float:
             return self.numbers.pop(0)
 
-    # With a ratio of 4 / 3, the whole area does not fit into a square. The second attempt, a quarter of the area as a
-    # square, fits.
+    # In the first attempt, the whole area with a ratio of 4 / 3 does not fit into the square image. In the second
+    # attempt, a square with a quarter of the area fits.
     rng = Given(1.0, 1.0, (0.25 - 0.08) / 0.92, 0.5, 0.0, 0.999)
     assert random_resized_crop(rng, 100, 100) == (50, 0, 100, 50)
     assert rng.numbers == []

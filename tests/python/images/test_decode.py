@@ -257,7 +257,7 @@ def test_the_result_is_created_in_the_shared_memory_that_sends_items(
     ]
     kept = plain(1, "uint8")
     alone = [kept]
-    holders = sys.getrefcount(alone[0]) - 1  # minus the reference of the name
+    holders = sys.getrefcount(alone[0]) - 1  # minus the reference that the list holds
     counts = [sys.getrefcount(made[number]) for number in range(3)]
     assert found == [True] * 3
     assert counts == [holders] * 3, "nothing else keeps one: it would be copied on its way"

@@ -33,7 +33,10 @@ def numbered() -> IterableWrapper[Any]:
 
 
 def augmented(sharded: bool = True, **options: Any) -> Any:
-    """Returns a pipe of numbers and pixels. The pixels are a random region of 16 x 16, which may be mirrored."""
+    """Returns a pipe of pairs (number, pixels).
+
+    The pixels are a random region of the image, resized to 16 x 16, and sometimes mirrored.
+    """
     pipe = numbered()
     pipe = pipe.shuffle().sharding_filter() if sharded else pipe
     return pipe.decode_image(16, crop="random", flip=0.5, input_col=1, **options)
@@ -142,7 +145,7 @@ def test_workers_make_the_same_pixels_each_time_and_resume_exactly() -> None:
         for place in rng.sample(range(COUNT), 3):
             loader.seed(1)
             told(loader)
-            batches = iter(loader)  # the second epoch
+            batches = iter(loader)  # begins the second epoch
             begun = told(next(batches) for _ in range(place))
             state = pickle.dumps(loader.state_dict())
             with DataLoader2.from_state(pickle.loads(state), service) as other:

@@ -31,8 +31,9 @@ from torchdata.nodes import (  # noqa: E402
 
 
 def goes_on_exactly(make: Any, epochs: int = 3) -> list[list[Any]]:
-    """Resumes from a state at every position of every epoch, compares the items with an uninterrupted run, and returns
-    that run.
+    """Saves a state at every position of every epoch, resumes, and compares the items with an uninterrupted run.
+
+    Returns the items of that run.
     """
     loader = Loader(make())
     whole = [list(loader) for _ in range(epochs)]

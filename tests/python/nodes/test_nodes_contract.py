@@ -1,7 +1,7 @@
 """A node receives exactly the calls that the guide describes. The tests use a node that records its calls.
 
-The letters in a record: R is a reset to the beginning of an epoch, L a reset to a state, n an item, e the end, and g a
-state.
+In a record, R stands for a reset to the beginning of an epoch, L for a reset to a state, n for an item, e for the end,
+and g for a saved state.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SIZE = 5
 
 
 class Recorder(BaseNode[Any]):
-    """A node that records its calls. Checks that calls are not concurrent, and that the first call is a reset."""
+    """A node that records its calls, and fails if two calls are concurrent, or if the first call is not a reset."""
 
     def __init__(self, size: int = SIZE) -> None:
         super().__init__()
@@ -83,7 +83,8 @@ def some(item: Any) -> bool:
     return item != 1
 
 
-#: Nodes that request states of their source themselves, because they read ahead or read repeatedly.
+#: Nodes that request states from their source without a request from the user, because they read ahead or read
+#: repeatedly.
 ASKING: dict[str, Callable[[BaseNode[Any]], BaseNode[Any]]] = {
     "prefetch": lambda node: Prefetcher(node, 2),
     "prefetch, every third": lambda node: Prefetcher(node, 2, snapshot_frequency=3),
@@ -107,7 +108,7 @@ STEPS: dict[str, Callable[[BaseNode[Any]], BaseNode[Any]]] = {
     "weighted": lambda node: MultiNodeWeightedSampler({"a": node}, {"a": 1.0}, rank=0, world_size=1),
     **ASKING,
 }
-#: Nodes that begin a new pass over their source themselves.
+#: Nodes that begin a new pass over their source within an epoch.
 TURNING = ("cycler", "in turn CYCLE")
 
 

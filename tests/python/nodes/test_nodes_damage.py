@@ -44,7 +44,7 @@ def without_end() -> Iterator[int]:
 
 
 class Endless:
-    """An iterable of numbers without an end, which starts at the beginning in each epoch."""
+    """An endless iterable of numbers, which starts at 0 in each epoch."""
 
     def __iter__(self) -> Iterator[int]:
         return without_end()
@@ -208,6 +208,6 @@ def test_two_thousand_mutated_states_load_or_raise_an_error_without_a_hang_or_mu
             loader.shutdown()
     assert refused > 800
     assert loaded > 200
-    assert time.monotonic() - began < 300  # no state has caused a hang, because each takes milliseconds
+    assert time.monotonic() - began < 300  # loading a state takes milliseconds, so no state has caused a hang
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 256 * 1024, f"{grown // 1024} MiB more"

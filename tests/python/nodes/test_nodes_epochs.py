@@ -80,13 +80,15 @@ GRAPHS: dict[str, Callable[[Kind], BaseNode[Any]]] = {
 
 
 def goes_on(make: Callable[[], BaseNode[Any]], plan: Plan, chance: random.Random, share: float) -> int:
-    """Resumes from states at some of a plan's positions, and compares the items with an uninterrupted run. Returns the
-    number of states.
+    """Saves states at some positions of a plan, resumes, and compares the items with an uninterrupted run.
+
+    Returns the number of states.
     """
     whole, _ = run(Loader(make()), plan)
     held = 0
     for epoch, (items, most) in enumerate(zip(whole[:-1], plan, strict=False)):
-        # If an epoch is left after its last item, the node does not know yet that the epoch has ended.
+        # A loop that is left after the last item has not requested the end. The node does not know yet that the epoch
+        # has ended.
         for position in range(len(items) + 2 if most is None else len(items)):
             if chance.random() > share and position not in (0, len(items) + 1):
                 continue
@@ -102,7 +104,8 @@ def goes_on(make: Callable[[], BaseNode[Any]], plan: Plan, chance: random.Random
     return held
 
 
-#: Each kind of stream is read by one of these plans in each graph, and each graph by all plans.
+#: The plans of the tests. Each pair of a stream and a graph is tested with one plan, so that each graph is tested with
+#: all plans.
 PLANS: list[Plan] = [[None, None, None, None], [2, None, None, None], [1, 3, None, None]]
 
 
@@ -334,10 +337,10 @@ def test_a_loader_can_be_reset_to_the_beginning_of_an_unread_epoch(kind: Kind, i
     beginning = loader.state_dict()
     whole = [list(loader) for _ in range(2)]
     if items and kind is Draws:
-        return  # for this stream, the beginning of an epoch is a position between two epochs
+        return  # for this stream, the states before and after the beginning of an epoch are the same
     loader = Loader(IterableWrapper(kind(5)))
     iterator = iter(loader)
-    if items:  # another loader resumes from a state, so it never reads the first item
+    if items:  # a loader that resumes from a later state never reads the first item
         for _ in range(items):
             next(iterator)
         state = loader.state_dict()
@@ -361,7 +364,7 @@ def test_a_loader_can_be_set_back_to_an_earlier_position() -> None:
 
 
 def test_states_of_torchdata_0_11_from_the_beginning_of_an_epoch_give_all_of_it() -> None:
-    for place in (0, 5):  # the state of a stream before the first line of its generator has run
+    for place in (0, 5):  # position 0 is before the first line of the stream's generator
         for kind in (TakesOnce, TakesAgain):
             loader = Loader(IterableWrapper(kind(5)))
             loader.load_state_dict({"root": {"_num_yielded": 0, "iterable": {"place": place}}, "num_yielded": 0})

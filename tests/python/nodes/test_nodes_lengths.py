@@ -1,5 +1,6 @@
-"""The length of a node or loader is exact or unknown. At any position, the length is the number of items of a whole
-epoch.
+"""The length of a node or loader is exact or unknown.
+
+The length is the number of items of a whole epoch, even in the middle of an epoch.
 """
 
 from __future__ import annotations

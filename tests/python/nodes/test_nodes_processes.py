@@ -64,7 +64,7 @@ def unpicklable_at_three(number: int) -> Any:
 
 @pytest.mark.parametrize(("context", "workers"), [("fork", 2), ("spawn", 1), ("forkserver", 2)])
 def test_results_come_in_order_from_processes_however_they_start(context: str, workers: int) -> None:
-    """With start methods other than fork, a single process is used, because each process imports torch."""
+    """With start methods other than fork, the test uses a single process, because each process must import torch."""
     node = over_processes(square, workers=workers, multiprocessing_context=context)
     assert [list(node)] == [[n * n for n in range(20)]]
     node.reset()
@@ -164,7 +164,7 @@ def test_an_error_names_a_process_that_exits_and_a_reset_starts_new_ones(functio
     with pytest.raises(WorkerExitedError, match=rf"worker process 0 of ParallelMapper \(pid \d+\) {how}") as caught:
         next(node)
     assert caught.value.exitcode == code
-    with pytest.raises(WorkerExitedError):  # the exit must not look like the end of the epoch
+    with pytest.raises(WorkerExitedError):  # after an exit, the epoch must not end without an error
         list(node)
     node.reset()
     assert [next(node) for _ in range(3)] == [0, 1, 2]
@@ -201,7 +201,7 @@ def test_dropping_a_half_read_loader_leaves_no_process() -> None:
     del loader, iterator
     gc.collect()
     wait_for(lambda: set(children()) <= before)
-    wait_for(lambda: shared_mappings() == 0)  # the threads have released the shared memory
+    wait_for(lambda: shared_mappings() == 0)  # threads release the shared memory
 
 
 def hangs_after_zero(number: int) -> int:
@@ -216,7 +216,7 @@ def test_dropping_a_node_does_not_wait_for_a_call_that_hangs(how: str) -> None:
     assert next(node) == 0
     del node
     wait_for(lambda: set(children()) <= before)
-    wait_for(lambda: shared_mappings() == 0)  # the memory that the threads held
+    wait_for(lambda: shared_mappings() == 0)  # threads release the shared memory
 
 
 def test_a_shutdown_does_not_wait_for_a_call_that_hangs() -> None:

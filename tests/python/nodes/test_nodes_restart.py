@@ -31,7 +31,7 @@ squares = [number * number for number in range(20)]
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
 @pytest.mark.parametrize("method", METHODS)
 def test_worker_exits_do_not_change_the_items(tmp_path: Path, method: str) -> None:
-    # A spawned process imports torch, so the test uses only one process and its replacement.
+    # With spawn, the test uses only one process and its replacement, because each spawned process imports torch.
     workers, deaths = (1, {4: 1}) if method == "spawn" else (2, {3: 1, 4: 2, 13: 1})
     loader = Loader(mapper(Dying(tmp_path, deaths), workers=workers, multiprocessing_context=method))
     assert list(loader) == squares
@@ -59,7 +59,7 @@ def test_processes_may_be_killed_at_any_moment_and_states_are_exact(seed: int) -
         if chance.random() < 0.1:
             members = loader.root._it._workers.members  # type: ignore[attr-defined]
             pid = chance.choice(members.processes).pid
-            with contextlib.suppress(ProcessLookupError):  # the process has exited, but was not replaced yet
+            with contextlib.suppress(ProcessLookupError):  # raised if the process has exited, but was not replaced yet
                 if pid is not None:  # None while the replacement is not started
                     os.kill(pid, signal.SIGKILL)
     assert came == list(range(100))

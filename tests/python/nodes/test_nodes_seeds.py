@@ -34,7 +34,10 @@ class Drawing:
 
 
 class DrawsOnceReady:
-    """A function that draws random numbers in two processes. Each process waits until both processes have an item."""
+    """A function that draws random numbers.
+
+    Before drawing, each of two processes waits until the other process has an item, too.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

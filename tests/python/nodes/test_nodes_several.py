@@ -1,6 +1,4 @@
-"""Nodes over several sources read the sources in the documented order, and end the epoch according to the stop
-criterion.
-"""
+"""Nodes over several sources read them in the documented order, and end an epoch as the stop criterion requires."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""ParallelMapper over processes sends many small items in one message, which only changes the speed."""
+"""ParallelMapper with processes sends many small items in one message.
+
+The results are the same as with one item per message.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def mapper(source: Any, function: Any, workers: int = 1, **options: Any) -> Para
 
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Returns the number of items in each message, if functions appear to take no time."""
+    """Returns the number of items in each message, with a simulated clock on which functions take no time."""
     counts: list[int] = []
     send = _processes.MapWorker._send
 
@@ -43,8 +46,9 @@ def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 class Drawn(BaseNode[Any]):
-    """A node that yields numbers. The next epoch continues after the last number that was read, which shows how far the
-    node was read.
+    """A node that yields numbers, and continues in the next epoch after the last number that was read.
+
+    The numbers therefore show how far the node was read.
     """
 
     def __init__(self, size: int, kind: Any = int) -> None:
@@ -190,7 +194,7 @@ def test_read_ahead_is_bounded_by_the_size_of_items_and_by_its_argument(options:
 
 
 class Plan:
-    """The plan of a run, drawn from a seed. Some epochs are left early, and items are small for a while.
+    """The plan of a run, drawn from a seed. The plan determines which epochs are left early, and which items are small.
 
     Args:
         seed: the seed that determines the run.
@@ -212,7 +216,7 @@ class Plan:
         }
         self.stop = chance.randrange(2), chance.random()
         self.long = chance.choice([0.0, 0.0005, 0.01])
-        #: Counts the exits of processes. All processes share the array.
+        #: The number of processes that have exited, in memory that all processes share.
         self.died = multiprocessing.get_context("fork").Array("b", 3 * self.size + 1)
 
     def item(self, number: int) -> Any:
@@ -231,7 +235,7 @@ class Plan:
         return Loader(mapper(Drawn(self.size, self.item), self.call, self.workers, **self.options))
 
     def part(self, iterator: Any, count: int) -> list[Any]:
-        """Returns this many results or errors, or fewer if the epoch ends."""
+        """Returns the next `count` results or errors, or fewer if the epoch ends."""
         found: list[Any] = []
         while len(found) < count:
             try:
@@ -253,8 +257,8 @@ def test_random_runs_resume_from_any_position_as_if_never_stopped(
     monkeypatch.setattr(_processes, "_LONG", plan.long)
     loader = plan.loader()
     epochs, (stop, share) = [], plan.stop
-    # If items are not in order, the items received so far differ from run to run. All epochs of unordered items are
-    # therefore read to their ends.
+    # Without a fixed order, the first items of an epoch differ from run to run. Epochs of unordered items are therefore
+    # read to their ends.
     ends = plan.ends if plan.options["in_order"] else [plan.size + 1] * 3
     for epoch, end in enumerate(ends):
         iterator = iter(loader)

@@ -1,4 +1,4 @@
-"""The statistics of a `Loader` of nodes show counts, times by node, the responsible code, and its progress."""
+"""The statistics of a `Loader` over nodes contain counts, times by node, the responsible code, and the progress."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def decode(item: int) -> int:
 
 
 class Passing(BaseNode[int]):
-    """A node of the user, which reads its source as torchdata documents it."""
+    """A user-defined node, which reads its source in the documented way."""
 
     def __init__(self, source: BaseNode[int]) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def test_each_node_is_counted_with_the_users_function_and_its_line() -> None:
         assert rows_of(loader) == {
             "IterableWrapper": (None, None, count),
             "ParallelMapper(decode)": (place_of(decode.__code__), count, count),
-            "Prefetcher": (None, count, 0),  # the user's node does not read it through the loader
+            "Prefetcher": (None, count, 0),  # items that a user-defined node reads are not timed
             "Passing": (place_of(Passing.next.__code__), 0, count),
             "Batcher": (None, count, 3 * epoch),
             "Unbatcher": (None, 3 * epoch, count),
@@ -117,7 +117,10 @@ def test_counts_remain_after_a_shutdown_and_begin_anew() -> None:
 
 
 def test_a_node_with_workers_is_blamed_unless_its_source_is_as_slow() -> None:
-    """The times of a loader whose `ParallelMapper` reads a source in a thread, in seconds per item."""
+    """The test constructs the statistics of a loader in which a thread of `ParallelMapper` reads a source.
+
+    Times are in seconds per item.
+    """
     example = stats_of(CAUSES["no workers"], "StatefulDataLoader")
 
     def stats(source: float, waiting: float) -> LoaderStats:

@@ -204,7 +204,7 @@ def test_a_handled_error_leaves_no_reference_cycle_that_keeps_threads_alive() ->
         with pytest.raises(KeyError):
             list(node)
         gc.collect()
-        gc.disable()  # only reference counting may free objects
+        gc.disable()  # objects must be freed by reference counting alone
         try:
             assert next(node) == 4
             del node
@@ -299,7 +299,7 @@ def test_a_shutdown_ends_the_threads_and_keeps_the_position(kind: Callable[[Base
     assert not threads()
     loader.shutdown()
     with pytest.raises(RuntimeError, match="was shut down: reset it"):
-        list(iterator)  # reads the rest of a batch, which is still available
+        list(iterator)  # reads the rest of a batch that was received before
     loader.load_state_dict(state)
     assert sorted(seen + list(loader)) == list(range(30))
 
@@ -386,7 +386,7 @@ def test_a_reset_fails_and_does_not_hang_if_the_source_is_stuck(monkeypatch: pyt
 
 def test_the_next_epoch_does_not_depend_on_how_far_threads_have_read() -> None:
     class Cyclic(SamplerWrapper[int]):
-        """A node that begins its next epoch itself when an epoch ends."""
+        """A node that resets its source when an epoch ends, to begin the next epoch."""
 
         def next(self) -> int:
             try:
@@ -399,7 +399,7 @@ def test_the_next_epoch_does_not_depend_on_how_far_threads_have_read() -> None:
         for frequency in (0, 1, 3):
             loader = Loader(Prefetcher(Cyclic(_Numbered(3)), 8, frequency))
             for epoch in range(4):
-                assert next(iter(loader)) == 3 * epoch  # the item and eight items read ahead: three epochs
+                assert next(iter(loader)) == 3 * epoch  # one item and eight items that were read ahead are three epochs
                 time.sleep(pause)
             loader.shutdown()
 
@@ -440,7 +440,7 @@ def test_a_forked_child_gets_an_error_about_the_threads_of_its_parent_and_may_re
     if child == 0:
         try:
             told = ""
-            for _ in range(5):  # items that were ready before the fork are still available
+            for _ in range(5):  # at most these items were ready before the fork
                 try:
                     next(node)
                 except RuntimeError as error:
@@ -465,7 +465,7 @@ def test_a_node_may_get_attributes_while_its_sources_are_looked_for() -> None:
     node = Mapper(IterableWrapper(range(3)), str)
 
     class Growing(dict[str, Any]):
-        """Simulates a thread that reads ahead, and sets an attribute while the object's attributes are inspected."""
+        """An object that gets a new attribute while its attributes are inspected, as if a thread changed the object."""
 
         def values(self) -> Any:
             vars(node)["more"] = None

@@ -351,7 +351,7 @@ def growth(path, load, chunk, small):
 
 
 def sparse_tar(path, size):
-    """Writes a tar archive with a first member that occupies no disk space, because its content is a hole in the file."""
+    """Writes a tar archive with a first member that needs no disk space, because its content is a hole in the file."""
     with open(path, "wb") as file:
         info = tarfile.TarInfo("large")
         info.size = size
@@ -363,7 +363,7 @@ def sparse_tar(path, size):
 
 
 def sparse_zip(path, size):
-    """Writes a zip archive with an uncompressed first member that needs no disk space, because its content is a hole."""
+    """Writes a zip archive with an uncompressed first member. The member needs no disk space, because it is a hole."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         info = zipfile.ZipInfo("large")
         info.file_size = info.compress_size = size

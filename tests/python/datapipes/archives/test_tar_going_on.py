@@ -1,4 +1,4 @@
-"""If a loader of tar archives resumes in the middle of an archive, it yields the remaining members, and rereads little."""
+"""A loader that resumes in the middle of a tar archive yields the remaining members, and rereads only a few bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`random_split` assigns items to children according to a seed, and each child can be read without the other children."""
+"""`random_split` assigns items to children according to a seed. A child can be read without the other children."""
 
 from __future__ import annotations
 

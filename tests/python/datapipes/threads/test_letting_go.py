@@ -1,4 +1,4 @@
-"""If a loop leaves an iteration while a thread reads an item, the thread's source ends before the pipe is used again."""
+"""If a loop ends while a thread reads an item, the thread's source has ended before the pipe is used again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prefetcher pauses and ends its thread, raises errors at their position, works after forks, and has exact states."""
+"""Prefetcher pauses and ends its thread, raises an item's error at its position, and has exact states."""
 
 from __future__ import annotations
 
