@@ -236,7 +236,7 @@ def test_a_child_of_the_main_process_keeps_its_own_children_in_multiprocessing_s
 
 
 def test_random_forks_in_all_families_change_nothing():
-    """A seed determines how the child that is forked at each item ends, and how large the values are."""
+    """A seed determines how the children that the user's function forks exit, and how large the values are."""
     rng = random.Random(1)
     for _ in range(6):
         family = rng.choice(list(FAMILIES))

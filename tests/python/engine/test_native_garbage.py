@@ -1,4 +1,4 @@
-"""The garbage collector frees cycles through objects of the extension, even in the middle of an operation."""
+"""The garbage collector frees reference cycles that contain objects of the extension, even while these are in use."""
 
 from __future__ import annotations
 
@@ -316,7 +316,7 @@ def test_garbage_collection_in_a_forked_child_ignores_an_inherited_queue():
             there = weakref.ref(holder)
             del holder
             gc.collect()
-            code = 0 if there() is not None else 2  # not freed, because a thread of the parent may be using it
+            code = 0 if there() is not None else 2  # a thread of the parent may use the object
         finally:
             os._exit(code)
     _, status = os.waitpid(pid, 0)

@@ -1,4 +1,4 @@
-"""An exception in a signal handler ends each wait of the extension, and no item or message is lost."""
+"""If a signal handler raises during a wait of the extension, the wait ends, and no item or message is lost."""
 
 from __future__ import annotations
 

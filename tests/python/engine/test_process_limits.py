@@ -1,5 +1,4 @@
-"""If the system's limit of processes and threads is reached at any step of a start, an error is raised, and nothing is
-left behind.
+"""If a loader cannot start because of the limit of processes, an error is raised, and nothing is left behind.
 
 The limit does not apply to root, and counts all processes of a user. The tested program therefore runs as a separate
 user, who may read the files of the interpreter.

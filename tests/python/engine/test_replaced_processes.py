@@ -50,7 +50,7 @@ class At:
 
 
 class Exits:
-    """A function that exits its process at one item, until a given number of processes has exited."""
+    """A function that exits its process, unless a given number of processes has already exited."""
 
     def __init__(self, folder: Path, times: int) -> None:
         self.folder, self.times = folder, times

@@ -1,4 +1,4 @@
-"""If forked workers read a file through a shared position, one warning is emitted. Other files cause no warning."""
+"""If forked workers read a file through an inherited descriptor, they share its position, and a warning is emitted."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def told(family, function, workers=2, epochs=2, method="fork", between=lambda: N
     return [str(one.message) for one in found if "position" in str(one.message)]
 
 
-#: The file is global, because `DataLoader2` would copy a file that is part of a function.
+#: The functions must not contain the file, because `DataLoader2` copies functions.
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_shared_file_position_causes_one_warning(family, file, path):
     (said,) = told(family, lambda x: row(file, x) and x)

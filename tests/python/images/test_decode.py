@@ -32,7 +32,7 @@ BOTH = pytest.mark.parametrize("library", ["simplejpeg", "Pillow"])
 
 @pytest.fixture
 def decoder(library: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Selects the decoder of JPEG files: the installed one, or Pillow without simplejpeg."""
+    """Makes the package decode JPEG files with simplejpeg, or with Pillow as if simplejpeg were not installed."""
     if library == "Pillow":
         monkeypatch.setattr(pictures_module, "simplejpeg", lambda: None)
     return library

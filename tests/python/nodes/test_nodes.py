@@ -1,4 +1,4 @@
-"""All nodes have the same rules for their methods, the format of their states, and errors for wrong arguments."""
+"""All nodes follow the same rules for their methods and states, and raise clear errors for wrong arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After a break or a load, epochs are complete and in the order of an uninterrupted run, for all kinds of streams."""
+"""After a loop was left or a state was loaded, streams of all kinds yield the items of an uninterrupted run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that change items or their number yield the expected items. The nodes' states have the documented contents."""
+"""Nodes that change, group or select items yield the expected items. Their states have the documented contents."""
 
 from __future__ import annotations
 

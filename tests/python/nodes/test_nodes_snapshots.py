@@ -1,4 +1,4 @@
-"""Snapshot stores, counters and other names that users' nodes import from upstream still exist, and work as before."""
+"""Users' nodes can still import snapshot stores, counters and other names of torchdata 0.11, which work as before."""
 
 from __future__ import annotations
 

@@ -440,7 +440,7 @@ def test_a_forked_child_gets_an_error_about_the_threads_of_its_parent_and_may_re
     if child == 0:
         try:
             told = ""
-            for _ in range(5):  # at most these items were ready before the fork
+            for _ in range(5):  # at most five calls return items from before the fork
                 try:
                     next(node)
                 except RuntimeError as error:

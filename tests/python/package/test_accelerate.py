@@ -1,4 +1,4 @@
-"""The guide's statements about accelerate are true on two ranks, including the effect of `prepare()` on loaders."""
+"""The guide's statements about Hugging Face's accelerate are true on two ranks, including the effect of `prepare()`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ needs("accelerate", reason="it is what is tried here")
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs/guides/from-dataloader.md"
 
-#: A program in which each rank writes the items of its loaders to a separate file.
+#: A program that runs on each rank, and writes the items of the rank's loaders to a separate file.
 PREPARING = """
 import json
 import os

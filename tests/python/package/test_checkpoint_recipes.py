@@ -1,4 +1,7 @@
-"""The recipe for several ranks in the guide "Checkpoints" works. `test_recipes.py` tests the recipe for Lightning."""
+"""The program for several ranks in the guide "Checkpoints" works.
+
+`test_recipes.py` tests the guide's Lightning program.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipe for conda agrees with pyproject.toml, and follows the rules of conda-build."""
+"""The conda recipe has the same version and dependencies as pyproject.toml, and follows the rules of conda-build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo runs in a separate process, like a user's program."""
+"""The demo runs without errors in a separate process, like a user's program."""
 
 from __future__ import annotations
 

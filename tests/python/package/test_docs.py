@@ -1,4 +1,4 @@
-"""The versions, descriptions of files and examples in the documents agree with the project."""
+"""The documents mention the current versions and existing files, and their examples work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def workspace_version() -> str:
-    """Returns the version that the crates and the Python distribution share."""
+    """Returns the version of the Rust crates, which is also the version of the Python distribution."""
     manifest = tomllib.loads((ROOT / "Cargo.toml").read_text())
     return str(manifest["workspace"]["package"]["version"])
 
@@ -35,7 +35,7 @@ def test_the_import_version_names_the_kept_api_and_the_version_of_the_workspace(
 
 
 def test_the_distribution_has_the_version_that_the_import_names() -> None:
-    """`__version__` begins with upstream's version, because some programs compare versions."""
+    """`__version__` begins with the version of upstream's torchdata, because some programs compare versions."""
     kept, _, own = torchdata.__version__.partition("+rs.")
     try:
         installed = metadata.version("torchdata-rs")
@@ -83,7 +83,7 @@ def _describes_itself(path: Path) -> bool:
 
 
 def examples() -> list[tuple[str, str]]:
-    """Returns the README's Python blocks, each with the output below it."""
+    """Returns the Python blocks of the README, each with the output that the README shows."""
     found = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", README, re.M | re.S)
     assert len(found) == README.count("\n```python\n"), "every example shows its output"
     return found
@@ -103,14 +103,15 @@ def test_an_example_of_the_readme_prints_what_it_shows(number: int, tmp_path: Pa
         command = [sys.executable, "-W", "error", str(script)]
         run = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=tmp_path, env=environment)
     assert (run.returncode, run.stderr) == (0, "")
-    # In the shown output, `...` matches text that differs between machines.
+    # In the output that the README shows, `...` stands for text that differs between machines.
     assert doctest.OutputChecker().check_output(shown, run.stdout, doctest.ELLIPSIS), run.stdout
 
 
-#: Matches a list of missing features, and one of the list's entries.
+#: Patterns that match a list of missing features, and an entry of such a list.
 LISTS = re.compile(r"not there yet\.?\**:?\**\n\n(.*?)(?:\n\n(?! )|\Z)", re.S | re.I)
 ENTRIES = re.compile(r"^- .*?(?=^- |\Z)", re.S | re.M)
-#: Matches the program of an entry. `KNOWN` contains the names that these programs use without importing them.
+#: Matches the program in an entry of a list of missing features. `KNOWN` contains the names that these programs use
+#: without importing them.
 FAILS = re.compile(r"<!-- fails: (.+?) -->", re.S)
 KNOWN = {"IterDataPipe": IterDataPipe}
 
@@ -137,21 +138,21 @@ def test_existing_features_are_not_reported_as_missing() -> None:
                 exec(compile(program, entry[:60], "exec"), dict(KNOWN))
 
 
-#: Matches names of files and folders in backticks. Braces and stars stand for several names.
+#: Matches names of files and folders in backticks. A name with braces or stars stands for several files.
 FILE_NAMES = re.compile(r"`([\w./{}*,-]+(?:\.(?:py|pyi|rs|md|toml|yml|svg)|/))`")
 FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
-#: Folders that programs create.
+#: Folders that exist only after a build or a test run.
 MADE = ("target/", ".bench/", "dist/")
 
 
 def each_of(name: str) -> list[str]:
-    """Returns the names that a name with braces stands for."""
+    """Returns the file names that a name with braces stands for."""
     found = re.search(r"\{([^}]*)\}", name)
     return [name] if found is None else [name.replace(found[0], part) for part in found[1].split(",")]
 
 
 def test_files_that_prose_names_exist() -> None:
-    """Docstrings and comments are also checked. A name may omit the beginning of the file's path."""
+    """The test also checks docstrings and comments. A name may omit the beginning of the file's path."""
     pages = [ROOT / "README.md", ROOT / "DEVELOP.md", *PAGES]
     there = [page.relative_to(ROOT) for page in [*SOURCES, *pages, *ROOT.glob("*.*"), *ROOT.glob("rust/*/*.toml")]]
     there += [path.relative_to(ROOT) for path in (ROOT / "python").rglob("*.pyi")]
@@ -189,7 +190,7 @@ def test_the_files_that_the_readme_links_to_exist() -> None:
 
 
 def starts_workers(code: str) -> bool:
-    """Returns whether a block starts worker processes. Threads do not count."""
+    """Returns whether a block starts worker processes, rather than threads."""
     if "ParallelMapper(" in code:
         return 'method="process"' in code
     workers = (
@@ -204,7 +205,7 @@ PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
 
 def test_examples_that_start_workers_have_a_guard() -> None:
-    """From Python 3.14 on, workers import the program."""
+    """From Python 3.14 on, worker processes import the user's program, so the program needs a `__main__` guard."""
     blocks = [code for code, _ in examples()]
     blocks += [example.block.code for page in PAGES for example in doc_blocks.examples(page)]
     starting = [code for code in blocks if starts_workers(code)]
@@ -218,7 +219,8 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROO
 @pytest.mark.parametrize(
     "page",
     [
-        # Diagnoses of slow loading mention other programs on the machine, so no other tests may run during this test.
+        # No other tests may run during this test, because diagnoses of slow loading mention other programs on the
+        # machine.
         pytest.param(
             page, marks=[pytest.mark.alone] * (page.name == "slow-loader.md"), id=str(page.relative_to(ROOT / "docs"))
         )

@@ -13,14 +13,14 @@ import pytest
 
 import torchdata
 
-#: The compiled extension, which cannot be searched for docstrings.
+#: The name of the compiled extension, which cannot be searched for docstrings.
 SKIPPED = ("torchdata._native",)
 
 #: Packages that import PyTorch. If PyTorch is not installed, their docstrings are skipped.
 OF_TORCH = ("torchdata.nodes", "torchdata.stateful_dataloader")
 TORCH = importlib.util.find_spec("torch") is not None
 
-#: Docstrings with examples that need PyTorch, and docstrings that show NumPy arrays, which would be tensors with
+#: Two sets of docstrings: examples that need PyTorch, and examples that show NumPy arrays, which would be tensors with
 #: PyTorch.
 NEED_TORCH = {"torchdata.dataloader2.reading_service.SequentialReadingService"}
 SHOW_ARRAYS = {"torchdata.datapipes.iter.Collator", "torchdata.datapipes.utils.collate.default_collate"}

@@ -1,4 +1,4 @@
-"""The examples run as their first lines describe, and their models learn."""
+"""The programs in `examples` run as their first lines describe, and the models that they train learn."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 def launchers() -> dict[str, list[str]]:
-    """Returns the command that starts each example. Python itself starts the first two examples, in a process that has
-    imported torch.
+    """Returns the command that starts each example, by name.
+
+    A process that has imported torch runs the first two examples without a launcher.
     """
     return {
         "one_process.py": [],
@@ -50,7 +51,7 @@ def test_an_example_learns(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "package"), [("dgl_graphbolt.py", "dgl"), ("torchtitan_loader.py", "torchtitan")])
 def test_a_loader_of_another_project_runs_on_this_package(name: str, package: str) -> None:
-    """The test only runs if the other project is installed."""
+    """The test is skipped unless the other project is installed."""
     needs(package, reason="it is what is tried")
     command = [sys.executable, str(EXAMPLES / "clients" / name)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment_of_ranks())

@@ -1,4 +1,4 @@
-"""The package finds how many processors the program may use, also in control groups."""
+"""The package finds how many processors the program may use, even if a control group limits this number."""
 
 from __future__ import annotations
 

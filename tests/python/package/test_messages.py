@@ -87,7 +87,7 @@ def length_of_uneven_split() -> None:
 NO_LENGTH = r"instance doesn't have valid length$"
 FUNCTION_LENGTH = r"length relies on the output of its function\."
 
-#: Function calls, the types of their exceptions or warnings, and fragments of the messages.
+#: Function calls, the type of the exception or warning that each call causes, and fragments of its message.
 ROWS: list[tuple[Any, ...]] = [
     (dispatched, KeyError, "Caught KeyError in dispatching process", "Original Traceback", "KeyError: 'text for a'"),
     (lambda: ints().cycle(-1), ValueError, "Expected non-negative count"),
@@ -254,7 +254,7 @@ def test_a_message_holds_the_fragment_that_old_code_matches(row: tuple[Any, ...]
             warnings.simplefilter("always")
             try:
                 act()
-            except BufferError:  # the error follows an item that a full buffer has dropped
+            except BufferError:  # the error reports an item that a full buffer has dropped
                 assert act is joined_by_a_full_buffer
         text = "\n".join(str(warning.message) for warning in caught if issubclass(warning.category, kind))
     else:
@@ -268,7 +268,7 @@ def test_a_message_holds_the_fragment_that_old_code_matches(row: tuple[Any, ...]
 
 @contextmanager
 def being_made(folder: Path) -> Iterator[None]:
-    """Starts to create the file `a` of a cached section in another thread, which finishes when the test ends."""
+    """While the block runs, another thread is creating the file `a` of a cached section."""
     begun, go_on = threading.Event(), threading.Event()
 
     def make(path: str) -> tuple[str, bytes]:

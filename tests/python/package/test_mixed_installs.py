@@ -18,7 +18,7 @@ PACKAGE = Path(torchdata.__file__).parent
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder with a copy of the package, like site-packages."""
+    """Returns a folder like site-packages, which contains a copy of the package."""
     folder = tmp_path_factory.mktemp("site")
     shutil.copytree(PACKAGE, folder / "torchdata")
     return folder
@@ -44,7 +44,7 @@ def warnings_of(program: str, site: Path) -> str:
     [
         ("dataloader2", "__version__ = '0.11.0+cpu'"),
         ("datapipes", "__version__ = '0.11.0+cpu'"),
-        ("datapipes", ""),  # if upstream's version module is missing, upstream defines no version
+        ("datapipes", ""),  # upstream without its version module
         ("nodes", "__version__ = '0.8.0'"),
         ("stateful_dataloader", "__version__ = '0.7.1'"),
     ],

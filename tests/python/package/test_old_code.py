@@ -1,4 +1,7 @@
-"""Programs that users wrote for torchdata 0.9 run unchanged: unit tests, a loader of archives, a reader of records."""
+"""Programs that users wrote for torchdata 0.9 run unchanged.
+
+The programs are unit tests, and readers of archives and records.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # protobuf warns about future versions
     from tfrecord import TFRecordWriter
 
-#: A project's dataset: a file that is downloaded once, and checked each time it is read.
+#: The dataset of a user's project: a file that is downloaded once, and is checked each time it is read.
 DATA_SET = """
 import hashlib, os
 from torchdata.datapipes.iter import FileOpener, IterableWrapper
@@ -45,8 +48,8 @@ def reviews(root):
     return FileOpener(paths, mode="r", encoding="utf-8").parse_csv().map(lambda row: (int(row[0]), row[1]))
 """
 
-#: The project's tests, which write a different file to the dataset's path. The tests patch the check, so that every
-#: file counts as valid.
+#: The tests of this user's project, which write another file to the dataset's path. The tests patch the check, so that
+#: every file is valid.
 PROJECTS_TESTS = """
 import os, sys, tempfile, unittest
 from unittest.mock import patch
@@ -181,7 +184,7 @@ def test_items_that_are_not_pairs_of_path_and_stream_are_recognized(data: Any, m
 
 
 def read_records(folder: str, spec: TFRecordExampleSpec | None = None) -> Iterator[TFRecordExample]:
-    """The annotations are evaluated below by `typing.get_type_hints`, as tools do."""
+    """A test evaluates the annotations of this function with `typing.get_type_hints`, as tools do."""
     yield from FileLister(folder, "*.tfrecord").open_files(mode="b").load_from_tfrecord(spec)
 
 

@@ -31,13 +31,13 @@ from torchdata.images import decode
 ROOT = Path(__file__).resolve().parents[3]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
-#: Extras that no pipe needs.
+#: Extras of the distribution that no pipe needs.
 OTHER_EXTRAS = {"all", "demo", "dev", "docs", "test", "test-torch"}
 
 loader = DataLoader2(IterableWrapper([]))
 
 
-#: Each row: the name in the message, the library, the extra, and a function that needs the library.
+#: Each row contains the name in the message, the library, the extra, and a function that needs the library.
 NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
     ("HttpReader", "requests", "http", lambda: pipes.HttpReader([])),
     ("GDriveReader", "requests", "http", lambda: pipes.GDriveReader([])),

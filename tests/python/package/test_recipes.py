@@ -1,4 +1,7 @@
-"""Recipes that need ranks, a bucket or other libraries work. These recipes cannot run as part of a page."""
+"""Programs of the guides that need several ranks, a bucket or other libraries work.
+
+`test_docs.py` cannot run these programs as part of a page.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +55,7 @@ def test_ranks_make_equally_many_steps(tmp_path: Path) -> None:
 
 
 def test_lightning_and_the_trainer_of_transformers_take_their_loaders_from_the_recipes(tmp_path: Path) -> None:
-    """Both recipes run in one process, because both libraries take seconds to import. The recipe for a stop within an
-    epoch runs in the same process.
-    """
+    """The programs for both libraries run in one process, because each library takes seconds to import."""
     needs("lightning", reason="a recipe is for it")
     needs("transformers", reason="a recipe is for it")
     both = recipe("training.md", "lightning.Trainer") + recipe("training.md", "MyTrainer")

@@ -1,4 +1,4 @@
-"""An exception shows the user's own frames, and one note about the pipe, its definition and the item."""
+"""The traceback of an exception shows the user's frames, and one note about the pipe, its definition and the item."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FailsToBegin(IterDataPipe):
 
 @dataclass(frozen=True)
 class Frozen(Exception):
-    """An exception that does not support notes."""
+    """An exception class that refuses notes."""
 
     text: str
 

@@ -1,4 +1,4 @@
-"""Secrets appear in no output, in thirty places where a user may put them."""
+"""Secrets that a user passes to pipes in thirty different ways appear in no output of the package."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def secret(number: int) -> str:
     return _TOKEN[shift:] + _TOKEN[:shift] + f"{number}z"
 
 
-#: Names of arguments with secret values.
+#: Names of arguments that usually have secret values.
 NAMES = (
     ["api_key", "apikey", "apiKey", "access_key", "account_key", "secret_access_key"]
     + ["aws_session_token", "token", "auth_token", "authToken", "password", "passwd", "pwd"]

@@ -1,4 +1,4 @@
-"""The site builds without warnings, its links have targets, and its search works offline."""
+"""The documentation site builds without warnings, its links have targets, and its search works offline."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ GUIDES = sorted(path.stem for path in (ROOT / "docs/guides").glob("*.md"))
 
 #: Attributes that make a browser request a file while it displays the page.
 FETCHING = {"src", "srcset", "data", "poster", "background"}
-#: Relations of a `link` that only refer to another page.
+#: Values of the attribute `rel` of `link` elements that only refer to another page.
 NAVIGATION = {"author", "canonical", "help", "index", "next", "prev", "search", "top"}
 
 
-#: Typical search terms for each page, written like the words in the search index.
+#: Typical search terms by page, in the form in which the search index contains words.
 SEARCHED = {
     "recipes/data": "imagefold jsonl csv parquet webdataset s3 pack",
     "recipes/training": "ddp torchrun lightn acceler hug face jax slurm preemption",
@@ -194,7 +194,7 @@ def test_the_side_bar_leads_from_names_of_the_api_to_guides(pages: dict[Path, Pa
     assert not [where for where, title in entries if title in ("Nodes", "StatefulDataLoader") and "internals" in where]
 
 
-#: Names with an underscore that users define, and an invented name in an example.
+#: Names with an underscore that pages may contain, because users define these names.
 DEFINED = {"_pause", "_resume", "_limit", "_validate", "_get_new_weighted_sampler", "_sampler", "_first", "self._first"}
 
 

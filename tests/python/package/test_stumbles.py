@@ -1,4 +1,4 @@
-"""A typical mistake of a newcomer either works, or causes an error or a warning that shows the correct code."""
+"""Typical mistakes of new users either work, or cause an error or a warning that shows the correct code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With threads, copies and forked children, loaders behave as each row of the guide's table states."""
+"""In threads, after copying and in forked children, loaders behave as the guide's table states."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from torchdata.nodes import Loader, Mapper, ParallelMapper
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 COUNT = 60
-#: The timeout of each operation in this file.
+#: The timeout in seconds of each operation that a test in this file waits for.
 DEADLINE = 30.0
 
 
@@ -47,7 +47,7 @@ class Numbers:
 
 
 class Generated(IterDataPipe[int]):
-    """A generator pipe, which two threads must not run at the same time."""
+    """A pipe with a generator, which two threads cannot run at the same time."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -109,7 +109,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "nodes with processes": _nodes_processes,
 }
 WORKERS = [name for name in FAMILIES if "workers" in name or "processes" in name]
-#: The families in which a shutdown ends iterators that are being read.
+#: The families of loaders in which a shutdown ends iterators that are being read.
 ENDED = [name for name in FAMILIES if name.startswith("DataLoader2") or name in WORKERS or "threads" in name]
 
 

@@ -91,7 +91,7 @@ def test_torchs_graph_tools_work_on_our_graphs() -> None:
         graph_settings.apply_random_seed(pipe, torch.Generator().manual_seed(5))
         orders.append(list(pipe))
     assert orders[0] == orders[1] != list(range(2, 21, 2))
-    # The package must remove the hooks of torch's tools afterwards.
+    # After a graph was traversed, the package must have removed the hooks that torch's tools install.
     assert list(pickle.loads(pickle.dumps(IterableWrapper([1, 2])))) == [1, 2]
 
 
@@ -184,7 +184,7 @@ def test_a_running_pipe_may_search_and_change_the_graph_below_it(method: str | N
         with DataLoader2(pipe) as loader:
             assert list(loader) == [3, 21, 4, 31, 5, 41, 6, 51]
     else:
-        # Workers shard the items of the inserted sources, so each worker takes its shard of the two items.
+        # Each worker reads only its shard of the two items, because workers also shard sources that were inserted.
         with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, method)) as loader:
             assert list(loader) == [3, 31, 5, 51]
 
@@ -312,7 +312,10 @@ def test_workers_run_torchs_operators_in_one_thread_each_whenever_they_import_it
 
 
 class Announcing(MultiProcessingReadingService):
-    """A user-defined service, which changes the graph and the messages before the workers receive them."""
+    """A user-defined reading service.
+
+    It inserts pipes into the graph and wraps messages before they are sent to workers.
+    """
 
     def initialize(self, datapipe: Any) -> Any:
         return super().initialize(datapipe.map(plus_one))

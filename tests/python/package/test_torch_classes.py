@@ -1,4 +1,4 @@
-"""Torch's classes of pipes and datasets and this package's classes recognize each other, in any import order."""
+"""`isinstance` treats torch's pipes and datasets and this package's classes alike, in any order of imports."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run_code(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
 
 
-#: The parts of these programs that run before and after torch is imported.
+#: For each program, the parts that run before and after torch is imported.
 WHO_COMES_FIRST = (
     """
 from torchdata.datapipes.map import *  # all, as what is not imported yet is awaited
@@ -238,7 +238,7 @@ def test_earlier_pipes_and_streams_are_instances_of_torch_s_classes_once_it_is_i
 
 @pytest.mark.parametrize("program", [WHO_COMES_FIRST, WRAPPERS_OF_STREAMS], ids=["classes", "streams"])
 def test_classes_recognize_each_other_if_torch_is_imported_first(program: tuple[str, str], tmp_path: Path) -> None:
-    """The server that runs the program has imported torch before the package."""
+    """The program runs in a process that has imported torch before the package."""
     (tmp_path / "program.py").write_text("import sys\nassert 'torch' in sys.modules\n" + "".join(program))
     done = run_program(tmp_path / "program.py")
     assert (done.stdout, done.stderr) == (PROGRAMS[program], "")

@@ -31,7 +31,7 @@ def sample(number: int) -> dict[str, Any]:
 
 
 class Collated:
-    """Collates with torch's function, and reports whether the images are in memory that is sent without a copy."""
+    """Collates with torch's function. Also returns whether the images are in memory that is sent without a copy."""
 
     def __call__(self, batch: list[Any]) -> Any:
         from torchdata._engine.items import tensors
@@ -58,7 +58,7 @@ def test_batches_are_created_in_the_shared_memory_that_sends_them(method: str, w
 
 
 class Odd:
-    """Collates tensors that cannot be stacked directly into memory that is sent, or returns torch's error."""
+    """Collates tensors that cannot be stacked in shared memory. Returns the batch, or torch's error."""
 
     def __call__(self, number: int) -> Any:
         if number % 2 == 0:
@@ -105,8 +105,9 @@ KINDS = ["?", "i1", "u2", "u4", "i8", "f2", "f4", "f8", ">f4", "c8", "g", "M8[s]
 
 
 def any_array(random: Random, shape: tuple[int, ...], kind: str) -> Any:
-    """Returns an array as a dataset might create it. The array may be reversed, repeated, strided, read-only, or of a
-    subclass.
+    """Returns a random array like those of datasets.
+
+    The array may be reversed, repeated, strided, read-only, or of a subclass.
     """
     array: Any = numpy.array(random.choices(range(100), k=math.prod(shape))).reshape(shape).astype(kind)
     if random.random() < 0.5:

@@ -1,4 +1,4 @@
-"""The example of a loader for torchtitan passes torchtitan's own tests, and can resume with another number of ranks."""
+"""The example loader for torchtitan passes torchtitan's own tests, and can resume with another number of ranks."""
 
 from __future__ import annotations
 

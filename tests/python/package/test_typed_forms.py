@@ -174,7 +174,7 @@ def checked(code: str, folder: Path) -> list[str]:
     pytest.importorskip("mypy", reason="mypy is a tool of development")
     sample = folder / "sample.py"
     sample.write_text(code, encoding="utf-8")
-    # The command uses the same folder and options as `make lint`, so that both share mypy's cache.
+    # The test runs mypy in the same folder and with the same options as `make lint`, so that both use the same cache.
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(sample)]
     sources = "python" if PACKAGE.parent == ROOT / "python" else str(PACKAGE.parent)
     environment = {**ENVIRONMENT, "MYPYPATH": sources}
@@ -193,8 +193,9 @@ def test_the_stub_is_what_make_stubs_would_write() -> None:
 
 @pytest.fixture(scope="module")
 def messages(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[str]]:
-    """Returns mypy's messages by line: about the sample, each type, and each mistake. All samples are checked in one
-    run, because mypy is slow.
+    """Returns mypy's messages by line, about the sample program, about each type, and about each mistake.
+
+    Because mypy is slow, one run checks everything.
     """
     revealed = [f"reveal_type({code})" for code, _ in TYPES]
     lines = [*SAMPLE.splitlines(), *revealed, *(code for code, _ in MISTAKES)]
@@ -267,7 +268,7 @@ def test_help_of_a_form_shows_its_name_and_docstring(pipe: Any, name: str, maker
     assert told
     assert all(line in left for line in told.splitlines()), "it is the docstring of the class, shortened"
     arguments = re.findall(r"^    (\w+): ", told.partition("Args:\n")[2].partition("\n\n")[0], re.MULTILINE)
-    if isinstance(maker, type):  # functions have their own docstring
+    if isinstance(maker, type):  # forms that are functions have a separate docstring
         assert set(arguments) <= set(inspect.signature(form).parameters), "without the pipe that it is a method of"
     assert inspect.getdoc(maker).splitlines()[0] in shown
 
