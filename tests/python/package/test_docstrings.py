@@ -43,7 +43,7 @@ def docstrings_with_examples() -> list[doctest.DocTest]:
     """Returns one test per docstring. Each test has an empty namespace, as if a reader copied the example."""
     finder = doctest.DocTestFinder(exclude_empty=True)
     names = module_names()
-    modules = [importlib.import_module(name) for name in names]  # all first, because a package may get names late
+    modules = [importlib.import_module(name) for name in names]  # later imports may add names
     found = [
         docstring
         for name, module in zip(names, modules, strict=True)

@@ -1,6 +1,7 @@
-"""Optional libraries are imported only when they are needed. If a library is missing, the error names its extra.
+"""Optional libraries are imported only when they are needed.
 
-A pipe that needs an optional library is one row of `NEEDS`.
+If a library is missing, the error names the extra to install. `NEEDS` contains a row for each pipe that needs an
+optional library.
 """
 
 from __future__ import annotations

@@ -314,7 +314,7 @@ def test_workers_run_torchs_operators_in_one_thread_each_whenever_they_import_it
 class Announcing(MultiProcessingReadingService):
     """A user-defined reading service.
 
-    It inserts pipes into the graph and wraps messages before they are sent to workers.
+    The service changes the graph and the messages before workers receive them.
     """
 
     def initialize(self, datapipe: Any) -> Any:

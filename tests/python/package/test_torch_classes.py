@@ -137,7 +137,7 @@ print(list(pipes[4] + Listed([9])))
 
 
 def test_torch_is_imported_even_if_its_dataset_class_cannot_be_a_base() -> None:
-    """A future version of torch might have a class layout that prevents adding the class as a base."""
+    """A future version of torch might change its class, so that Python cannot add it as a base of other classes."""
     done = run_code(
         "import abc, sys, types, warnings\n"
         "class Theirs(abc.ABC): functions = {}\n"

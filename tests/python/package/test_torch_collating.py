@@ -1,7 +1,7 @@
 """In workers of this package, torch's `default_collate` stacks samples directly into memory that is sent without a
 copy.
 
-The resulting batches are the same as in the main process.
+The batches are the same as those that the main process would collate.
 """
 
 from __future__ import annotations

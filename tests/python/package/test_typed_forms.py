@@ -1,4 +1,4 @@
-"""Type checkers, `help` and `inspect` know the functional forms and the loaders, and the generated stub is current."""
+"""Type checkers, `help` and `inspect` find the functional forms and the loaders. The generated stub is up to date."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""States of StatefulDataLoader have the documented contents, and saving them costs as little as documented. Unsuitable
-states are refused.
+"""States of StatefulDataLoader have the documented contents, and saving a state takes as little time as documented.
+
+Unsuitable states are refused.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Counted(IterableDataset[int]):
 
 
 class Packing:
-    """A collate function that keeps some samples for the next batch, if they do not fill a batch."""
+    """A collate function that packs samples. It keeps samples that do not fill a batch for the next batch."""
 
     def __init__(self) -> None:
         self.kept: list[int] = []
@@ -178,7 +179,7 @@ def test_a_state_is_expensive_if_each_of_three_took_long_for_a_batch() -> None:
 
 
 class Clock:
-    """A clock that moves only when code sets it. Each forked worker has its own copy."""
+    """A simulated clock, which advances only when code sets its time. Each forked worker has a separate copy."""
 
     now = 1000.0
 
@@ -336,7 +337,7 @@ def test_workers_take_their_positions_together_and_for_less_than_a_hundredth_of_
         steps = [later - earlier for earlier, later in itertools.pairwise(found)]
         assert steps == pytest.approx([steps[0]] * len(steps))
         assert steps[0] > 0.999 * max(0.004, 150 * took * (found is ours))
-    for due in ours:  # workers with cheaper positions are also due at this time
+    for due in ours:  # at this time, workers with cheaper states also send their states
         assert math.remainder(due - cheaper[0], cheaper[1] - cheaper[0]) == pytest.approx(0, abs=1e-6)
 
 

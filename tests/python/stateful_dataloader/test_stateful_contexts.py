@@ -1,5 +1,6 @@
-"""A user-defined multiprocessing context may have its own name and process class. The context's process class
-determines how workers start.
+"""A user-defined multiprocessing context may have any name and process class.
+
+Workers start with the process class of the context.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 
 class Spawned(SpawnProcess):
-    """A process class that allows workers to have children, like the processes of RETURNN."""
+    """A process class that lets workers have children of their own, like the process class of RETURNN."""
 
     @property
     def daemon(self):
@@ -38,7 +39,8 @@ class Own(BaseContext):
     [
         (ForkProcess, "error", 2),
         (ForkProcess, "restart", 2),
-        # This case uses one worker and one epoch, because each spawned process imports torch.
+        # With the process class `Spawned`, the test uses one worker and one epoch, because each spawned process imports
+        # torch.
         (SpawnProcess, "error", 1),
         (Spawned, "restart", 1),
     ],

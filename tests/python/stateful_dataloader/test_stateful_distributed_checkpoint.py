@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 
 
 class Plain(IterableDataset[int]):
-    """An iterable dataset with a class that does not show whether its iterators have a state."""
+    """An iterable dataset. Its class does not show whether the iterators have a state."""
 
     def share(self) -> list[int]:
         info = get_worker_info()
@@ -60,7 +60,7 @@ class ItsOwnIterator(Plain):
 
 
 class TellsLater(TakesOnce):
-    """A dataset with a state that is empty at first, and gets more keys while it is read."""
+    """A dataset with a state that is empty at first, and gets keys while the dataset is read."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"place": self.place, "window": [{"last": self.place}]} if self.place else {}
@@ -112,8 +112,8 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
     "single, sampler's iterator with a state": lambda: {"dataset": range(6), "sampler": Steps(6), "batch_size": None},
 }  # fmt: skip
 NINE = ["map-style", "iterable", "iterable with a state"]
-#: The numbers of batches after which a state is saved. None stands for a loader that has not begun, and "end" for the
-#: end of an epoch.
+#: The moments at which a state is saved: after a number of batches, before the first epoch (None), or at the end of an
+#: epoch ("end").
 MOMENTS: list[Any] = [None, 0, 1, 3, "end"]
 
 

@@ -25,7 +25,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 
 class DrawsOn(IterableDataset[Any]):
-    """A stream of random numbers with random delays."""
+    """A stream of random numbers, which sleeps for a random time before each number."""
 
     def __iter__(self) -> Iterator[Any]:
         for _ in range(12):
@@ -99,7 +99,7 @@ def test_random_draws_continue(dataset: Any, options: dict[str, Any], kinds: tup
         data.kinds = kinds
         return StatefulDataLoader(data, batch_size=2, shuffle=dataset is Noisy or None, **options)
 
-    if len(options) == 1:  # each epoch of the loader starts workers, so fewer positions are tested
+    if len(options) == 1:  # tests fewer positions, because each epoch starts new workers
         check_goes_on(make, [(0, None), (1, 3)], draws_before=False, count=3)
     else:
         check_goes_on(make, [(0, 1), (1, 3), (0, None)], draws_before=False)
@@ -108,14 +108,20 @@ def test_random_draws_continue(dataset: Any, options: dict[str, Any], kinds: tup
 @pytest.mark.parametrize("is_restored", [False, True])
 @pytest.mark.parametrize("validations", [0, 1])
 def test_the_random_draws_of_two_loaders_continue(is_restored: bool, validations: int) -> None:
-    """The state of the validation loader, from between two epochs, does not repeat draws of the training loader."""
+    """The validation loader is saved between two epochs.
+
+    Loading this state must not make the training loader repeat random draws.
+    """
 
     def loaders() -> Any:
         seed_all()
         return [StatefulDataLoader(Noisy(), batch_size=4) for _ in range(2)]
 
     def rest_of(batches: Iterator[Any], training: Any, validation: Any) -> list[Any]:
-        """Returns the items of the rest of the training, with a validation inside and after the epoch."""
+        """Returns the items of the remaining training.
+
+        The program also runs a validation within the epoch and after the epoch.
+        """
         rest = [plain(next(batches)), epochs_of(validation, 1), *map(plain, batches)]
         return [*rest, epochs_of(validation, 1), epochs_of(training, 1), random.random()]
 
@@ -138,7 +144,7 @@ def test_the_random_draws_of_two_loaders_continue(is_restored: bool, validations
 
 
 def test_a_program_that_restores_its_generators_and_draws_from_them_does_not_repeat_its_draws() -> None:
-    """The training step draws random numbers before the validation loader begins its next epoch."""
+    """A training step draws random numbers before the validation loader begins its next epoch."""
 
     def rest_of(validation: Any) -> list[Any]:
         steps = [random.random(), numpy.random.rand(), torch.rand(()).item()]
@@ -222,7 +228,7 @@ def test_random_draws_continue_from_a_state_of_before_the_first_loop(name: str) 
 
 
 class SavesItsGenerator(Noisy):
-    """A dataset with `state_dict`, which returns the state of torch's global generator."""
+    """A dataset with a `state_dict` method that returns the state of torch's global generator."""
 
     kinds = ("torch",)
 
@@ -261,8 +267,9 @@ def test_seeds_of_workers_continue() -> None:
 
 @pytest.mark.parametrize("dataset", [Noisy, NoisyStream])
 def test_a_generator_that_has_drawn_once_is_in_the_state(dataset: Any) -> None:
-    """The state must contain the generator even if no worker has reported a position yet. Workers report positions with
-    every seventh batch.
+    """In this test, workers report their positions only with every seventh batch.
+
+    The state must contain the random generator even before the first report.
     """
 
     def make() -> Any:
@@ -296,7 +303,7 @@ class ShortEpochs(Sampler[int]):
 
 
 class CountsReads(Dataset[Any]):
-    """A dataset with samples that contain the number of samples that their worker has read."""
+    """A dataset that counts the samples that each worker has read. Each sample contains the count of its worker."""
 
     reads = 0
 

@@ -1,4 +1,4 @@
-"""If workers of a StatefulDataLoader fail, no processes or shared memory are left behind."""
+"""If workers of a StatefulDataLoader fail, an error is raised, and no processes or shared memory are left behind."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_note_of_an_error_names_the_sample(options: dict[str, Any]) -> None:
         (Failing(int), {"batch_size": 12, "collate_fn": _refuse}, "indices [0, 1, 2, 3, 4, 5, 6, 7] and 4 more"),
         (FailingStream(int), {"batch_size": 2, "collate_fn": _refuse}, "for the samples numbers 0 to 1"),
     ]
-    # Spawning is slow, so only an indexed dataset and a stream are tested with it.
+    # With spawn, which is slow, only a map-style dataset and a stream are tested.
     for dataset, more, note in cases[:: 3 if "multiprocessing_context" in options else 1]:
         with pytest.raises(ValueError, match="five|do not collate") as caught:
             list(StatefulDataLoader(dataset, **more, **options))
@@ -250,7 +250,7 @@ def test_a_slow_batch_raises_a_timeout_error_that_is_also_a_runtime_error() -> N
         next(iterator)
     assert isinstance(caught.value, TimeoutError)
     began = time.monotonic()
-    with pytest.raises(TimeoutError):  # as with torch, another request waits for the whole timeout again
+    with pytest.raises(TimeoutError):  # as with torch, a second request also waits until the timeout
         next(iterator)
     assert time.monotonic() - began >= 0.5
 
@@ -269,7 +269,7 @@ def test_abandoning_a_loop_does_no_harm(persistent: bool, iterable: bool) -> Non
 
 
 def test_batches_that_nobody_reads_do_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker is waiting for space in shared memory when the main process stops it."""
+    """When the main process stops the worker, the worker is waiting for space in shared memory."""
     monkeypatch.setattr(shutdown, "ASKED", 1000.0)  # prevents the worker from being killed
     loader = StatefulDataLoader(
         range(100_000), batch_size=1000, num_workers=1, collate_fn=lambda batch: [[1] * 60_000], prefetch_factor=50
@@ -350,8 +350,8 @@ ENDS = ["", "os._exit(0)", "os.kill(os.getpid(), 9)", "raise SystemExit"]
 
 
 def test_workers_end_with_the_program_however_it_ends(tmp_path: Path) -> None:
-    # For each way to end, the program forks a child, which creates a loader and then ends. The parent imports torch
-    # only once.
+    # A program that tests several ways to exit. For each way, the program forks a child, which creates a loader and
+    # then exits. All children use the parent's import of torch.
     first = f"for end in {ENDS}:\n    if os.fork() == 0: break\n    os.wait()\nelse:\n    os._exit(0)\n"
     with run_program(tmp_path, "print(*iterator._pool.pids, flush=True)\nexec(end)", first) as program:
         out, err = program.communicate(timeout=250)

@@ -91,7 +91,7 @@ def test_loading_the_start_forgets_a_state_that_the_stream_has_not_loaded_yet(
     whole += [plain(batch) for batch in iterator]
     loader = StatefulDataLoader(stream(), 2, **options)
     loader.load_state_dict(second)
-    iter(loader)  # the stream's generator would apply the state only when an item is requested
+    iter(loader)  # no item is requested, so the stream's generator has not applied the state yet
     loader.load_state_dict(first)
     assert epochs_of(loader, 1) == [whole]
 
@@ -110,7 +110,7 @@ def test_the_epochs_after_a_resumed_one_are_complete(stream: Any, options: dict[
 
 
 class Counting(Walk):
-    """An iterator that counts an epoch of its dataset when it ends."""
+    """An iterator that increases the epoch number of its dataset at its end."""
 
     def __init__(self, dataset: CountsAtTheEnd) -> None:
         super().__init__([*range(7)])
@@ -317,7 +317,7 @@ def test_a_stream_that_augments_by_unseeded_numbers_resumes_with_a_warning(
     loader = StatefulDataLoader(PrivatelyNoisy(makes), None, num_workers=num_workers)
     loader.load_state_dict(state)
     with warnings.catch_warnings():
-        warnings.simplefilter("default")  # the warnings of workers must also be printed to standard error
+        warnings.simplefilter("default")  # workers must print warnings to standard error, too
         warnings.showwarning = lambda message, *_: print(message, file=sys.stderr)
         rest = [int(sample["key"] if makes is image else sample[0]) for sample in loader]
     assert "have other numbers than when the state was saved" in capfd.readouterr().err

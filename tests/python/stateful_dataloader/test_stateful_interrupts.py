@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment loses no batch, duplicates no batch, and leaves a consistent state."""
+"""If Ctrl-C interrupts a StatefulDataLoader at any moment, no batch is lost or repeated, and states stay exact."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ def loaders() -> dict[str, Callable[[], Any]]:
 
 
 def taken(loader: Any, seed: int) -> tuple[list[Any], int]:
-    """Reads an epoch while Ctrl-C is pressed constantly. Returns the batches, and the number of presses."""
+    """Reads an epoch while Ctrl-C is pressed repeatedly.
+
+    Returns the batches, and how often Ctrl-C has interrupted the loop.
+    """
 
     def look(got: list[Any]) -> None:
         assert loader.state_dict()["_snapshot"]["_snapshot_step"] == len(got)
@@ -117,7 +120,7 @@ def test_without_workers_a_batch_interrupted_by_ctrl_c_comes_next_in_this_loop_a
 
 
 class Ticking:
-    """Counts its calls, and calls a function once, while a sample is created."""
+    """A function that is called for each sample. It counts its calls, and calls another function at one of them."""
 
     def __init__(self, at: int, does: Callable[[], object]) -> None:
         self.at, self.does = at, does
@@ -210,7 +213,7 @@ def test_ctrl_c_within_a_sample_of_a_stream_loses_nothing_here_and_from_a_state(
 
 
 class Noticed(Indexed):
-    """A dataset that counts its reads, and calls a function at one of them."""
+    """A dataset that counts its reads, and calls a function during one of its reads."""
 
     broken = frozenset({5, 9, 10})
 

@@ -1,4 +1,4 @@
-"""Libraries train a small model with StatefulDataLoader, are stopped, restart, and resume exactly."""
+"""Training libraries that read a StatefulDataLoader are stopped and restarted, and resume exactly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "tools"))
 
-#: Ignores warnings that the libraries themselves emit.
+#: Ignores warnings that the training libraries themselves emit.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -33,7 +33,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def no_worker_is_left() -> Iterator[None]:
-    before = set(children())  # includes a library's server process, which may end during the test
+    before = set(children())  # a server process of a library may end during the test
     yield
     gc.collect()
     assert (set(children()) - before, shared_mappings()) == (set(), 0)
@@ -57,7 +57,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return make
 
 
-#: For each library, the modules that the server imports once for all runs.
+#: For each library, the modules that the server process imports once for all runs.
 LIBRARIES = {
     "accelerate": ["accelerate", "torch._dynamo"],
     "lightning": ["lightning"],
@@ -67,7 +67,7 @@ LIBRARIES = {
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[FreshProcesses]:
-    """Starts one server for all libraries, because most of their imports are the same."""
+    """Starts one server process for all libraries, because the libraries import many of the same modules."""
     modules = [module for name, needed in LIBRARIES.items() if importlib.util.find_spec(name) for module in needed]
     with FreshProcesses("library_trainers", *modules, limit=100.0) as processes:
         yield processes
@@ -75,7 +75,7 @@ def processes() -> Iterator[FreshProcesses]:
 
 @pytest.fixture(scope="module", params=LIBRARIES)
 def train(request: pytest.FixtureRequest, processes: FreshProcesses) -> Any:
-    """Trains with a library, in processes that have already imported it."""
+    """Returns a function that trains with a library, in a process that has already imported this library."""
     needs(request.param, "it is what is tried here")
 
     def run(workers: int, folder: Path, **more: Any) -> Any:
@@ -97,7 +97,7 @@ def whole(train: Any, names: Any) -> Any:
 def test_a_library_s_trainer_resumes_in_a_new_process_as_if_it_had_not_been_stopped(
     train: Any, whole: Any, names: Any, workers: int, stop: int
 ) -> None:
-    """Each run continues for three complete epochs after the stop."""
+    """After the stop, each run reads three complete epochs."""
     folder = names()
     before = train(workers, folder, stop=stop)
     behind = train(workers, folder, resumes=True)

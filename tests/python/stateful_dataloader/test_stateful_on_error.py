@@ -1,4 +1,7 @@
-"""If the dataset of a StatefulDataLoader raises, the sample is skipped, and the state contains the count."""
+"""With `on_error`, a StatefulDataLoader skips samples at which the dataset raises.
+
+The state contains the number of skipped samples.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from torchdata.datapipes.utils import TooManySkipped  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader, errors  # noqa: E402
 from torchdata.stateful_dataloader.errors import WorkerExitedError  # noqa: E402
 
-#: The indices, out of twenty, at which the dataset raises. Four of them form a whole batch.
+#: The indices at which a dataset of twenty samples raises. Four of these indices form a whole batch.
 BROKEN = 1, 4, 5, 6, 7, 13
 LEFT = [[0, 2, 3], [8, 9, 10, 11], [12, 14, 15], [16, 17, 18, 19]]
 KINDS = {"KeyError": 2, "ValueError": 4}
@@ -281,7 +284,8 @@ def test_errors_that_are_no_sample_s_fault_are_raised(workers: int, kind: Any, h
     def does() -> None:
         raise kind(*how)
 
-    # An exception that would end the program is replaced by an explanatory error of the worker.
+    # If the dataset raises an exception that would end the program, such as SystemExit, the worker raises an
+    # explanatory error instead.
     with pytest.raises(kind if issubclass(kind, Exception) or not workers else RuntimeError) as caught:
         list(loader_of(Does(does), workers))
     assert kind.__name__ in str(caught.value) or not workers
@@ -435,7 +439,7 @@ class Through(Steps):
 
 
 class Made(Steps):
-    """An iterable dataset with an `__iter__` that returns a generator, but is not a generator function."""
+    """An iterable dataset. Its `__iter__` returns a generator, but is not a generator function."""
 
     def __iter__(self) -> Iterator[int]:
         return (Some()[number] for number in range(self.length))

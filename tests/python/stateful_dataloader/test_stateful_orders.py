@@ -64,7 +64,7 @@ SAMPLERS: dict[str, Any] = {
 }  # fmt: skip
 
 
-#: One sampler for each way of drawing. The main process draws the order, whether or not there are workers.
+#: One sampler for each way to draw an order. The main process draws the order, even if the loader has workers.
 WITH_WORKERS = [
     "shuffle",
     "shuffle, a generator",
@@ -86,7 +86,7 @@ def test_later_epochs_have_the_order_of_the_run_that_was_not_stopped(options: di
         given = {"dataset": range(32), **SAMPLERS[name](), **options}
         return StatefulDataLoader(given.pop("dataset"), **given)
 
-    if options:  # each epoch of the loader starts workers, so fewer positions are tested
+    if options:  # tests fewer positions, because each epoch starts new workers
         check_goes_on(make, [(0, 0), (0, None), (1, 1)] if name == "shuffle" else [(1, 1)], count=3)
     else:
         check_goes_on(make)
@@ -151,8 +151,9 @@ def test_a_program_may_seed_each_epoch(workers: int) -> None:
 def test_orders_resume_if_a_trainer_sets_the_generators_after_the_load(
     own: bool, draws_between: int, workers: int
 ) -> None:
-    """The trainer saves the global generators together with the loader's state. If the loader has its own generator,
-    the trainer saves the global generators after further draws.
+    """The test simulates a trainer that saves the global random generators together with the loader's state.
+
+    If the loader has a separate generator, the trainer saves the global generators after further draws.
     """
 
     def make() -> Any:
@@ -220,7 +221,7 @@ def test_positions_of_generators_are_a_seed_and_a_count_and_come_back(seed: int)
         again = torch.Generator()
         generators.write(again, generators.decoded(again, saved))
         assert torch.rand(700, generator=again).tolist() == torch.rand(700, generator=generator).tolist()
-    torch.randn(3, generator=generator)  # `randn` stores a normal number for the next draw
+    torch.randn(3, generator=generator)  # `randn` stores a second normal number for its next call
     generators.write(again, generators.decoded(again, generators.encoded(generators.read(generator))))
     assert torch.randn(5, generator=again).tolist() == torch.randn(5, generator=generator).tolist()
     for one in (random.Random(seed), numpy.random.RandomState(7), numpy.random.default_rng(seed)):

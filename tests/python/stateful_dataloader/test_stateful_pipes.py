@@ -1,4 +1,4 @@
-"""A StatefulDataLoader over pipes of this package resumes at the exact position of the pipes, in every epoch."""
+"""A StatefulDataLoader over pipes of this package resumes at any position of any epoch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def loader_of(name: str, workers: int = 0, context: str = "fork", **settings: An
 
 
 def state_after(loader: Any, epochs: int, items: int) -> tuple[Any, list[Any]]:
-    """Reads `epochs` epochs and some items of the next epoch. Returns the state, and the rest of two epochs."""
+    """Reads `epochs` epochs and some items of the next epoch.
+
+    Returns the state, the rest of this epoch, and one more epoch.
+    """
     torch.manual_seed(3)
     for _ in range(epochs):
         list(islice(loader, 2))

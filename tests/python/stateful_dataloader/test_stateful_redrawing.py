@@ -19,7 +19,7 @@ from going_on import seed_all  # noqa: E402
 from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
-#: Functions that create a generator. The value is None for a global generator.
+#: Functions that create the generator of a sampler, or return None for the global generator.
 GENERATORS: dict[str, Callable[[], Any]] = {
     "torch's": lambda: torch.Generator().manual_seed(3),
     "Python's": lambda: random.Random(3),
@@ -39,7 +39,7 @@ def permuted(kind: str, generator: Any, count: int) -> list[int]:
 
 
 class Drawing(Sampler[Any]):
-    """A sampler that draws its order from a separate or a global generator."""
+    """A sampler that draws its order from a given generator, or from a global generator."""
 
     def __init__(self, kind: str, is_global: bool) -> None:
         self.kind, self.generator = kind, None if is_global else GENERATORS[kind]()
@@ -67,7 +67,7 @@ class EachIndex(Drawing):
 
 
 class Buckets(Drawing):
-    """A sampler that draws batches from a pool of indices, and keeps the rest of the pool."""
+    """A batch sampler that draws batches from a pool of indices, and keeps the remaining indices of the pool."""
 
     def __iter__(self) -> Iterator[list[int]]:
         pool: list[int] = []
@@ -90,7 +90,7 @@ class Repeated:
 
 
 class KeptBlocks(Blocks):
-    """A sampler with a state: its position, and the rest of a block."""
+    """A sampler with a state, which contains its position and the remaining indices of a block."""
 
     def __init__(self, kind: str, is_global: bool) -> None:
         super().__init__(kind, is_global)
@@ -142,8 +142,9 @@ SAMPLERS: dict[str, Callable[[str, bool], dict[str, Any]]] = {
 
 
 def read(batches: Iterator[Any], count: int, draws: bool) -> list[Any]:
-    """Returns the batches of a program. If `draws` is true, the program draws from the global generators after each
-    batch.
+    """Runs a program, and returns its batches.
+
+    If `draws` is true, the program draws from the global generators after each batch.
     """
     found = []
     for batch in itertools.islice(batches, count):
@@ -156,7 +157,7 @@ def read(batches: Iterator[Any], count: int, draws: bool) -> list[Any]:
 
 
 def check_each_position(make: Callable[[], Any], positions: Any, draws: bool) -> None:
-    """Stops at each position, and resumes. Stops again after two more batches, and resumes again."""
+    """Stops a program at each position, and resumes. Two batches later, stops and resumes a second time."""
     seed_all()
     whole = read(iter(make()), 13, draws)
     for position in positions:
@@ -228,8 +229,8 @@ def test_epochs_after_a_resumed_one_are_those_of_the_run_that_was_not_stopped() 
 
         first = make()
         whole = [[batch.tolist() for batch in first] for _ in range(3)]
-        # The sampler has ended at the last two positions, which are before and after the program receives the last
-        # batch.
+        # At the last two positions, the sampler has ended. At the first of these positions, the program has not
+        # received the last batch yet.
         for position in (4, len(whole[0]) - 1, len(whole[0])):
             loader = make()
             list(itertools.islice(loader, position))

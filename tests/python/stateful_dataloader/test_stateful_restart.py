@@ -26,7 +26,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 
 class Drawn(Dataset[Any]):
-    """A dataset with samples from the worker's generator, and a counter as its state."""
+    """A dataset that draws its samples from the worker's generator, and has a counter as its state."""
 
     reads = 0
 
@@ -64,7 +64,7 @@ class Stream(IterableDataset[Any]):
 
 
 class DiesAt(Dataset[int]):
-    """A dataset that exits its process at index 5, as often as a file requests."""
+    """A dataset that exits its process at index 5, until it has done so as often as a file requests."""
 
     def __init__(self, path: Any = None) -> None:
         self.path = path
@@ -97,7 +97,7 @@ def kill(loader: Any, worker: int, blow: signal.Signals = signal.SIGKILL) -> Non
 def read(
     loader: Any, deaths: dict[tuple[int, int], int], breaks: int | None = None, blow: signal.Signals = signal.SIGKILL
 ) -> list[list[Any]]:
-    """Runs three epochs. A worker is killed before some batches, and the second epoch is left early."""
+    """Reads three epochs, of which the second is left early. Before some batches, the function kills a worker."""
     epochs = []
     for epoch in range(3):
         batches: list[Any] = []
@@ -123,7 +123,7 @@ def test_worker_exits_do_not_change_the_items(dataset: Any, persistent: bool) ->
 
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
 def test_worker_exits_do_not_change_the_items_of_spawned_workers() -> None:
-    """The test uses one worker and one exit, because each spawned process imports torch."""
+    """With spawn, the test uses only one worker and one exit, because each spawned process imports torch."""
     one = {"num_workers": 1, "persistent_workers": True}
     expected = read(loader_of(Drawn(), "error", **one), {}, breaks=3)
     loader = loader_of(Drawn(), multiprocessing_context="spawn", **one)
@@ -174,7 +174,7 @@ def test_out_of_order_each_sample_comes_once(persistent: bool) -> None:
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
 @pytest.mark.parametrize("dataset", [Drawn, Stream])
 def test_workers_are_replaced_with_a_pinning_thread_as_well(monkeypatch: pytest.MonkeyPatch, dataset: Any) -> None:
-    """The test replaces the copy to pinned memory, so it needs no GPU."""
+    """The test replaces the function that copies to pinned memory, so that the test needs no GPU."""
     pin_without_device(monkeypatch)
     expected = read(loader_of(dataset(), "error", persistent_workers=True), {}, breaks=3)
     deaths = {(0, 2): 1, (0, 5): 0, (1, 0): 0, (1, 2): 1, (2, 0): 1, (2, 4): 0}
@@ -214,7 +214,7 @@ def test_worker_exits_do_not_change_the_items_of_a_random_program(judge: Statefu
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Returns a folder, and allows the package to kill only hanging processes."""
+    """Returns a folder for `Hanging`, and lets the package kill only processes that hang."""
     kill_only_hung(monkeypatch, tmp_path)
     return tmp_path
 

@@ -21,7 +21,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper  # noqa: E402
 from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
-#: The numbers of workers for saving and loading.
+#: The numbers of workers with which the tests save and load states.
 NUMBERS = (0, 1, 2, 3, 5, 8)
 SAMPLES, SIZE = 17, 2
 
@@ -152,10 +152,10 @@ FORMS = [Plain, WithState, WithIterator, shuffled_pipe]
 def test_a_state_of_each_number_of_workers_resumes_with_each_other_number(form: Any, before: int) -> None:
     batches, states = epoch_of(form, before)
     assert len(batches) >= SAMPLES // SIZE
-    # Two of the four forms resume with each pair of numbers.
+    # For each pair of a saving and a loading number, the test uses two of the four forms of datasets.
     for after in {0, *NUMBERS[(FORMS.index(form) + NUMBERS.index(before)) % 2 :: 2]}:
-        # Without workers, every position is tested, except for the first position if the state was also saved without
-        # workers. With workers, one position is tested.
+        # If the state is loaded without workers, the test tries every position, or every position but the first if the
+        # state was also saved without workers. If the state is loaded with workers, the test tries only one position.
         for cut in range(before == 0, len(states)) if after == 0 else [(before + after) % len(states)]:
             assert list(resumed(states[cut], form, after)) == batches[cut:], (after, cut)
 
@@ -368,7 +368,7 @@ def test_a_dataset_that_cannot_be_copied_is_refused_by_name() -> None:
     for after in (0, 1):
         with pytest.raises(TypeError, match=r"cannot be pickled.*num_workers=2"):
             iter(resumed(states[1], WithGenerator, after))
-    # Each shard has its own process, so nothing is copied.
+    # With one process per shard, the loader copies no dataset.
     assert len(list(resumed(states[1], WithGenerator, 3))) == len(states) - 1
 
 

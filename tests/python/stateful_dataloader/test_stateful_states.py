@@ -26,12 +26,12 @@ from torchdata.stateful_dataloader import StatefulDataLoader, _cadence  # noqa: 
 
 @pytest.fixture(autouse=True)
 def no_state_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes states count as cheap, even if this machine is busy."""
+    """Makes the loader treat every state as quickly saved, even if this machine is busy."""
     monkeypatch.setattr(_cadence, "_DEAR", 60.0)
 
 
 class Stream(TakesOnce):
-    """A stream with a state and with equally long shards."""
+    """A stream with a state and with shards of equal length."""
 
     length = 40
 
@@ -163,8 +163,9 @@ MAKERS: list[Any] = [
 
 
 def of_json(state: dict[str, Any]) -> dict[str, Any]:
-    """Returns the state after converting it to JSON and back. JSON turns one tuple into a list, which is converted
-    back.
+    """Converts a state to JSON and back, and returns the result.
+
+    JSON turns the state's only tuple into a list, which the function converts back.
     """
     state = json.loads(json.dumps(state))
     return {**state, "_torchdata_rs": tuple(state["_torchdata_rs"])}
@@ -270,7 +271,7 @@ def test_damaged_states_are_refused_or_read_and_never_hang_or_blow_up() -> None:
         state = json.loads(json.dumps(first.state_dict()))
         for path in paths(state):
             for value in draw.sample(VALUES, 6):
-                if "dataset_state" in path:  # only the user's dataset can check this part
+                if "dataset_state" in path:  # only the user's dataset can detect damage of its state
                     continue
                 later = StatefulDataLoader(batch_size=2, **make())
                 tried += 1

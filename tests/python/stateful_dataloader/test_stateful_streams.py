@@ -57,7 +57,7 @@ class BeginsAnew(TakesOnce):
 
 
 class TakesAlways(TakesOnce):
-    """A stream that begins each epoch at the loaded position, like Hugging Face's streams."""
+    """A stream that begins every later epoch at the loaded position, too, like Hugging Face's streams."""
 
     def __init__(self) -> None:
         self.loaded: Any = None
@@ -125,7 +125,8 @@ def test_streams_give_the_rest_and_then_whole_epochs(stream: Any, options: dict[
         )
 
 
-#: For each earlier epoch, the number of batches after which it is left, or None.
+#: Plans for the epochs before the saved state. Each number is the number of batches after which an epoch is left early,
+#: and None stands for a complete epoch.
 BREAKS = [(2,), (1,), (1, 1), (3, 0, 1), (None, 1)]
 
 
@@ -181,7 +182,7 @@ def test_after_the_last_batch_a_stream_without_a_state_ends_and_then_yields_whol
     iterator = iter(loader)
     for _ in whole:
         next(iterator)
-    for _ in range(2):  # first, the state is loaded once, and then loaded, saved and loaded
+    for _ in range(2):  # loads the state once in the first pass, and loads, saves and loads it in the second pass
         state = json.loads(json.dumps(loader.state_dict()))
         loader = make()
         loader.load_state_dict(state)
@@ -208,7 +209,7 @@ def test_an_error_of_an_ended_stream_that_loads_its_state_is_raised(options: Any
 
 
 def test_a_long_abandoned_epoch_is_not_read_again_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cadence, "_DEAR", math.inf)  # a busy machine would send states less often
+    monkeypatch.setattr(_cadence, "_DEAR", math.inf)  # otherwise, a busy machine would send states less often
 
     class Counted(BeginsAnew):
         length, read = 500, 0

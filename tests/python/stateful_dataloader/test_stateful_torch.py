@@ -35,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 class Told(Dataset[Any]):
-    """A dataset of the worker's info and of numbers that the worker's generators draw."""
+    """A dataset with samples that contain torch's worker info and numbers from the worker's random generators."""
 
     def __len__(self) -> int:
         return 8
@@ -111,7 +111,7 @@ def test_the_order_of_a_seed_is_torch_s(workers: int, seed: int) -> None:
         {"batch_size": 2, "sampler": torch.utils.data.WeightedRandomSampler([0.1, 0.5, 0.4], 7)},
     ]
     for one in options:
-        if "generator" in one:  # both loaders must not draw from the same generator
+        if "generator" in one:  # each of the two loaders needs a separate generator
             theirs, _ = both(range(11), num_workers=workers, **one)
             one["generator"] = torch.Generator().manual_seed(seed)
             torch.manual_seed(3)
@@ -130,8 +130,9 @@ def test_workers_are_seeded_and_have_worker_info_as_torch_s(persistent: bool) ->
 
 @pytest.mark.parametrize(("method", "workers"), [("spawn", 1), ("forkserver", 2)])
 def test_other_start_methods_give_the_same(method: str, workers: int) -> None:
-    """The test uses one spawned worker, because it imports torch. Worker and main process share the tensor in shared
-    memory.
+    """With spawn, the test uses only one worker, because each spawned worker imports torch.
+
+    The tensor in which the dataset records its reads is in shared memory.
     """
     marks = torch.zeros(8, dtype=torch.int64).share_memory_()
     theirs, _ = both(Told(), batch_size=2, num_workers=workers, epochs=1)
@@ -229,7 +230,7 @@ def test_pinning_without_an_accelerator_warns_and_yields_batches() -> None:
 
 @pytest.mark.parametrize("iterable", [False, True])
 def test_with_workers_a_thread_pins_batches(monkeypatch: pytest.MonkeyPatch, iterable: bool) -> None:
-    """The test replaces the copy to pinned memory, so it needs no GPU."""
+    """The test replaces the function that copies to pinned memory, so that the test needs no GPU."""
     pin_without_device(monkeypatch, lambda batch: batch + 100)
     for persistent in (False, True):
         loader = StatefulDataLoader(

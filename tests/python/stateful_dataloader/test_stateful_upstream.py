@@ -1,4 +1,4 @@
-"""StatefulDataLoader loads states that upstream's version 0.11 has saved. `upstream_states.py` generated them."""
+"""StatefulDataLoader loads states that torchdata 0.11 has saved. `upstream_states.py` has generated these states."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ def saved() -> list[dict[str, Any]]:
 
 
 def cases(saved: list[dict[str, Any]], workers: int) -> list[dict[str, Any]]:
-    """Returns the states with this number of workers. With workers, returns only every second position, alternating
-    between cases.
+    """Returns the saved states of loaders with `workers` workers.
+
+    If there are workers, returns only every second position of a case, alternating between odd and even positions.
     """
     found = [one for one in saved if one["case"][2] == workers]
     return [one for number, one in enumerate(found) if not workers or (number + number // 4) % 2 == 0]
@@ -55,7 +56,7 @@ def test_after_the_last_batch_a_whole_epoch_follows(saved: list[dict[str, Any]],
             found = rest_of(one, workers)
             if one["case"][1] in ("shuffled", "seeded", "distributed", "replacement"):
                 assert len(found) == len(one["before"]), one["case"]
-            elif one["case"][0] != "CountedNumbers":  # this dataset continues counting in the next epoch
+            elif one["case"][0] != "CountedNumbers":  # `CountedNumbers` continues to count in the next epoch
                 assert found == one["before"], one["case"]
 
 

@@ -1,4 +1,4 @@
-"""A diagnosis recommends no more workers than keep the cores busy, unless the workers wait."""
+"""A diagnosis recommends only as many workers as the cores can run at once, unless workers wait most of the time."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def sleeps(x):
 
 @pytest.fixture(scope="module")
 def counted():
-    """Returns the statistics of two loaders with two workers each. The first loader's function sleeps, and the second
-    loader's function computes.
+    """Returns the statistics of two loaders with two workers each.
+
+    The workers of the first loader sleep, and the workers of the second loader compute.
     """
 
     def of(function):
@@ -48,8 +49,9 @@ def counted():
 
 
 def seen(stats, cores, workers=2, each=0.01, ran=None, beside=0.0, step=0.0004):
-    """Returns statistics of workers with a given time per item, and a given fraction of computing in this time (by
-    default, all of it).
+    """Returns constructed statistics of workers.
+
+    `computing` is the fraction of the time per item in which workers compute.
     """
     share = {"items": 30, "seconds": 0.3, "busy_seconds": 30 * each, "busy": 1.0, "node": None}
     lived = {"cpu_seconds": beside + (30 * each if ran is None else ran), "lived_seconds": 0.3 + beside}
@@ -100,7 +102,7 @@ def test_the_advice_is_more_workers_than_cores_if_the_work_waits(counted):
 
 
 def test_computing_during_the_start_does_not_count_as_work(counted):
-    """It is unknown whether the workers compute or wait, so the diagnosis reports both results."""
+    """The diagnosis cannot know whether these workers compute or wait, so it reports the advice for both cases."""
     words = str(diagnose(seen(counted["waits"], cores=2, ran=0.0, beside=0.6)))
     assert words.endswith(
         "With 25 workers the training step (400 µs) would be the limit if the work is waiting; if it computes, "
@@ -115,8 +117,9 @@ def test_workers_of_other_machines_are_not_counted_by_the_cores_of_this_one(coun
 
 
 def test_the_diagnosis_knows_whether_real_workers_compute(counted):
-    """Only the processor time of the workers' start may make the result uncertain. The time that workers wait for a
-    core is left out, because it depends on other programs.
+    """The result may only be uncertain because of the processor time that the workers' start has used.
+
+    The test ignores the time that workers wait for a core, because this time depends on other programs.
     """
     for kind, stats in counted.items():
         stats = replace(stats, processes=tuple(replace(one, waits_for_cpu_seconds=0.0) for one in stats.processes))

@@ -11,7 +11,8 @@ from torchdata._observe.stats.diagnosis import diagnose
 from torchdata._observe.stats.waiting import waited_for_long
 
 DOORS: tuple[Door, ...] = get_args(Door)
-#: For each class of loader, words that occur only in advice for the other class.
+#: For each class of loaders, words that its advice must not contain, because they refer to arguments of the other
+#: class.
 FOREIGN = {
     "StatefulDataLoader": (
         "DataLoader2",

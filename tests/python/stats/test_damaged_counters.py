@@ -1,4 +1,4 @@
-"""If a worker overwrites the counters, workers that start later still deliver all items."""
+"""If a worker overwrites the shared counters, workers that start later still deliver all items."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from torchdata.datapipes.iter import IterableWrapper
 
 
 class DamagesCounters:
-    """A function that overwrites the header of the counters at one item, and then ends its worker, but only once."""
+    """A function that overwrites the header of the shared counters at one item, and then exits its worker.
+
+    Replacements of the worker do not.
+    """
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark

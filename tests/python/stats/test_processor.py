@@ -1,4 +1,4 @@
-"""The processor time of a process agrees with the operating system's report."""
+"""The statistics report the same processor time of a process as the operating system."""
 
 from __future__ import annotations
 

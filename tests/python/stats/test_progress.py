@@ -72,7 +72,7 @@ def run_in_terminal(tmp_path: Path, length: str) -> str:
 
 
 def looks(written: str) -> list[str]:
-    """Returns the successive lines that a terminal displays for this output."""
+    """Returns the lines that a terminal would display one after another for an output."""
     screen = pytest.importorskip("pyte", reason="a terminal is looked at by it")
     seen = screen.Screen(100, 30)
     stream = screen.Stream(seen)
@@ -110,7 +110,7 @@ def test_nothing_is_written_where_there_is_no_terminal(
     assert list(loader.progress()) == list(range(5))
     file = io.StringIO()
     assert list(loader.progress(file=file)) == list(range(5))
-    monkeypatch.setattr(sys, "stderr", None)  # pythonw has no standard error
+    monkeypatch.setattr(sys, "stderr", None)  # `pythonw` on Windows has no standard error
     assert list(loader.progress()) == list(range(5))
     assert (file.getvalue(), *capfd.readouterr()) == ("", "", "")
 

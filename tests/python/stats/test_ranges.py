@@ -1,4 +1,4 @@
-"""Pipes appear as named ranges in torch's profiler, no matter when profiling begins."""
+"""Torch's profiler shows pipes as named ranges, even if profiling begins in the middle of an epoch."""
 
 from __future__ import annotations
 

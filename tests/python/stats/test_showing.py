@@ -1,4 +1,4 @@
-"""Pipes, loaders and statistics can be displayed as text, as pictures and in notebooks."""
+"""Pipes, loaders and statistics can be displayed as text, as images and in notebooks."""
 
 from __future__ import annotations
 
@@ -273,7 +273,10 @@ def browser() -> str:
 
 
 def test_a_browser_shows_what_notebooks_get(loader: Any, tmp_path: Path) -> None:
-    """Chromium renders the page. A script in the page measures the page, and writes the results into the document."""
+    """The test renders a page in Chromium.
+
+    A script in the page measures its layout, and writes the results into the document.
+    """
     chromium = browser()
     parts = [loader._repr_html_(), loader.stats()._repr_html_(), str(IterableWrapper([1]).map(str)._repr_html_())]
     script = """

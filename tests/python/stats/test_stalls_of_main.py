@@ -1,4 +1,4 @@
-"""If a loader hangs in the main process itself, a thread emits a warning. This thread never disturbs a fork."""
+"""If a loader hangs in the main process, a watching thread emits a warning. This thread never disturbs a fork."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from waiting import wait_for
 
 pytestmark = [
     pytest.mark.alone,
-    # If an item arrives just before a warning, the watching thread may still emit the warning after the test.
+    # If an item arrives just before the watching thread warns, the thread may still emit the warning after the end of
+    # the test.
     pytest.mark.filterwarnings("ignore::torchdata._observe.outside.stalls.StallWarning"),
 ]
 PACKAGE_PATH = str(Path(torchdata.__file__).resolve().parents[1])
@@ -39,7 +40,7 @@ def watching_threads() -> int:
     return found
 
 
-#: The warnings of the current test. Loaders copy their pipes, so the list cannot be an argument.
+#: The warnings of the current test. The list is global, because loaders copy the arguments of their pipes.
 told: list[warnings.WarningMessage] = []
 
 
@@ -50,7 +51,7 @@ def hang_until_told_twice(item: int) -> int:
 
 
 def hang_until(condition: Callable[[], bool]) -> Callable[[int], int]:
-    """Returns a function that hangs at the third or fourth item until the condition is true."""
+    """Returns a function that hangs at the third or fourth item until `condition` returns True."""
 
     def hang(item: int) -> int:
         if item in (2, 3):
@@ -61,7 +62,7 @@ def hang_until(condition: Callable[[], bool]) -> Callable[[int], int]:
 
 
 def is_told(*words: str, without: str = "no such words", of: slice = slice(None)) -> bool:
-    """Returns whether the stacks of some warning contain all `words`, but not `without`."""
+    """Returns whether a warning has been emitted with stacks that contain all `words`, but not `without`."""
     texts = ["\nThread ".join(str(one.message).split("\nThread ")[of]) for one in told]
     return any(all(word in text for word in words) and without not in text for text in texts)
 
@@ -138,7 +139,7 @@ def test_a_long_step_and_a_pause_cause_no_warning() -> None:
             assert list(timed(iterator, calls)) == []
             assert list(timed(iter(loader), calls)) == [str(n) for n in range(6)]
             wait_for(lambda: watching_threads() == 1)
-        if max(calls) < 0.05:  # a pause of the machine during a call also causes a warning
+        if max(calls) < 0.05:  # otherwise, the machine may have paused during a call
             assert not warned
             return
     raise AssertionError("this machine stands still all the time")
@@ -149,7 +150,7 @@ def test_a_debugger_causes_no_stall_warning() -> None:
         pipe = IterableWrapper(range(1)).map(held_by_a_debugger)
         with recorded() as warned, DataLoader2(pipe, stall_warning=0.05) as loader:
             assert list(loader) == [0]
-        if not warned:  # a pause of the machine also causes a warning
+        if not warned:  # if the machine pauses, a warning is correct
             return
     raise AssertionError("each time it was told")
 

@@ -62,7 +62,7 @@ def pad(samples: list[Any]) -> list[Any]:
 
 
 def rows_of(stats: Any) -> dict[str, tuple[str | None, int]]:
-    """Returns for each function name its location and its number of items in all processes."""
+    """Returns for each function its location in the source code, and the number of its items in all processes."""
     return {pipe.name: (pipe.location, pipe.items_out) for pipe in stats.merged_pipes()}
 
 
@@ -129,7 +129,7 @@ def test_few_batches_are_timed_unless_all_are_requested(monkeypatch: pytest.Monk
 
     def counting(self: BatchClock, samples: int, reading: int, collating: int) -> int:
         timed[level] += 1
-        return note(self, samples, 1000, 1000)  # simulates tiny batches, so the machine's speed has no effect
+        return note(self, samples, 1000, 1000)  # simulates tiny batches, so that the machine's speed has no effect
 
     monkeypatch.setattr(BatchClock, "note", counting)
     for level in timed:
@@ -275,7 +275,7 @@ def test_the_processes_of_all_nodes_belong_to_one_loader() -> None:
     first = nodes.ParallelMapper(source, abs, num_workers=2, method="process")
     loader = nodes.Loader(nodes.ParallelMapper(first, abs, num_workers=1, method="process"))
     assert loader.worker_pids() == []
-    for _ in range(2):  # a shutdown ends the processes, and the next epoch starts others
+    for _ in range(2):  # a shutdown ends the processes, and the next epoch starts new ones
         items = iter(loader)
         next(items)
         wait_for(lambda: "".join(map(name_of, loader.worker_pids())) == "td_worker_0td_worker_1td_worker_2")

@@ -1,4 +1,4 @@
-"""A loader's counters agree with manual counts, in this process and in workers with every start method."""
+"""A loader's counters equal the counts that the tests make, in this process and in workers of every start method."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ def test_bytes_memory_and_copies_are_those_of_the_items():
         assert stats.shared_memory_peak >= 500_000
     stats = dl.stats()
     assert 40 * 50_000 < stats.bytes < 40 * 50_200 + 50_000, "states travel with the items"
-    # Half of the budget (ten items) is leased. The remaining items were copied out of the budget, or were sent as
-    # fragments.
+    # The program holds half of the memory budget, which is ten items. The other items were copied out of the shared
+    # memory, or were sent as fragments.
     assert stats.copies + stats.fragments >= 25
     assert stats.copied_bytes == 50_000 * stats.copies
     assert [int(item[0]) for item in kept] == list(range(40))
@@ -201,11 +201,11 @@ def test_items_that_are_read_ahead_are_kept():
         assert (prefetcher.buffered_items, prefetcher.capacity) == (7, 7)
         assert (prefetcher.items_in, prefetcher.items_out) == (17, 10)
         assert stats.prefetch_limit == 7
-        assert len(list(iterator)) == 90  # the thread has ended after that
+        assert len(list(iterator)) == 90  # the pipe's thread has ended after the last item
 
 
 def test_the_time_of_a_pipe_excludes_its_source():
-    took = {"two": 0.0, "one": 0.0}  # measured times, because a busy machine sleeps longer than requested
+    took = {"two": 0.0, "one": 0.0}  # the actual times, because a sleep takes longer on a busy machine
 
     def sleeps(name, seconds):
         begun = time.perf_counter()
@@ -221,7 +221,7 @@ def test_the_time_of_a_pipe_excludes_its_source():
         return x
 
     with DataLoader2(IterableWrapper(range(3000)).map(str), stats="full") as dl:
-        list(dl)  # another pipeline in this thread, with calls that are timed by sampling
+        list(dl)  # runs another pipeline in this thread, in which only some calls are timed
     with DataLoader2(IterableWrapper(range(50)).map(two).map(one).batch(5), stats="full") as dl:
         begun = time.perf_counter()
         for _ in dl:
@@ -230,7 +230,7 @@ def test_the_time_of_a_pipe_excludes_its_source():
         stats = dl.stats()
     own = {pipe.name: pipe for pipe in stats.pipes}
     slow, fast, batcher = own["Mapper(two)"], own["Mapper(one)"], own["Batcher"]
-    # A busy machine may add its delay to any of these times, but each delay is part of only one time.
+    # A delay of a busy machine may increase any of these times, but increases only one of them.
     assert took["two"] <= slow.own_seconds <= whole - took["one"]
     assert took["one"] <= fast.own_seconds <= whole - took["two"]
     assert batcher.own_seconds <= whole - took["two"] - took["one"]
@@ -362,7 +362,7 @@ def test_each_rank_counts_its_own_share(tmp_path):
 
 
 class Odd(IterDataPipe):
-    """A pipe that yields and counts some items of its source."""
+    """A pipe that yields some items of its source, and counts these items."""
 
     def __init__(self, source_datapipe, every):
         self.source_datapipe = source_datapipe
@@ -375,7 +375,10 @@ class Odd(IterDataPipe):
 
 
 def test_counts_are_true_whatever_the_graph_and_its_history():
-    """Graphs, services, epochs and breaks are random. With `TORCHDATA_SEED`, the test runs a single seed."""
+    """The test draws graphs, services, epochs and breaks from a seed.
+
+    If `TORCHDATA_SEED` is set, the test runs only this seed.
+    """
     seeds = (
         [int(os.environ["TORCHDATA_SEED"])]
         if "TORCHDATA_SEED" in os.environ
@@ -439,7 +442,7 @@ def _random_history(seed):
 
 
 class Counted(IterDataPipe):
-    """A pipe that writes a log entry each time its state is requested."""
+    """A pipe that appends to a log file each time its state is requested."""
 
     def __init__(self, count, log):
         self.count, self.log, self.at = count, log, 0

@@ -25,7 +25,7 @@ HERE = os.path.basename(__file__)
 
 
 def decode(x):
-    """Sleeps, and returns the actual duration in seconds, which may exceed the requested duration on a busy machine."""
+    """Sleeps, and returns the actual duration in seconds, which may be longer than requested on a busy machine."""
     begun = time.perf_counter()
     time.sleep(0.018)
     return time.perf_counter() - begun
@@ -116,7 +116,7 @@ def test_without_times_of_pipes_it_says_how_to_get_them():
 
 @pytest.mark.parametrize("level", ["counts", "full"])
 def test_the_duration_of_short_epochs_is_known(level):
-    for _ in range(100):  # repeated, because the timed calls are chosen at random
+    for _ in range(100):  # repeated, because the counters time only some calls, which are chosen at random
         with DataLoader2(IterableWrapper(range(10)).map(abs), stats=level) as dl:
             list(dl)
             stats = dl.stats()
@@ -143,7 +143,7 @@ def replaced(stats, whole, **each):
 
 
 def test_one_slow_worker_is_found_although_the_main_process_waits_for_others_too():
-    """On a busy machine, each worker pauses at times, but the other workers are ahead during the pause."""
+    """On a busy machine, every worker pauses sometimes. During such a pause, the other workers read ahead."""
     stats = counted(IterableWrapper(range(60)).sharding_filter().map(odd_is_slow))
     for room, kind in ((0.6, "slow worker"), (0.1, "loading")):
         worker = {0: {"busy_seconds": 0.1, "room": room}, 1: {"busy_seconds": 1.0, "room": 0.1}}
@@ -255,7 +255,7 @@ def test_tiny_items_limit_by_sending_even_if_workers_wait_for_a_core():
         whole = {"seconds": 1.0, "waiting": 0.3, "loading": 0.9, "held_up": 0.1, "first_item_seconds": 0.0}
         assert diagnose(replaced(stats, whole, cpu_seconds=10.0, **made)).kind == kind
     made = {"busy": 0.9, "busy_seconds": 0.9, "input": 0.0, "room": 0.1, "waits_for_cpu_seconds": 0.0}
-    for own, kind in ((1e-4, "sending"), (1e-2, "loading")):  # time that no pipe spends is spent on sending
+    for own, kind in ((1e-4, "sending"), (1e-2, "loading")):  # time that belongs to no pipe is attributed to sending
         timed = tuple(replace(pipe, own_seconds=own, waits=False) for pipe in stats.workers[0].pipes)
         assert diagnose(replaced(stats, whole, pipes=timed, **made)).kind == kind
     assert diagnose(replaced(stats, whole, **made)).kind == "loading", "without times of pipes, the worker may be slow"
@@ -317,7 +317,7 @@ def test_an_empty_pipeline_names_its_source_or_the_pipe_that_passes_nothing_on(w
 
 
 def test_workers_of_one_thread_are_not_said_to_run_many():
-    """The workers' elapsed time and processor time include the work before the first item."""
+    """The elapsed time and the processor time of workers include their work before the first item."""
     stats = counted(IterableWrapper(range(30)).sharding_filter().map(decode))
     each = {"cpu_seconds": 90.0, "waits_for_cpu_seconds": 94.0, "lived_seconds": 190.0}
     verdict = oversubscribed(replaced(stats, {"cores": 1, "seconds": 1.0}, **each))

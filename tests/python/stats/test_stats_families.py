@@ -65,7 +65,7 @@ def test_a_stateful_loader_is_found_and_its_batches_are_counted(tmp_path: Path) 
 
 @contextmanager
 def stalls_told(there: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Records the stall warnings of `Waiting`. Creates the file after the first warning."""
+    """Records the stall warnings that `Waiting` causes, and creates the file after the first warning."""
     told: list[str] = []
 
     def tell(message: Warning | str, category: type[Warning], *_rest: object) -> None:
@@ -99,8 +99,9 @@ def test_the_processes_of_a_node_are_found_and_show_their_stacks(tmp_path: Path)
     loader = Loader(node)
     iterator = iter(loader)
     assert next(iterator) == 1
-    attached = max(attach(os.getpid()), key=lambda found: len(found.stats().processes))  # besides the loader itself
-    # The process that reads number 5 may not be counted yet. A process is counted after its function was called.
+    attached = max(attach(os.getpid()), key=lambda found: len(found.stats().processes))  # the view of this loader
+    # A process is counted only after its first function call, so the process that reads number 5 may not be counted
+    # yet.
     wait_for(lambda: [one.name for one in attached.stats().processes] == NAMES)
     wait_for(lambda: any("in __getitem__" in stack for name, stack in attached.stacks() if name.startswith("worker")))
     (tmp_path / "there").touch()
@@ -135,7 +136,7 @@ def test_a_process_that_nobody_waits_for_causes_no_warning(tmp_path: Path, monke
         warnings.simplefilter("error")
         iterator = iter(Loader(node))
         assert next(iterator) == 1
-        time.sleep(1.5)  # the program's step is long, while the next item is being read
+        time.sleep(1.5)  # during this long training step, the next item is being read
         (tmp_path / "there").touch()
         assert list(iterator) == [5]
     node.shutdown()

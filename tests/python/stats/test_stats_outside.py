@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.skipif(os.environ.get("TORCHDATA_PORTABLE") == "1", reason="temporary files have no names in /proc"),
 ]
 
-#: A program that loads items until it hangs, or is asked to end.
+#: A program that reads a loader until the loader hangs, or until the test asks the program to end.
 PROGRAM = textwrap.dedent(
     """
     import ctypes, os, sys, time
@@ -189,8 +189,9 @@ def test_another_user_is_refused(program):
 
 
 def stacks_once(attached, *words):
-    """Waits until the stack of worker 1 contains all words. Returns each process's line and stack by the process's
-    name.
+    """Waits until the stack of worker 1 contains all `words`.
+
+    Returns the line and the stack of each process, by the name of the process.
     """
     found = {}
 
@@ -216,7 +217,7 @@ def test_a_hung_worker_shows_its_stack_and_continues(program, how):
     assert "_engine" not in stack, "what runs the graph says nothing"
     assert "main" in stacks["main"][1]
     wait_for(lambda: attached.stats().main.waits_seconds > 0.3)
-    # A request must not terminate a process, or interrupt a sleep.
+    # A request for stacks must not terminate a process, and must not interrupt a sleep.
     attached.stacks()
     assert process.poll() is None
     wait_for(lambda: kernel_state(attached.stats().workers[1].pid).startswith("asleep"))
@@ -288,7 +289,7 @@ def test_the_process_at_fault_may_be_the_dispatching_one():
 def test_waiting_for_a_paused_loader_causes_no_warning():
     pipe = IterableWrapper(range(200)).sharding_filter().map(abs).prefetch(2)
     with warning_once_it_is_up(single(pipe), 0.4, worker_prefetch_cnt=1, main_prefetch_cnt=0) as dl:
-        warnings.simplefilter("ignore")  # on a busy machine, pauses outside of the limit may cause warnings
+        warnings.simplefilter("ignore")  # before the loader is ready, a busy machine may cause warnings
         iterator = iter(dl)
         iterator.limit(5)
         assert list(iterator) == [0, 1, 2, 3, 4]
@@ -301,7 +302,7 @@ def test_waiting_for_a_paused_loader_causes_no_warning():
 
 
 def single(pipe):
-    """Keeps the last pipe in the main process. The pipe's thread reads from the workers."""
+    """Returns a graph in which the last pipe runs in the main process, with a thread that reads from the workers."""
     pipe.is_replicable = lambda: False
     return pipe
 
@@ -321,7 +322,7 @@ def test_a_second_loader_causes_no_warning():
 
 
 class Screen:
-    """A program in a pseudo terminal. The contents of its screen can be read."""
+    """Runs a program in a pseudo terminal, and reads the contents of its screen."""
 
     def __init__(self, *arguments, rows=40, columns=140):
         import pyte
@@ -330,8 +331,8 @@ class Screen:
         self.stream = pyte.ByteStream(self.screen)
         self.pid, self.master = pty.fork()
         if self.pid == 0:
-            # `execv` is not used, because pytest imports readline, which sets LINES and COLUMNS without Python's
-            # knowledge.
+            # The child does not use `execv`. Pytest imports readline, which sets LINES and COLUMNS in the environment
+            # without Python's knowledge.
             environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
             os.execve(sys.executable, [sys.executable, *arguments], {**environment, "TERM": "xterm-256color"})
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
@@ -441,7 +442,8 @@ def test_the_live_view_says_how_much_does_not_fit(program, top):
     low, high = top(process.pid, rows=7), top(process.pid, rows=40)
     low.wait("items/s", "q quit   s stacks   ", "lines more than there is room for")
     high.wait("q quit   s stacks\n", "Mapper(step)")
-    # Both screens show the line with the keys.
+    # The small screen reports how many lines of the large screen are missing. Both screens show the line that explains
+    # the keys.
     wait_for(lambda: f" {len(high.read().rstrip().splitlines()) - 7} lines more" in low.read())
     low.press("q")
     assert low.end() == 0

@@ -29,8 +29,9 @@ pytestmark = [
 
 
 def answering(pages=4):
-    """Returns a board, and the memory for this process's answers. The first page of the board describes how this
-    process answers.
+    """Returns a board of counters, and the memory into which this process writes its stacks.
+
+    The first page of the board describes how to request the stacks.
     """
     board = StatsBoard(pages, 1, 1, False)
     board.adopt(0, 1, 0)
@@ -39,7 +40,7 @@ def answering(pages=4):
 
 
 def memories():
-    """Returns this process's file descriptors of memory for answers."""
+    """Returns the file descriptors of this process that belong to memory for stacks."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -49,8 +50,9 @@ def memories():
 
 
 def forget_what_other_tests_left():
-    """Releases memory of other tests. If a thread other than the main thread ends the last loader, the memory is kept
-    for the next loader.
+    """Releases memory that other tests have left.
+
+    If the last loader is ended in a thread other than the main thread, its memory is kept for the next loader.
     """
     gc.collect()
     now = stacks._answering
@@ -76,8 +78,9 @@ def asked(page, seconds=1.0):
 def test_a_child_that_is_forked_while_a_thread_ends_the_last_loader_keeps_reused_descriptors_open(
     moment, tmp_path, monkeypatch
 ):
-    """The child is forked before the memory is closed, so it inherits the memory. Afterwards, the descriptor's number
-    refers to a file of the program.
+    """The child is forked before the memory for stacks is closed, so the child inherits the memory's descriptor.
+
+    Afterwards, the program opens a file with the same descriptor number.
     """
     board, page = answering()
     real_close, closed = os.close, []
@@ -96,7 +99,7 @@ def test_a_child_that_is_forked_while_a_thread_ends_the_last_loader_keeps_reused
             check_in_forked_child(in_the_child)
             return real_close(descriptor)
         with open(tmp_path / "file", "w") as file:
-            os.dup2(file.fileno(), descriptor)  # dup2 first closes the memory
+            os.dup2(file.fileno(), descriptor)  # `dup2` closes the descriptor of the memory
             check_in_forked_child(lambda: (in_the_child(), os.write(descriptor, b"whole")))
             real_close(descriptor)
         assert (tmp_path / "file").read_text() == "whole"
@@ -178,7 +181,7 @@ print("unharmed")
 
 
 def test_shared_memory_that_the_program_has_closed_is_created_again():
-    """Daemons close all open descriptors, including those of shared memory."""
+    """A program that becomes a daemon closes all open descriptors, including those of shared memory."""
     board, page = answering()
     os.close(page["stack"])
     stacks.tidy()
@@ -190,7 +193,7 @@ def test_shared_memory_that_the_program_has_closed_is_created_again():
 
 
 def test_no_process_gets_a_signal_without_a_handler():
-    """No signal is sent for a damaged page either, or for a process id that another process has reused."""
+    """Also, no signal is sent if a page is damaged, or if a process id belongs to another process by now."""
     board, page = answering()
     descriptor = page["stack"]
     other = signal.SIGRTMAX - 5
@@ -233,8 +236,9 @@ def test_two_simultaneous_requests_each_get_one_stack():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_threads_that_begin_and_end_loaders_while_others_ask_and_fork(seed):
-    """All actions happen at random moments. No process must be killed, no descriptor may leak, and each forked child
-    must answer for itself.
+    """The test begins and ends loaders, requests stacks and forks at random moments.
+
+    No process must be killed, no descriptor may leak, and each forked child must return its own stacks.
     """
     rng, over, failures = random.Random(seed), threading.Event(), []
 
@@ -271,7 +275,7 @@ def test_threads_that_begin_and_end_loaders_while_others_ask_and_fork(seed):
     over.set()
     for thread in threads:
         thread.join(120)
-    load()  # the main thread then releases the memory, even if another thread ended the last loader
+    load()  # the main thread releases the memory, even if another thread has ended the last loader
     assert failures == []
 
 
@@ -302,7 +306,7 @@ print("unharmed", sum("torchdata-stacks" in one for one in held))
 
 
 def test_the_handler_belongs_to_faulthandler_and_not_to_python():
-    """A process can answer even while it holds the interpreter's lock."""
+    """A process must return its stacks even while a thread holds the interpreter's lock."""
     board, page = answering()
     assert signal.getsignal(page["signal"]) == signal.SIG_IGN, "what Python would do once the handler is gone"
     stacks.answer_no_more(board, 0)

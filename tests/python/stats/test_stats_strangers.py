@@ -1,4 +1,4 @@
-"""Invalid counter memory of other programs is reported and skipped, and its contents are never trusted."""
+"""Tools that read the counters of other programs report and skip invalid memory, and never trust its contents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAGE, ROLE, PIPES = 4096, 4, 28
 
 
 def planted(change=lambda content: None, seals=fcntl.F_SEAL_SHRINK):
-    """Returns a descriptor of a board of this process after changing the board's content."""
+    """Creates a board of counters in this process, changes its content, and returns its descriptor."""
     board = StatsBoard(2, 1, 2, True)
     board.adopt(0, 1, 0)
     content = bytearray(os.pread(board.fileno(), 1 << 24, 0))
@@ -107,7 +107,7 @@ def test_names_of_pipes_and_command_lines_are_shown_without_control_characters()
     ]
     with subprocess.Popen([sys.executable, *program], stdin=subprocess.PIPE) as child:
         told = attaching._command(child.pid)
-        while "-c" not in told:  # the forked process does not run the new program yet
+        while "-c" not in told:  # until then, the forked process does not run the new program yet
             told = attaching._command(child.pid)
         child.communicate(b"\n")
     assert "\x1b" not in told
@@ -116,8 +116,9 @@ def test_names_of_pipes_and_command_lines_are_shown_without_control_characters()
 
 
 def container(folder, host=(100, 1), **processes):
-    """Creates a `/proc` with processes, some of them in a container. For each name, the ids are (id here, id in the
-    container).
+    """Creates a simulated `/proc` with processes, some of which are in a container.
+
+    `ids` contains for each name the process id on this machine and the id in the container.
     """
     for name, (here, there) in processes.items():
         inside = folder / str(here)
