@@ -37,7 +37,7 @@ pytestmark = [
     *of_ray,
 ]
 
-#: The names of the pipelines that slow backends run. Fast backends run all pipelines.
+#: The names of the pipelines that a backend runs if its `has_all` is false.
 FEW = {"arrays", "random", "arrays, dealt", "two passes"}
 #: The number of items in a pipeline of a test that kills a process.
 LONG = 900

@@ -328,7 +328,7 @@ def test_the_iterator_cannot_be_pickled_and_knows_its_length_as_torch_s() -> Non
 def test_workers_take_their_positions_together_and_for_less_than_a_hundredth_of_the_time(took: float) -> None:
     def dues(began: float, took: float) -> list[float]:
         found = [next_due(began, took)]
-        for late in (0.0, took, 3 * took, 0.0, 2 * took):  # a worker first finishes the current batch
+        for late in (0.0, took, 3 * took, 0.0, 2 * took):  # workers finish their current batch first
             found.append(next_due(found[-1] + late + took, took))
         return found
 

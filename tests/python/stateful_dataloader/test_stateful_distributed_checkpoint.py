@@ -1,4 +1,4 @@
-"""`torch.distributed.checkpoint` can save and load loaders directly, because their states always have the same keys."""
+"""`torch.distributed.checkpoint` can save and load loaders, because the state of a loader always has the same keys."""
 
 from __future__ import annotations
 

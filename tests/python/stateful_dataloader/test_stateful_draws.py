@@ -331,7 +331,7 @@ class CountsReads(Dataset[Any]):
 def test_a_worker_that_has_nothing_to_read_in_an_epoch_stays_in_the_state(
     left_after: int | None, dataset: Any, on_worker_exit: Any
 ) -> None:
-    """Persistent workers keep their generators and datasets, whether an epoch was left early or has ended."""
+    """Persistent workers keep their generators and datasets after an epoch, even if the epoch was left early."""
     counts = (16, 1, 0, 7)
 
     def make() -> Any:
@@ -375,7 +375,7 @@ def test_a_worker_that_has_nothing_to_read_in_an_epoch_stays_in_the_state(
 
 
 def test_a_stream_that_ends_after_its_epoch_was_abandoned_continues_its_random_draws() -> None:
-    """A worker reads the requested samples even if it starts only after the next epoch has begun."""
+    """Even if the next epoch has begun when a worker starts, the worker reads the samples of the previous epoch."""
     is_left = multiprocessing.get_context("fork").Event()
 
     def make(init: Any = None) -> Any:

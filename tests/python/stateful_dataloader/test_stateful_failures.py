@@ -189,7 +189,7 @@ class Holding(Failing):
 )
 @pytest.mark.parametrize("iterable", [False, True])
 def test_an_error_names_the_worker_that_exited_and_the_cause(ends: Any, how: str, iterable: bool) -> None:
-    has_come = multiprocessing.Event()  # the other worker's batch must arrive before the exit is reported
+    has_come = multiprocessing.Event()  # set when the other worker's batch has been received
 
     def does() -> None:
         has_come.wait(120)
@@ -242,7 +242,7 @@ def test_an_interrupt_between_worker_and_user_raises_an_error_and_does_not_hang(
 def test_a_slow_batch_raises_a_timeout_error_that_is_also_a_runtime_error() -> None:
     loader = loader_of(lambda: time.sleep(1000), timeout=0.5)
     iterator = iter(loader)
-    if hasattr(os, "memfd_create") and os.environ.get("TORCHDATA_PORTABLE") != "1":  # attaching requires memfd
+    if hasattr(os, "memfd_create") and os.environ.get("TORCHDATA_PORTABLE") != "1":  # `attach` needs memfd
         (attached,) = attach(os.getpid())
         wait_for(lambda: sum(worker.items for worker in attached.stats().workers) >= 2)
     assert [next(iterator).tolist() for _ in range(2)] == [[0, 1], [2, 3]]

@@ -1,4 +1,4 @@
-"""A loader accepts or refuses states while an iterator exists, and states of other ranks, datasets or samplers."""
+"""Tests which states a loader accepts or refuses: of other ranks, datasets or samplers, or while it has an iterator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams resume exactly if the program that saved a state also loads it, or if streams count epochs at their end."""
+"""Streams resume exactly even if the same program saves and loads a state, or if streams count epochs at their end."""
 
 from __future__ import annotations
 

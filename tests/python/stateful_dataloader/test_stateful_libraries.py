@@ -41,8 +41,9 @@ def no_worker_is_left() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Creates folders with the metadata of a distribution named `torchdata`, because accelerate checks whether it is
-    installed.
+    """Returns a function that creates the metadata of an installed distribution named `torchdata`.
+
+    Accelerate checks whether this distribution is installed.
     """
     import zipfile
 

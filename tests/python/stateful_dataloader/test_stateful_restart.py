@@ -64,7 +64,7 @@ class Stream(IterableDataset[Any]):
 
 
 class DiesAt(Dataset[int]):
-    """A dataset that exits its process at index 5, until it has done so as often as a file requests."""
+    """A dataset that exits its process each time it reads index 5, or only once if a path is given."""
 
     def __init__(self, path: Any = None) -> None:
         self.path = path

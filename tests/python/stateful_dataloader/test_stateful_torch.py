@@ -257,8 +257,9 @@ def test_with_workers_a_thread_pins_batches(monkeypatch: pytest.MonkeyPatch, ite
 
 
 def test_a_pinning_thread_leaves_an_epoch_before_the_next_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread of the first epoch is paused after its last batch, until the thread of the next epoch requests its
-    first batch.
+    """The test pauses the first epoch's thread after its last batch.
+
+    The thread continues when the thread of the next epoch requests its first batch.
     """
     from torchdata.stateful_dataloader import _pool
 

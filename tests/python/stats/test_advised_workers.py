@@ -15,7 +15,7 @@ pytestmark = pytest.mark.alone
 
 
 def computing(seconds):
-    """Computes until the thread has used this much processor time, which other programs do not affect. Returns True."""
+    """Computes until the thread has used a given processor time, which other programs do not affect. Returns True."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
@@ -51,7 +51,7 @@ def counted():
 def seen(stats, cores, workers=2, each=0.01, ran=None, beside=0.0, step=0.0004):
     """Returns constructed statistics of workers.
 
-    `computing` is the fraction of the time per item in which workers compute.
+    `each` is the working time per item. `ran` is a worker's processor time, which by default equals its working time.
     """
     share = {"items": 30, "seconds": 0.3, "busy_seconds": 30 * each, "busy": 1.0, "node": None}
     lived = {"cpu_seconds": beside + (30 * each if ran is None else ran), "lived_seconds": 0.3 + beside}
@@ -77,7 +77,7 @@ def seen(stats, cores, workers=2, each=0.01, ran=None, beside=0.0, step=0.0004):
 
 
 def test_no_more_workers_are_advised_than_keep_the_cores_busy(counted):
-    """A step of 0.4 ms and 10 ms of computing per item would require 25 workers, if there were enough cores."""
+    """With a training step of 0.4 ms and 10 ms of computing per item, 25 workers would be needed to keep up."""
     words = str(diagnose(seen(counted["computes"], cores=2)))
     assert words.endswith(
         "The 2 cores are busy with 2 workers: more would not be faster. Make computes cheaper, or use more cores."

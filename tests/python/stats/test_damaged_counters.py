@@ -16,9 +16,9 @@ from torchdata.datapipes.iter import IterableWrapper
 
 
 class DamagesCounters:
-    """A function that overwrites the header of the shared counters at one item, and then exits its worker.
+    """A function that overwrites the header of the shared counters at one item, and then kills its worker.
 
-    Replacements of the worker do not.
+    A replacement of the worker leaves the counters unchanged.
     """
 
     def __init__(self, mark: Path) -> None:

@@ -77,7 +77,7 @@ def recorded() -> Iterator[list[warnings.WarningMessage]]:
 
 @pytest.fixture
 def a_loader_in_main() -> Iterator[None]:
-    """Keeps a loader of the main thread alive, because only the main thread releases the memory for stacks."""
+    """Keeps a loader of the main thread alive during the test. Only the main thread releases the memory for stacks."""
     with DataLoader2(IterableWrapper([0, 1])) as loader:
         next(iter(loader))
         yield
@@ -235,7 +235,7 @@ def test_forks_of_other_threads_never_find_one_of_its_locks_held() -> None:
 
     results: list[int] = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # warnings under load, and about forks in processes with threads
+        warnings.simplefilter("ignore")  # about delays, and about forks in processes with threads
         forker = threading.Thread(target=forks)
         forker.start()
         try:

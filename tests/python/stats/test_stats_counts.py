@@ -480,7 +480,7 @@ def test_each_snapshot_that_a_child_sends_is_counted(method, dispatched, tmp_pat
 
 
 def test_pipes_that_have_one_place_on_a_board_are_counted_apart_for_their_states() -> None:
-    """After a state is loaded, the new graph uses the slots of the previous graph, which a thread may still read."""
+    """After a state is loaded, the new graph uses the counter slots of the old graph, which a thread may still run."""
     counting = Counting(StatsBoard(1, 1, PIPES, False), MAIN_PAGE)
     before, now = (IterableWrapper(range(9)).enumerate() for _ in range(2))
     counting.bind(before)

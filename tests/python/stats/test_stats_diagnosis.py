@@ -130,7 +130,7 @@ def odd_is_slow(x):
 
 
 def counted(pipe):
-    """Returns the statistics of an epoch with two workers. Tests then replace the numbers."""
+    """Returns the statistics of an epoch with two workers. The tests replace some of the numbers in them."""
     with loader(pipe) as dl:
         list(dl)
         return dl.stats()

@@ -1,6 +1,4 @@
-"""The processes of `StatefulDataLoader` and of nodes are found and counted, and cause warnings, like those of
-`DataLoader2`.
-"""
+"""Statistics and warnings include the processes of `StatefulDataLoader` and of nodes, like those of `DataLoader2`."""
 
 from __future__ import annotations
 

@@ -289,7 +289,7 @@ def test_the_process_at_fault_may_be_the_dispatching_one():
 def test_waiting_for_a_paused_loader_causes_no_warning():
     pipe = IterableWrapper(range(200)).sharding_filter().map(abs).prefetch(2)
     with warning_once_it_is_up(single(pipe), 0.4, worker_prefetch_cnt=1, main_prefetch_cnt=0) as dl:
-        warnings.simplefilter("ignore")  # before the loader is ready, a busy machine may cause warnings
+        warnings.simplefilter("ignore")  # only the wait at the limit must cause no warning
         iterator = iter(dl)
         iterator.limit(5)
         assert list(iterator) == [0, 1, 2, 3, 4]

@@ -131,7 +131,7 @@ class Refusing(MultiProcessingReadingService):
 
 
 def test_workers_that_never_come_to_an_epoch_leave_no_memory():
-    """In other files, `nothing_is_left` tolerates a few open descriptors, so it would not find these descriptors."""
+    """The check `nothing_is_left` of other test files tolerates a few open descriptors, so it could miss a leak."""
     pipe = IterableWrapper(range(4)).sharding_filter()
     service = MultiProcessingReadingService(1, multiprocessing_context="fork")
     service.initialize(pipe)

@@ -29,7 +29,7 @@ PAGE, ROLE, PIPES = 4096, 4, 28
 
 
 def planted(change=lambda content: None, seals=fcntl.F_SEAL_SHRINK):
-    """Creates a board of counters in this process, changes its content, and returns its descriptor."""
+    """Creates a board of counters and a copy with changed content. Returns the descriptor of the copy."""
     board = StatsBoard(2, 1, 2, True)
     board.adopt(0, 1, 0)
     content = bytearray(os.pread(board.fileno(), 1 << 24, 0))
@@ -118,7 +118,7 @@ def test_names_of_pipes_and_command_lines_are_shown_without_control_characters()
 def container(folder, host=(100, 1), **processes):
     """Creates a simulated `/proc` with processes, some of which are in a container.
 
-    `ids` contains for each name the process id on this machine and the id in the container.
+    Each keyword names a process, and its value is a pair of the process id on this machine and the id in the container.
     """
     for name, (here, there) in processes.items():
         inside = folder / str(here)

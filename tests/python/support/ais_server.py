@@ -1,4 +1,4 @@
-"""A minimal AIStore cluster for its Python library: lists, reads and writes objects.
+"""Imitates an AIStore cluster for AIStore's Python library. The server lists, reads and writes objects.
 
 Run as a program, this module serves buckets from memory in a separate process, so that the server does not change the
 number of open files that tests count. The program prints its port, and exits when its input ends. If an object's name
@@ -22,7 +22,7 @@ NAMES_PER_PAGE = 5
 
 class Cluster(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    wbufsize = -1  # sends each answer in one piece, without delay
+    wbufsize = -1  # a buffer sends each answer in one piece, without delay
     buckets: dict[str, dict[str, tuple[bytes, int]]] = {}  # noqa: RUF012
 
     def _place(self) -> tuple[str, str, str]:
@@ -92,7 +92,10 @@ class Cluster(BaseHTTPRequestHandler):
 
 
 def ais_server(buckets: dict[str, dict[str, bytes]]) -> AbstractContextManager[str]:
-    """Runs a cluster with these buckets (by URL, with content by name); yields its URL."""
+    """Runs a cluster with the given buckets, and yields its URL.
+
+    `buckets` contains for each URL the objects' contents by name.
+    """
     as_text = {
         bucket: {name: content.hex() for name, content in objects.items()} for bucket, objects in buckets.items()
     }

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def tar_of(members: Iterable[tuple[str, bytes]], mode: str = "w", **options: Any) -> bytes:
-    """Returns a tar archive of these names and contents. The options are the same as for `tarfile.open`."""
+    """Returns a tar archive with members of the given names and contents. The options are those of `tarfile.open`."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode=mode, **options) as archive:
         for name, content in members:

@@ -1,4 +1,4 @@
-"""Tables for the tests of Arrow and Lance."""
+"""Creates tables for the tests of Arrow and Lance."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def table(start: int, end: int) -> Any:
 def check_exact(build: Any) -> None:
     """Resumes from a state at each position, and checks the remaining items and the next epoch.
 
-    Arrow's threads close files with a delay, so `check_restore` would report some files as still open.
+    Arrow's threads close files with a delay, so the tests cannot use `check_restore`, which reports open files.
     """
     reading = build()
     epochs = [[str(item) for item in reading] for _ in range(2)]

@@ -1,6 +1,6 @@
-"""Backends that run the workers of a loader, for tests that apply to all of them.
+"""Backends that run the workers of a loader. Some tests run with every backend.
 
-Each backend creates services of its kind, kills their processes, and reports which processes create items.
+A backend creates reading services of its kind, kills their processes, and reports which processes create items.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ WORKERS = 2
 
 
 class Spawned:
-    """Workers on this machine that are spawned, so they import the program."""
+    """A backend that spawns workers on this machine."""
 
-    #: Whether the backend is a cluster with its own processes.
+    #: Whether the backend is a cluster, which has processes in addition to the workers.
     is_slow = False
-    #: Whether tests run all pipelines on this backend. If false, tests run few pipelines, because each loader starts
-    #: processes.
+    #: Whether tests run all pipelines on this backend. If false, tests run only a few pipelines, because each loader
+    #: starts processes.
     has_all = False
-    #: The kinds of processes that may be killed.
+    #: The kinds of processes that tests may kill on this backend.
     victims = ("worker", "dispatching")
 
     def service(self, workers: int = WORKERS, **options: Any) -> MultiProcessingReadingService:
@@ -43,7 +43,10 @@ class Spawned:
 
 
 class Carried(Spawned):
-    """Workers that carriers connect to the main process, without Ray. Calls are delayed and overtake each other."""
+    """A backend with workers that carriers connect to the main process, as with Ray.
+
+    Calls are delayed, and overtake each other.
+    """
 
     has_all = True
     victims = ("worker", "host", "dispatching")
@@ -62,7 +65,7 @@ class Carried(Spawned):
 
 
 class OnRay(Spawned):
-    """Workers in processes that Ray's actors start.
+    """A backend with workers in processes that Ray's actors start.
 
     Args:
         options: arguments of the service, which determine where the actors run.
@@ -87,10 +90,10 @@ class OnRay(Spawned):
             self._end(about.host if victim == "host" else about.pid)
 
 
-#: All backends. The backends of Ray are last, because their cluster keeps running until all tests of the file have
-#: ended.
+#: The names of all backends. The backends of Ray are last, because their cluster keeps running until all tests of the
+#: file have ended.
 BACKENDS = ("spawned processes", "carriers", "Ray on one node", "Ray over three nodes")
-#: Backends that no other backend covers: processes with carriers, and Ray on several nodes.
+#: The names of all backends except for Ray on one node, which behaves like the other backends.
 MOST_BACKENDS = [name for name in BACKENDS if name != "Ray on one node"]
 
 

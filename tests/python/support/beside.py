@@ -1,4 +1,4 @@
-"""Runs random programs under one or two Python interpreters, and counts the correct ones by category.
+"""Runs random programs under one or two Python interpreters, and counts the correct programs by category.
 
 For each seed, a `Judge` runs the program generated from that seed in fresh processes, and returns a `Verdict`. The
 driver runs one `Judge` per interpreter, and prints a table.
@@ -25,15 +25,15 @@ from fresh_processes import FreshProcesses
 class Verdict:
     seed: int
     category: str
-    #: A description of the random program.
+    #: A description of the random program in words.
     words: str
-    #: The failure, or an empty text.
+    #: A description of the program's failure, or an empty text.
     wrong: str = ""
-    #: The reason why the correct result cannot be known, or an empty text.
+    #: The reason why the program's correct result is unknown, or an empty text.
     unknowable: str = ""
     #: Facts about the program's saved state.
     known: dict[str, Any] = field(default_factory=dict)
-    #: The failure that an additional comparison found, if any.
+    #: A description of the difference that an additional comparison has found, or an empty text.
     unlike: str | None = None
 
     @property
@@ -43,11 +43,11 @@ class Verdict:
 
 
 class Wrong(Exception):
-    """A program failed. The message describes the failure."""
+    """Raised if a random program failed. The message describes the failure."""
 
 
 class Judge:
-    """Runs programs under a Python interpreter.
+    """Runs random programs under a Python interpreter.
 
     Args:
         limit: the seconds after which a run counts as hung.
@@ -84,7 +84,7 @@ class Judge:
 
 
 def without(epoch: list[Any], given: list[Any], in_order: bool) -> list[Any]:
-    """Returns the items of an epoch that were not received before a stop."""
+    """Returns the items of an epoch that the program had not received when it was stopped."""
     if in_order:
         return epoch[len(given) :]
     left = Counter(map(json.dumps, epoch))
@@ -137,7 +137,7 @@ def table(columns: dict[str, list[Verdict]], categories: tuple[str, ...]) -> lis
 
 
 def unknown(verdicts: list[Verdict]) -> list[str]:
-    """Returns the reasons why programs are not counted, with the number of programs for each reason."""
+    """Returns the reasons why programs were not counted, each with the number of programs."""
     reasons = Counter(one.unknowable for one in verdicts if one.unknowable)
     lines = [f"  programs that are not counted: {sum(reasons.values())}"]
     for reason, count in reasons.most_common():
@@ -188,5 +188,5 @@ def driver_of(
         parser.add_argument("--beside", help="an interpreter with another torchdata, which is counted beside")
         parser.add_argument("--phase-limit", type=float, default=30, help="seconds after which a run counts as hung")
 
-    # Each program runs in a fresh process, so the driver need not fork.
+    # The driver need not fork, because each program runs in a fresh process.
     return Driver(lambda seed, _: seed, check, "programs", limit=1000.0, around=around, forks=False, more=options_of)

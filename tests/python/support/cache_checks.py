@@ -9,7 +9,7 @@ import pytest
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.iter.disk_cache import locks
 
-#: Ignores the warning about unsharded items, because two workers must need the same files in these tests.
+#: Ignores the warning about unsharded items. In these tests, two workers request the same files on purpose.
 unsharded = pytest.mark.filterwarnings("ignore:.*nothing between it and the end divides its items")
 
 
@@ -29,7 +29,7 @@ class Maker:
 
 
 def cached(folder, names, maker=None, between=lambda pipe: pipe, mode="wb", timeout=300, **options):
-    """Returns a pipeline that caches files in a folder, with the names of the files as items."""
+    """Returns a pipeline that caches files in a folder, and yields the names of the files."""
     section = IterableWrapper([str(folder / name) for name in names]).on_disk_cache(**options)
     return between(section).map(maker or Maker()).end_caching(mode=mode, timeout=timeout)
 
@@ -43,7 +43,7 @@ def content(folder):
 
 
 def content_after_a_kill(folder):
-    """Returns the contents of a folder without hidden files that a killed process may have left."""
+    """Returns the contents of a folder, except for hidden files that a killed process may have left behind."""
     return {
         name: text for name, text in content(folder).items() if not os.path.basename(name).startswith(".torchdata-")
     }

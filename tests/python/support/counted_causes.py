@@ -1,7 +1,7 @@
 """Simulates loaders that are slow for one known cause, and computes their counters from the work of each process.
 
-A cause defines the milliseconds per item in each stage. These milliseconds determine the work and waiting time of each
-process, and therefore the counters of a board. No process runs, so other programs cannot affect a diagnosis.
+A cause defines the milliseconds per item in each stage. The module computes the working and waiting time of each
+process from these milliseconds. No process runs, so other programs cannot affect a diagnosis.
 """
 
 from __future__ import annotations
@@ -24,27 +24,20 @@ COLLATES = {"StatefulDataLoader": "pad", "DataLoader2": "Mapper(pad)"}
 
 @dataclass
 class Cause:
-    """What limits a loader, and the expected diagnosis.
+    """The cause that limits a loader, and the expected diagnosis.
 
-    Args:
-        kind: the kind of the diagnosis.
-        culprit: the responsible stage: "reads" or "collates"; None for none.
-        workers: the number of workers; 0 for none.
-        batches: the number of batches.
-        reads, collates, sends: the milliseconds per batch that a worker spends in its dataset, in collating and in
-            sending.
-        computes: the fraction of these milliseconds in which the worker computes rather than waits.
-        stands: the seconds that a worker waits for a processor, per second that it runs.
-        arrives: the minimum number of milliseconds between the arrivals of two batches.
-        in_main: the main process's milliseconds per batch after the workers: pinning memory, decoding a message.
-        step: the milliseconds of a training step.
-        first: the milliseconds of the first batch.
-        factors: for each worker, how many times longer its items take.
-        shares: for each worker, the factor by which its number of batches is multiplied.
-        size: the bytes of a batch, and how many of them were copied because shared memory was full.
-        stalled: the seconds that the main process has waited for worker 0.
-        words: the expected text of the diagnosis, for each loader or for both loaders.
-        cores: processors of the machine.
+    Args: kind: the kind of the diagnosis. culprit: the responsible stage, "reads" or "collates", or None if no stage is
+        responsible. workers: the number of workers, or 0 if the main process reads the data. batches: the number of
+        batches. reads, collates, sends: the milliseconds per batch that a worker spends in its dataset, in collating
+        and in sending. computes: the fraction of a worker's time per batch in which the worker computes rather than
+        waits. stands: the seconds that a worker waits for a processor, per second that it runs. arrives: the minimum
+        number of milliseconds between the arrivals of two batches. in_main: the milliseconds per batch that the main
+        process spends after the workers, for example for pinning memory. step: the milliseconds of a training step.
+        first: the milliseconds of the first batch. factors: for each worker, how many times longer its items take.
+        shares: for each worker, the factor by which its number of batches is multiplied. size: the bytes of a batch,
+        and how many of them were copied because shared memory was full. stalled: the seconds that the main process has
+        waited for worker 0. words: the expected text of the diagnosis, for both classes of loaders or for each class.
+        cores: the number of processors of the machine.
     """
 
     kind: str
@@ -73,7 +66,7 @@ def slow(**changes: Any) -> Cause:
     return Cause("loading", "reads", **{"reads": 80.0, **changes})
 
 
-#: The expected advice for each loader, in terms of the loader's arguments.
+#: The expected advice for each class of loaders, which mentions the arguments of that class.
 WORKERS = {"StatefulDataLoader": "num_workers=", "DataLoader2": "MultiProcessingReadingService("}
 CAUSES: dict[str, Cause] = {
     "decoding computes": slow(computes=0.95),
@@ -150,7 +143,7 @@ CAUSES: dict[str, Cause] = {
 
 
 def stats_of(cause: Cause, door: Door) -> LoaderStats:
-    """Returns the statistics that a loader would return."""
+    """Returns the statistics that a loader of the given class would return."""
     from dataclasses import replace
 
     epoch = _Epoch(cause)
@@ -161,7 +154,10 @@ def stats_of(cause: Cause, door: Door) -> LoaderStats:
 
 
 class _Epoch:
-    """The times of an epoch in nanoseconds. Workers read little ahead, so the slowest process determines the pace."""
+    """The simulated times of an epoch in nanoseconds.
+
+    Workers read little ahead, so the slowest process determines the pace.
+    """
 
     def __init__(self, cause: Cause) -> None:
         count = max(1, cause.workers)
@@ -169,7 +165,7 @@ class _Epoch:
         shares = cause.shares or (1.0,) * count
         own = cause.reads + cause.collates + (cause.sends if cause.workers else 0.0)
         self.batches = [round(cause.batches * share / sum(shares)) for share in shares]
-        #: The working time of each worker, including the time that it waits for a processor.
+        #: The working time of each worker, including the time in which the worker waits for a processor.
         waiting = 1.0 + min(1.0, cause.computes) * cause.stands
         self.busy = [own * waiting * factor * MS * n for factor, n in zip(factors, self.batches, strict=True)]
         self.factors, self.waiting = factors, waiting

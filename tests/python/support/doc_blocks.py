@@ -25,17 +25,17 @@ EXAMPLES = str(Path(__file__).resolve().parents[3] / "examples")
 #: The separator that is printed after each block's output. No block prints this text itself.
 _END = "\x1e"
 _GUARD = 'if __name__ == "__main__":'
-#: Matches programs that import torch. Programs that import webdataset match, too, because webdataset imports torch.
+#: Matches programs that import torch, or webdataset, which imports torch.
 NEEDS_TORCH = re.compile(
     r"^ *(import (torch|webdataset)\b|from (torch|torchdata\.(nodes|stateful_dataloader))(\.\w+)* import )", re.M
 )
-#: Runs a file like the cells of a notebook, so that workers cannot import the program.
+#: A program that runs a file like the cells of a notebook, so that workers cannot import the file.
 _NOTEBOOK = "import pathlib, sys; exec(compile(pathlib.Path(sys.argv[1]).read_bytes(), sys.argv[1], 'exec'))"
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block.
+    """A fenced code block of a page.
 
     Args:
         line: the number of its first line, from 1.
@@ -96,11 +96,12 @@ def _run(program: list[Example], script: Path) -> subprocess.CompletedProcess[st
     slow.
     """
     codes = [example.block.code for example in program]
-    # A library in use leaves its files open until the interpreter exits.
+    # Ignores warnings about files that libraries leave open until the interpreter exits.
     ignored = "ResourceWarning" if any("import webdataset" in code for code in codes) else None
     how = _how(program)
     first = next((number for number, code in enumerate(codes) if NEEDS_TORCH.search(code)), None)
-    # Data collated before torch is imported becomes arrays, whereas data collated afterwards becomes tensors.
+    # Before torch is imported, data is collated to arrays, and afterwards to tensors. A program that collates data
+    # before it imports torch therefore runs in a new interpreter.
     if not how and first is not None and not any("collate(" in code for code in codes[:first]):
         return run_program(script, ignored=ignored)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((python_path(), EXAMPLES))}
@@ -117,7 +118,7 @@ def _how(program: list[Example]) -> list[str]:
 
 
 def printed(page: Path, folder: Path) -> list[str]:
-    """Runs the examples of a page in the folder, and returns their output; fails if one of them fails."""
+    """Runs the examples of a page in the folder, and returns their output. Fails if one of the examples fails."""
     texts = {}
     together = [example for example in examples(page) if example.block.comment != "alone"]
     programs = [[example] for example in examples(page) if example.block.comment == "alone"]
@@ -125,7 +126,8 @@ def printed(page: Path, folder: Path) -> list[str]:
         if not program:
             continue
         script = folder / f"{page.stem}_{number}.py"
-        # A spawned worker imports the script, so each block's end is printed only in the main process.
+        # The script prints the end of each block only in the main process, because spawned workers import the script,
+        # too.
         end = f'\n{_GUARD}\n    print("{_END}", end="", flush=True)\n'
         script.write_text("".join(one.block.code + end for one in program), encoding="utf-8")
         run = _run(program, script)

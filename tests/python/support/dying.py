@@ -1,5 +1,6 @@
-"""A function that kills its process at some items. The function has a separate module, so that worker processes
-import no test code.
+"""A function that kills its process at some items.
+
+The function is in a separate module, so that worker processes import no test code.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from pathlib import Path
 
 
 class Dying:
-    """Squares numbers, and kills its process at some numbers. A file is created for each exit, so that the function
-    kills only a limited number of processes.
+    """Squares numbers, and kills its process at some numbers.
+
+    The function creates a file for each exit, and thereby limits the number of exits.
     """
 
     def __init__(self, folder: Path, at: dict[int, int]) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
-#: How many items are read before a state is saved.
+#: The number of items that a program reads before it saves a state.
 READ = 7
 
 

@@ -1,4 +1,4 @@
-"""The three families that start worker processes, with a common interface for tests of processes and signals.
+"""The three families of loaders that start worker processes, with a common interface for tests of processes.
 
 Two of the families need PyTorch, and are left out if PyTorch is not installed. Spawned workers import this module, so
 this module imports torch only when a family needs torch.

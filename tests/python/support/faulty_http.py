@@ -66,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
             when = self.date_time_string() if "date" in fault else self.server.chance.choice(["0", "1"])
             self.answer(b"too many", 429, {"Retry-After": when})
         elif fault == "slow":
-            self.connection.recv(1)  # holds the connection open until the client gives up
+            self.connection.recv(1)  # keeps the connection open until the client closes it
         elif fault not in ("reset", "hang-up"):
             extra = 7 if fault == "wrong length" else 1
             self.answer(body if fault == "wrong length" else part, status, headers, announced=len(body) + extra)
@@ -129,7 +129,7 @@ class Faulty:
 
 @contextmanager
 def running(seed: int, faults: list[str] = FAULTS, spared: float = 0.2) -> Iterator[Faulty]:
-    """Runs a server until the block ends.
+    """Runs a faulty server until the block ends.
 
     Args:
         seed: the seed of contents and faults.

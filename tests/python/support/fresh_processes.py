@@ -39,7 +39,7 @@ LEAN = str(SUPPORT / "lean")
 
 
 def python_path() -> str:
-    """Returns the `PYTHONPATH` of a user's program: the package under test, wherever it was found, and `LEAN`."""
+    """Returns the `PYTHONPATH` for a user's program. The path contains the folder of the tested package, and `LEAN`."""
     package = importlib.util.find_spec("torchdata")
     assert package is not None
     assert package.origin is not None
@@ -57,7 +57,8 @@ class FreshProcesses:
 
     def __init__(self, *modules: str, python: str = sys.executable, limit: float = 60.0) -> None:
         self.python, self.limit = python, limit
-        #: The number of the last call. If a call was interrupted, for example by a timeout, its late answer is skipped.
+        #: The number of the last call. If a call was interrupted, for example by a timeout, the answer to it is skipped
+        #: when it arrives.
         self._number = 0
         self._server = subprocess.Popen(
             [python, "-m", "fresh_processes", *modules],
@@ -79,7 +80,7 @@ class FreshProcesses:
         self._server.wait()
 
     def imports(self, *modules: str) -> FreshProcesses:
-        """Makes the server import more modules for all future calls; returns this server.
+        """Makes the server import more modules for all future calls. Returns this object.
 
         Raises:
             RuntimeError: an import failed.
@@ -88,7 +89,9 @@ class FreshProcesses:
         return self
 
     def call(self, function: str, **arguments: Any) -> Any:
-        """Calls a function, named as "module:function", and returns its result; arguments and result are JSON.
+        """Calls a function, which is named as "module:function", and returns its result.
+
+        Arguments and result must be JSON values.
 
         Raises:
             RuntimeError: the function raised, its process exited or took too long.
@@ -96,7 +99,7 @@ class FreshProcesses:
         return self._ask(function=function, limit=self.limit, arguments=arguments)
 
     def _ask(self, **order: Any) -> Any:
-        """Sends an order, and returns its result from the server or from the server's child."""
+        """Sends a request to the server. Returns the result, which comes from the server or from its child."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         self._number += 1
@@ -126,7 +129,7 @@ def with_torch() -> FreshProcesses:
 
 
 def run_program(path: Path, *arguments: str, ignored: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs a program that imports torch in its folder, with warnings as errors.
+    """Runs a program that imports torch. The program runs in its own folder, and warnings are errors.
 
     Args:
         path: the file of the program.
@@ -138,7 +141,7 @@ def run_program(path: Path, *arguments: str, ignored: str | None = None) -> subp
 
 
 def program(path: str, arguments: list[str], ignored: str | None) -> dict[str, Any]:
-    """Runs a file as `__main__` in this process, to the end of its threads and exit handlers."""
+    """Runs a file as `__main__` in this process, until its threads and exit handlers have ended."""
     os.chdir(os.path.dirname(path))
     main = types.ModuleType("__main__")
     main.__file__ = path
@@ -227,7 +230,7 @@ def in_child(order: dict[str, Any]) -> dict[str, Any]:
 
 def serve(modules: list[str]) -> None:
     warnings.filterwarnings("ignore")
-    answers, sys.stdout = sys.stdout, sys.stderr  # the output of imported modules is not an answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # modules that print during their import must not disturb the answers
     for module in modules:
         importlib.import_module(module)
     if "torch" in sys.modules:

@@ -1,4 +1,4 @@
-"""Targets of `fuzz_files`: archives and compressed files, TFRecords, lists of the on-disk cache, decoders.
+"""Targets of `fuzz_files` that read archives, compressed files, TFRecords, lists of the on-disk cache, and images.
 
 Some inputs are valid files with random changes. Other inputs are constructed with correct checksums but wrong fields,
 which random changes would not produce.
@@ -49,7 +49,8 @@ PROMISED = (
     RuntimeError,
 )
 
-#: Maximum number of bytes to read from one input, because an archive bomb that is read in pieces would never end.
+#: Maximum number of bytes that a target reads from one input. Without this limit, reading an archive bomb in pieces
+#: would never end.
 _MOST_READ = 8 << 20
 
 
@@ -135,7 +136,7 @@ def tar_bytes(rng: random.Random) -> bytes:
 
 
 def tar(rng: random.Random) -> None:
-    """Tar archives, plain and compressed, read with and without seeking."""
+    """Reads plain and compressed tar archives, with and without seeking."""
     data = tar_bytes(rng)
     if rng.random() < 0.5:
         data = mutated(rng, data)
@@ -185,14 +186,14 @@ _RAR_SAMPLES = Path(__file__).parents[1] / "data" / "rar"
 
 
 def rar(rng: random.Random) -> None:
-    """RAR archives of both versions. Members that require an external program are not read."""
+    """Reads RAR archives of both versions, except for members that require an external program."""
     import rarfile
 
     data = mutated(rng, rng.choice(sorted(_RAR_SAMPLES.glob("*.rar"))).read_bytes())
     try:
         for path, stream in RarArchiveLoader([("d/a.rar", io.BytesIO(data))]):
             assert path.startswith("d/a.rar/"), path
-            if stream.file_obj.raw.seeks_cheaply:  # the member is not compressed
+            if stream.file_obj.raw.seeks_cheaply:  # an uncompressed member needs no external program
                 stream.read(1 << 16)
             stream.close()
     except RecursionError as error:
@@ -215,7 +216,7 @@ def compressed(rng: random.Random) -> None:
 
 
 def archive_in_stream(rng: random.Random) -> None:
-    """Archives as `decompress` opens them."""
+    """Opens compressed files with `decompress`."""
     kind = rng.choice(("tar", "zip"))
     data = tar_bytes(rng) if kind == "tar" else zip_bytes(rng)
     if rng.random() < 0.5:
@@ -258,7 +259,7 @@ def _example(rng: random.Random) -> bytes:
 
 
 def tfrecords(rng: random.Random) -> None:
-    """TFRecord files with wrong or unchecked checksums, and records that are not examples."""
+    """Reads TFRecord files with wrong or unchecked checksums, and with records that are not examples."""
     file = b""
     for _ in range(rng.randint(1, 4)):
         record = _example(rng)
@@ -293,7 +294,7 @@ def _contents() -> dict[str, bytes]:
 
 
 def decoders(rng: random.Random) -> None:
-    """Files as `routed_decode` decodes them, without pickles."""
+    """Decodes files with the handlers of `routed_decode`, except for pickles."""
     if not _CONTENTS:
         _CONTENTS.update(_contents())
     extension = rng.choice([*_CONTENTS])
@@ -306,7 +307,8 @@ def decoders(rng: random.Random) -> None:
     except Exception as error:
         from PIL import Image
 
-        # Pillow itself refuses an image that claims a huge size, and programs expect its error type, as documented.
+        # Pillow itself refuses an image that claims a huge size. As documented, the pipe raises Pillow's error
+        # unchanged.
         if not isinstance(error, (ValueError, OSError, Image.DecompressionBombError)):
             raise
         _check_says("".join(error.__notes__), f"RoutedDecoder was decoding 'a.{extension}'")
@@ -319,8 +321,8 @@ _CONTENTS: dict[str, bytes] = {}
 
 
 def cache_list(rng: random.Random) -> None:
-    """Damaged or malicious lists of the on-disk cache, and names of members to be listed."""
-    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # syncing costs no time in this folder
+    """Reads damaged or malicious lists of the on-disk cache, and writes lists with unusual names of members."""
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # syncing files takes no time in this folder
     with tempfile.TemporaryDirectory(dir=memory) as above:
         folder = os.path.join(above, "cache")
         os.makedirs(os.path.join(folder, "sub"))
@@ -360,7 +362,7 @@ def cache_list(rng: random.Random) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 paths = [*pipe, *pipe]
-        except (RuntimeWarning, OSError, ValueError):  # a name outside the folder, a folder, or a reserved name
+        except (RuntimeWarning, OSError, ValueError):  # the name is outside the folder, a folder, or reserved
             return
         root = os.path.realpath(folder)
         for path in paths:

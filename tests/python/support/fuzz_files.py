@@ -2,9 +2,9 @@
 fuzz-files`).
 
 A *target* is a function of a `random.Random`. The function creates an input, reads it, and checks the result. The
-target catches the errors that the reader documents; any other exception is a finding. An input is also a finding if it
-takes longer than `LONGEST`, or makes the process grow by more than `MOST_MEMORY`. The number of an input and its
-target's name determine the input, so the printed command reproduces a finding.
+target catches the errors that the reader documents; any other exception is a finding. An input is also a finding if
+reading it takes longer than `LONGEST`, or makes the process grow by more than `MOST_MEMORY`. The number of an input and
+its target's name determine the input, so the printed command reproduces a finding.
 
 The modules in `MODULES` define the targets, each in a dict `TARGETS` from name to function.
 """
@@ -24,10 +24,10 @@ from dataclasses import dataclass
 
 from drivers.frame import Driver
 
-#: The modules of targets. Missing modules are skipped.
+#: The modules that define targets. The driver skips modules that cannot be imported.
 MODULES = ("fuzz_archives", "fuzz_states")
 
-#: Maximum number of seconds for one input.
+#: Maximum number of seconds that reading one input may take.
 LONGEST = 20
 
 #: Maximum growth in KiB of the process's peak memory by one input.
@@ -80,7 +80,7 @@ def targets() -> dict[str, Target]:
 
 
 def check(name: str, target: Target, number: int) -> None:
-    """Makes the target try its input `number`.
+    """Runs a target with its input `number`.
 
     Raises:
         AssertionError: the target took too long or needed too much memory.
@@ -100,7 +100,7 @@ def _limited(seconds: int) -> Iterator[None]:
 
     previous = signal.signal(signal.SIGALRM, ring)
     signal.alarm(seconds)
-    faulthandler.dump_traceback_later(3 * seconds, exit=True)  # because C or Rust code may block the alarm
+    faulthandler.dump_traceback_later(3 * seconds, exit=True)  # C or Rust code may block the alarm
     try:
         yield
     finally:
@@ -123,7 +123,7 @@ def plan_of(number: int, options: argparse.Namespace) -> Inputs:
 
 
 def check_inputs(plan: Inputs) -> int:
-    """Makes all targets try their inputs; returns the number of inputs.
+    """Runs all targets with their inputs, and returns the number of inputs.
 
     Raises:
         Exception: the first exception that a target did not expect.

@@ -1,7 +1,7 @@
 """Manipulated states, counter boards and rank messages, for `fuzz_files`.
 
-States are changed in two ways: in their bytes, as by a disk error, and in a value at any depth with matching seals and
-checksums, as by an attacker. A state that can be loaded is resumed.
+States are changed in two ways: some bytes are changed, as by a disk error, or a nested value is replaced and all seals
+and checksums are adapted, as by an attacker. If a changed state can be loaded, the loader resumes from it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from torchdata.datapipes.state import load_state, save_state
 
 __all__ = ["TARGETS"]
 
-#: Number of items to request after loading. Each pipeline in this module yields fewer items.
+#: The number of items to request after a state was loaded. Every pipeline in this module yields fewer items.
 _MOST = 200
 
-#: Values that replace values in a state.
+#: Values that a target writes in place of a value in a state.
 _ODD: list[Any] = [
     *(None, True, False, 0, 1, -1, 2, 1 << 20, 1 << 31, 1 << 32, 10**9, 10**12, 1 << 46, 1 << 63, 1 << 64, 10**30),
     *(-(1 << 63), 0.5, float("nan"), float("inf"), "", "x", "\x1b]0;x\x07", "restore", "begin", b"", b"\0" * 40),
@@ -95,8 +95,9 @@ def _graph_states() -> list[dict[str, Any]]:
 
 
 def _inside(value: Any) -> Any:
-    """Returns the object inside a sealed or pickled bytes value, and the function that encodes an object in the same
-    way.
+    """Decodes a sealed or pickled bytes value.
+
+    Returns the object, and the function that encodes an object in the same way.
     """
     if is_sealed(value):
         return unseal(value, "it"), seal
@@ -140,13 +141,13 @@ def _with_checksums(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _go_on(make: Callable[[], Iterator[Any]]) -> None:
-    """Resumes from the loaded state as far as the state allows."""
+    """Reads items after a state was loaded, until the end or an error."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for _ in itertools.islice(make(), _MOST):
                 pass
-    except (ValueError, TypeError, RuntimeError):  # TypeError is raised by pipes that receive unexpected items
+    except (ValueError, TypeError, RuntimeError):  # pipes raise TypeError if they receive unexpected items
         pass
 
 
@@ -225,7 +226,7 @@ def _of_board(rng: random.Random) -> None:
 
 
 def _of_hub(rng: random.Random) -> None:
-    """Connects to rank 0 as an unrelated program, or as a member that sends arbitrary data."""
+    """Connects to rank 0 like an unrelated program, or like a rank that sends arbitrary data."""
     hello, welcome = b"h" * 16, b"w" * 16
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()

@@ -13,14 +13,17 @@ import numpy
 import torch
 from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
-#: The epoch and batch after which a state is saved: before the first loop, within epochs, at the end of epochs, and
-#: after the end.
+#: The moments at which a state is saved, as pairs of an epoch and a number of batches. They are before the first loop,
+#: within epochs, at the end of epochs, and after the end.
 MOMENTS = [(0, 0), (0, 1), (1, 0), (1, 2), (1, 4), (1, None), (2, 1)]
 WORKERS: list[dict[str, Any]] = [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
 
 
 def with_workers(cases: Sequence[Any]) -> list[tuple[Any, dict[str, Any]]]:
-    """Returns pairs of a case and options: all cases without workers, and each case with one kind of workers."""
+    """Returns pairs of a case and loader options.
+
+    Each case occurs once without workers, and once with workers of one kind.
+    """
     return [*((case, {}) for case in cases), *zip(cases, itertools.cycle(WORKERS[1:]), strict=False)]
 
 
@@ -39,7 +42,7 @@ def epochs_of(loader: Any, count: int = 4) -> list[list[Any]]:
 
 
 def saved_at(loader: Any, epoch: int, batches: int | None) -> Any:
-    """Returns the state of a loader at a position in an epoch, after converting the state to JSON and back."""
+    """Reads a loader up to a position in an epoch, and returns its state after a conversion to JSON and back."""
     for _ in range(epoch):
         list(loader)
     if batches is None:

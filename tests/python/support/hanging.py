@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def stop(_folder: Path) -> None:
-    """Stops the process, as a debugger or job control does."""
+    """Stops the process with SIGSTOP, like a debugger or a shell."""
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -24,7 +24,7 @@ def sleep(_folder: Path) -> None:
 
 
 def lock(_folder: Path) -> None:
-    """Waits for a lock that another thread holds."""
+    """Waits forever for a lock that another thread holds."""
     held, is_held = threading.Lock(), threading.Event()
 
     def hold() -> None:
@@ -43,7 +43,7 @@ def loop(_folder: Path) -> None:
 
 
 def fifo(folder: Path) -> None:
-    """Reads from a named pipe that no process writes to."""
+    """Waits forever for data in a named pipe that no process writes to."""
     path = folder / f"fifo{os.getpid()}_{time.monotonic_ns()}"
     os.mkfifo(path)
     with path.open() as file:
@@ -73,7 +73,7 @@ class Hanging:
                     file.write(str(os.getpid()))
             except FileExistsError:
                 continue
-            except FileNotFoundError:  # the program has ended
+            except FileNotFoundError:  # the test has ended, and has deleted the folder
                 return
             WAYS[self.way](Path(self.folder))
             return

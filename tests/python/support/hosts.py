@@ -1,4 +1,4 @@
-"""Hosts of remote workers in this process, without Ray. Calls to hosts are delayed, and overtake each other."""
+"""Simulates hosts of remote workers in this process, without Ray. Calls are delayed, and overtake each other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 
 class LocalActor:
-    """A host that delays calls by up to `delay` seconds, both before they are executed and before they are answered."""
+    """A host that delays each call by up to `delay` seconds before executing it, and again before answering it."""
 
     identity = "here"
 
@@ -77,7 +77,7 @@ class LocalActor:
 class LocalHosts:
     def __init__(self, seed: int, chunk_bytes: int, delay: float) -> None:
         self.chunk_bytes, self._seed, self._delay = chunk_bytes, seed, delay
-        #: All hosts that were created.
+        #: The hosts that this object has created.
         self.actors: list[LocalActor] = []
 
     def get_start_method(self) -> str:

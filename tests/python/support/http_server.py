@@ -1,8 +1,8 @@
-"""A local HTTP server that imitates the peculiarities of real servers. The fixture `web` starts the server.
+"""A local HTTP server for tests, which imitates unusual behavior of real servers. The fixture `web` starts the server.
 
-Role: serves the files of a folder on 127.0.0.1. The query of a URL determines how its file is served, so the server is
-stateless. To change a file, a test writes it to the folder. The server is a separate process, so its descriptors do not
-affect the descriptors that tests count. The server exits when its standard input ends, even if the test run is killed.
+The server serves the files of a folder on 127.0.0.1. The query of a URL determines how its file is served. To change a
+file, a test writes a new version to the folder. The server is a separate process, so its descriptors do not affect the
+descriptors that tests count. The server exits when its standard input ends, even if the test run is killed.
 
 Parameters of a query, all optional:
 
@@ -36,7 +36,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
 LOG = "requests.log"
-#: A file with one byte for each `PIECE` that the server has begun to send.
+#: The name of a file with one byte for each `PIECE` of data that the server has begun to send.
 SENT = "sent.log"
 PIECE = 1 << 14
 PAGE = "<html><head><title>Google Drive - {title}</title></head><body>{body}</body></html>"
@@ -197,7 +197,7 @@ class Listener(ThreadingHTTPServer):
 
 
 class Server:
-    """The server from a test's point of view: its address, its folder, and the received requests."""
+    """The test's interface to the server: its address, its folder, and the requests that the server has received."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self.folder, self.root = folder, f"http://127.0.0.1:{port}"

@@ -32,8 +32,7 @@ def all_children(pid="self"):
 
 
 def children():
-    """Returns the ids of this process's children, except for helpers: trackers, fork servers, and processes of the
-    tests.
+    """Returns the ids of this process's children, except for resource trackers, fork servers, and helpers of the tests.
 
     If SIGCHLD is ignored, the kernel still lists a child for a moment after the child has exited.
     """
@@ -62,8 +61,8 @@ def descriptors(pid="self"):
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-#: Shared memory of this package in /proc: a memfd, or on the portable fallback, a file without a name or with a name of
-#: this package.
+#: Matches shared memory of this package in /proc. The memory is a memfd, or with the portable fallback, a file that has
+#: no name or a name of this package.
 OURS = r"(?:memfd:torchdata |/#\d+ \(deleted\)|/\.torchdata-)"
 #: Matches names of shared memory files of torch and this package, which contain the process id.
 NAMED = re.compile(r"(?:torch_|\.torchdata-)(\d+)[-_]")
@@ -88,11 +87,11 @@ def held_files(pid="self"):
 
 
 def shared_files(ended=()):
-    """Returns the names of shared memory files of this process and its descendants, not of other programs.
+    """Returns the names of the shared memory files that belong to this process and its descendants.
 
-    A file belongs to the process that has opened or mapped it, or that has its id in the file's name. Names of torch
-    and this package begin with the id, so leftovers of processes that have exited are found, too. Numbers in the names
-    of MPI's files are not process ids.
+    A file belongs to a process that has opened or mapped the file, or with an id that is part of the file's name. Names
+    of torch and this package begin with the id, so leftovers of processes that have exited are found, too. Numbers in
+    the names of MPI's files are not process ids.
 
     Args:
         ended: ids of descendants that may have exited.
@@ -132,7 +131,7 @@ def state(pid):
 
 
 def told(pid):
-    """Describes a process that was left running: its id, state, parent, threads and command."""
+    """Returns a description of a process that was left running: its id, state, parent, threads and command."""
     status = Path(f"/proc/{pid}/status")
     lines = status.read_text().splitlines() if status.exists() else []
     kept = [line for line in lines if line.startswith(("State", "PPid", "Threads", "SigBlk", "SigPnd", "ShdPnd"))]

@@ -1,4 +1,4 @@
-"""Training with real libraries around a StatefulDataLoader, each in a separate process.
+"""Trains a model with real libraries that read a StatefulDataLoader. Each library runs in a separate process.
 
 `train` runs the whole training, or stops after the library has saved a checkpoint, or resumes from that checkpoint.
 `train` returns the batches that the model received, as the samples' indices and random numbers.
@@ -22,7 +22,7 @@ EPOCHS, STEPS = 5, 4
 
 
 class Samples(Dataset[Any]):
-    """Inputs that contain their index and a number from each global generator, and labels."""
+    """A dataset of labeled inputs. Each input contains its index and a random number from each global generator."""
 
     def __len__(self) -> int:
         return 14
@@ -54,7 +54,11 @@ def loader_of(workers: int, cls: Any = StatefulDataLoader) -> Any:
 
 
 def state_of(loader: Any, steps: int) -> dict[str, Any]:
-    """Returns the loader's state. A trainer that knows the epoch's length requests no item after the last batch."""
+    """Returns the loader's state after `steps` training steps.
+
+    After the last batch of an epoch, marks the epoch as finished in the state, because a trainer that knows the epoch's
+    length does not request the end.
+    """
     state: dict[str, Any] = loader.state_dict()
     return state | {"_iterator_finished": steps % STEPS == 0}
 
@@ -80,7 +84,7 @@ def train(library: str, workers: int, folder: str, stop: int | None = None, resu
 
 
 def accelerate(model: Model, workers: int, checkpoint: Path, stop: int | None, resumes: bool) -> None:
-    """Runs a loop that calls `save_state` after a step. The number of steps determines the position in the epoch."""
+    """Runs a training loop with accelerate, which calls `save_state` after a given number of steps."""
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration
 
@@ -135,7 +139,7 @@ def transformers(model: Model, workers: int, checkpoint: Path, stop: int | None,
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,
-        ignore_data_skip=True,  # the loader resumes by itself, so the Trainer must not skip batches
+        ignore_data_skip=True,  # the Trainer must not skip batches, because the loader resumes
     )
     trainer = WithLoader(model=model, args=arguments, train_dataset=Samples(), callbacks=[Stop()] if stop else [])
     if resumes:

@@ -1,9 +1,10 @@
-"""Collects the limits that are numbers. Some of these limits are constants in the code, and the remaining limits are
-measured.
+"""Collects the limits of the package that are numbers.
+
+Some of these limits are constants in the code, and the other limits are measured.
 
     python -m limits_table               # in tests/python/support: prints the tables of docs/limits.md
 
-Machine-dependent limits are measured. `of_the_code` returns the package's own limits, which are the same everywhere.
+Limits that depend on the machine are measured. `of_the_code` returns the limits that are the same on all machines.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ MIB = 1 << 20
 
 
 def of_the_code() -> list[tuple[str, str]]:
-    """Returns limits that are constants in the code, with their names."""
+    """Returns the names and values of the limits that are constants in the code."""
     service = MultiProcessingReadingService(2)
     return [
         (

@@ -1,4 +1,4 @@
-"""Skips tests with processes that need a missing package, without the slow import of the package in this process."""
+"""Skips tests if the processes that they start need a missing package. The package is not imported in this process."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Streams for nodes, one of each common kind, and a function that reads some epochs to their end, and leaves other
-epochs early.
-"""
+"""Streams of each common kind for tests of nodes, and a function that reads epochs according to a plan."""
 
 from __future__ import annotations
 
@@ -79,7 +77,7 @@ class Uncheckpointed(BaseNode[int]):
         raise NotImplementedError("no states here")
 
 
-#: For each epoch, the number of items to read, or None for all items.
+#: A plan: for each epoch, the number of items to read, or None for all items.
 Plan = Sequence[int | None]
 
 

@@ -1,4 +1,4 @@
-"""A group with a single rank."""
+"""A simulated process group with a single rank."""
 
 from __future__ import annotations
 

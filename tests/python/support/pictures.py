@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-#: Subsamplings of simplejpeg's encoder. Pillow's encoder does not support 4:4:0 and 4:1:1.
+#: The chroma subsamplings that simplejpeg can encode. Pillow cannot encode 4:4:0 and 4:1:1.
 SUBSAMPLINGS = ("444", "422", "420", "440", "411")
 
 
@@ -27,7 +27,10 @@ def photographs() -> list[Any]:
 
 
 def pixels(number: int) -> Any:
-    """Returns an array (height, width, 3): part of a photograph, noise, or a smooth image, depending on the number."""
+    """Returns an image as an array (height, width, 3).
+
+    The number determines whether the image is part of a photograph, noise, or smooth.
+    """
     rng = np.random.default_rng(number)
     kind = number % 3
     if kind == 0:
@@ -50,7 +53,10 @@ def encoded(image: Any, format: str = "JPEG", **options: Any) -> bytes:
 
 
 def jpeg(number: int) -> bytes:
-    """Returns a JPEG file by its number: all subsamplings, baseline and progressive, in color and in gray."""
+    """Returns the JPEG file with the given number.
+
+    The files have all subsamplings, are baseline or progressive, and are in color or gray.
+    """
     import simplejpeg
 
     array = np.ascontiguousarray(pixels(number))
@@ -66,7 +72,7 @@ def jpeg(number: int) -> bytes:
 
 
 def by_pillow(content: bytes, mode: str = "RGB", box: Any = None, size: Any = None, filter: str = "BILINEAR") -> Any:
-    """Returns the array (height, width, channels) of Pillow: decoded, cropped, and resized to (height, width)."""
+    """Decodes, crops and resizes an image with Pillow. Returns an array (height, width, channels)."""
     with Image.open(io.BytesIO(content)) as image:
         made = image.convert(mode)
     if box is not None:

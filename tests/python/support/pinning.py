@@ -1,4 +1,4 @@
-"""Pinned memory without a GPU: simulates an accelerator for torch, and replaces the copy to pinned memory."""
+"""Simulates pinned memory on machines without a GPU, by replacing the function that copies to pinned memory."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ def plus_one(item: int) -> int:
 
 
 class TupleState(IterDataPipe):
-    """A pipe that pickles as a tuple and calls `getstate_hook`, like many pipes written for torchdata."""
+    """A pipe with a tuple as its pickled state, which calls `getstate_hook` like many pipes written for torchdata."""
 
     def __init__(self, source_datapipe: Any, factor: int) -> None:
         self.source_datapipe, self.factor = source_datapipe, factor
@@ -38,7 +38,7 @@ class TupleState(IterDataPipe):
 
 
 class Cutting(IterDataPipe):
-    """A pipe that replaces its own source while it runs, like samplers of graphs."""
+    """A pipe that replaces its own source while it runs, like samplers of graph libraries."""
 
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe

@@ -1,4 +1,4 @@
-"""Presses Ctrl-C at random moments, by a separate process."""
+"""Presses Ctrl-C at random moments. A separate process sends the signals."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def interrupts_raise() -> Iterator[None]:
 
 
 def await_held_back() -> None:
-    """Waits until a Ctrl-C that a finalizer has delayed has arrived."""
+    """Waits until KeyboardInterrupt was raised, if a finalizer has delayed it."""
     wait_for(lambda: all(thread.name != "torchdata-interrupt" for thread in threading.enumerate()))
 
 
@@ -81,7 +81,7 @@ def pressed(iterator: Iterator[Any], seed: int, look: Callable[[list[Any]], obje
                 presser.again()
                 handler.armed = True
                 got.extend(iterator)  # a loop in C, so that no item is lost between the loader and the list
-                handler.armed = False  # if an earlier signal interrupts this line, the next loop ends immediately
+                handler.armed = False  # if an earlier signal interrupts this line, the loop runs once more and ends
                 break
             except KeyboardInterrupt:
                 handler.armed = False

@@ -1,4 +1,4 @@
-"""Code shared by the tests of worker processes: creates loaders, and checks for leftovers."""
+"""Functions and fixtures for tests of worker processes, which create loaders and check for leftovers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def nothing_is_left():
     assert not left, f"processes were left behind: {[(state(pid), cmdline(pid)) for pid in left]}"
     files = shared_files(started) - before[2]
     assert not files, f"files were left in /dev/shm: {files}"
-    # multiprocessing keeps some descriptors open (resource tracker, fork server).
+    # Some open descriptors are tolerated, because multiprocessing keeps them open for its resource tracker and its fork
+    # server.
     assert descriptors() <= before[0] + 6, "descriptors were left open"
     assert shared_mappings() <= before[3], "shared memory was left mapped"
 

@@ -208,7 +208,7 @@ def _run(plan):
             if rng.random() < plan.looks / 4:
                 _look(opened)
         whole = True
-    except Exception as error:  # any error is correct, except errors of `_look`
+    except Exception as error:  # damaged memory may cause any error, except in `_look`
         if isinstance(error, _LookingError):
             raise
     assert got == list(range(COUNT))[: len(got)], got
@@ -224,11 +224,11 @@ def _run(plan):
 
 
 class _LookingError(Exception):
-    """Raised if observing a loader has failed."""
+    """Raised if a function that observes a loader fails."""
 
 
 def _look(opened):
-    """Observes a loader from its own program and from another process."""
+    """Observes a loader in the loader's program and from another process."""
     try:
         opened.look()
         for attached in attaching.find(os.getpid()):

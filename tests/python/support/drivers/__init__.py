@@ -1,4 +1,6 @@
-"""Programs that search for unknown failures: each driver draws plans from seeds, runs them, and checks the results.
+"""Drivers are programs that search for unknown failures.
+
+Each driver draws plans from seeds, runs the plans, and checks the results.
 
     python -m drivers lives --seconds 600 --seed 1     # in tests/python/support; runs seeds 1, 2, 3, …
     python -m drivers lives --seed 17 --runs 1         # runs seed 17 again

@@ -1,6 +1,4 @@
-"""The frame of all drivers: runs the plans of successive seeds, each in a process under a watchdog, and reports
-failures.
-"""
+"""Shared code of all drivers, which runs the plans of successive seeds in processes under a watchdog."""
 
 from __future__ import annotations
 
@@ -28,14 +26,14 @@ from watchdog import end_session, show_stacks, survivors_of
 
 #: Seconds between two progress lines.
 SAID = 60.0
-#: Maximum number of seconds until everything that a plan has started is gone, on a busy machine.
+#: Maximum number of seconds until all processes and resources of a plan are gone, even on a busy machine.
 GONE = 60.0
-#: Functions that are left out of printed stacks, because they explain nothing.
+#: Functions that the driver leaves out of printed stacks, because these functions explain nothing.
 DULL = ("/multiprocessing/", "<frozen runpy>", 'File "<string>"', "/threading.py")
 
 
 class Skipped(Exception):
-    """The plan cannot be checked. The message gives the reason."""
+    """Raised if a plan cannot be checked. The message gives the reason."""
 
 
 class Leaves(BaseException):
@@ -49,17 +47,13 @@ class Leaves(BaseException):
 
 @dataclasses.dataclass(frozen=True)
 class Driver:
-    """What a driver adds to the frame.
+    """A driver: the parts that differ between drivers.
 
-    Args:
-        plan_of: a function from a seed and the options to a plan. The `repr` of a plan describes it. None ends the run.
-        check: runs a plan. Returns how many things (see `noun`) the plan contained. Raises the failure, or `Skipped`.
-        noun: the noun for the counted things.
-        limit: the seconds after which a plan counts as hung.
-        around: a context manager, which is entered for all plans together.
-        forks: whether each plan runs in a separate process.
-        is_quiet: whether a correct plan prints nothing.
-        more: adds options to the command line.
+    Args: plan_of: a function from a seed and the options to a plan. The `repr` of a plan describes it. None ends the
+        run. check: runs a plan. Returns how many things (see `noun`) the plan contained. Raises the failure, or
+        `Skipped`. noun: the noun for the things that `check` counts. limit: the seconds after which a plan counts as
+        hung. around: a context manager, which is entered for all plans together. forks: whether each plan runs in a
+        separate process. is_quiet: whether a correct plan prints nothing. more: adds options to the command line.
         start_methods: the start methods to choose from, unless the command line names some.
     """
 
@@ -105,7 +99,8 @@ def left_behind(descriptors_before: int) -> dict[str, Any]:
         gc.collect()
         left = {
             "child processes": children(),
-            # multiprocessing keeps some descriptors open (resource tracker, fork server), so these are not counted.
+            # Some open descriptors are not counted, because multiprocessing keeps them open for its resource tracker
+            # and its fork server.
             "more descriptors": max(0, descriptors() - descriptors_before - 6),
             "shared mappings": shared_mappings(),
             "threads": [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()],
@@ -263,7 +258,7 @@ def drive(name: str, driver: Driver, arguments: list[str]) -> int:
     if options.switch is not None:
         sys.setswitchinterval(options.switch)
     warnings.simplefilter("ignore")
-    warnings.filterwarnings("always", ".* did not end within .*")  # a process of the plan is still running in this case
+    warnings.filterwarnings("always", ".* did not end within .*")  # a process of the plan is still running
     failed, skipped, count, runs = list[int](), Counter[str](), 0, 0
     started = said = time.monotonic()
     with driver.around(options):
@@ -292,7 +287,7 @@ def _report(name: str, seed: int, plan: Any, outcome: Outcome, arguments: list[s
     ]
     print(f"seed {seed} failed: {outcome.wrong}")
     print(f"again: python -m drivers {' '.join([name, *kept])} --seed {seed} --runs 1")
-    # All stacks of hung processes begin with the same frames, which are left out.
+    # Leaves out the first frames, which are the same in all stacks of hung processes.
     shown = [line for line in outcome.output.rstrip().split("\n") if not any(one in line for one in DULL)]
     if len(shown) > lines:
         shown = [*shown[: lines // 2], "…", *shown[-lines // 2 :]]

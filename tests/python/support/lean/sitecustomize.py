@@ -15,8 +15,9 @@ from importlib.machinery import PathFinder
 
 
 class _Lean:
-    """Finds torch and Ray. The finder stays in `sys.meta_path`, because tests check that imports do not change this
-    list.
+    """An import finder that handles torch and Ray.
+
+    It stays in `sys.meta_path`, because tests check that imports do not change this list.
     """
 
     @staticmethod

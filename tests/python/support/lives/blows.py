@@ -1,5 +1,6 @@
-"""The fault that ends the run of a loader: a process is killed, stopped or interrupted, and is not replaced. The main
-process must notice the fault soon.
+"""Ends the run of a loader by a fault. A process is killed, stopped or interrupted, and is not replaced.
+
+The main process must report the fault soon.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from torchdata.dataloader2 import WorkerExitedError
 if TYPE_CHECKING:
     from lives.run import Run
 
-#: Maximum number of seconds until an exit is reported and an interrupt is obeyed. The machine may be busy.
+#: Maximum number of seconds until the main process reports an exit, or reacts to an interrupt. The limit allows for
+#: busy machines.
 NOTICED = 3.0
 #: Maximum number of seconds until the exit of a child at an unknown moment is reported, or until a loader with a
 #: stopped child has shut down.
@@ -185,7 +187,7 @@ def _judge(run: Run, thread: Strike, error: BaseException | None, latency: float
     if error is None:
         if blow.what == "SIGINT":
             raise Differs("the interrupt was swallowed")
-        # A process that exits after sending its last item has finished its work.
+        # The exit need not be reported if the process had already sent its last item.
         late = run.did[-1] == "read all" or thread.struck is None or run.epoch == len(run.expected) - 1
         if blow.what != "halt" and not late and blow.victim == "child":
             raise Differs(f"nobody missed the process {thread.pid}")

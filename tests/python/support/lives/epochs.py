@@ -13,7 +13,7 @@ class Epoch(list[Any]):
     """The items of an epoch, and whether an error follows them."""
 
     fails = False
-    #: The number of items after which the epoch is left, or None.
+    #: The number of items after which a loop leaves the epoch, or None for a complete epoch.
     until: int | None = None
     #: The items of each worker for loaders without a defined order, if known.
     shares: list[list[Any]] | None = None
@@ -23,12 +23,10 @@ class Epoch(list[Any]):
         return len(self) if self.until is None else min(self.until, len(self))
 
     def check(self, before: list[Any], got: list[Any], free: bool) -> None:
-        """Raises `Differs` if the items must not follow the previous items.
+        """Raises `Differs` unless the received items may follow the previous items of the epoch.
 
-        Args:
-            before: the previous items of the epoch.
-            got: the received items.
-            free: whether items may be in any order.
+        Args: before: the previous items of the epoch. got: the received items. free: whether the items of the epoch may
+            be in any order.
         """
         if not free:
             wanted = self[len(before) : len(before) + len(got)]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Event = Callable[["Run"], None]
 #: The events, their frequencies, and their conditions.
 EVENTS: list[tuple[Event, int, Callable[[Run], bool]]] = []
-#: Signals that kill or stop a process. A stopped process counts as hung, and is killed.
+#: Signals that kill or stop a process. The loader treats a stopped process as hung, and kills it.
 SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP]
 
 
@@ -61,7 +61,7 @@ def look(run: Run) -> None:
 
 @event()
 def iterate(run: Run) -> None:
-    """Replaces an iterator before its first item was requested."""
+    """Replaces the loader's iterator before its first item was requested."""
     if not run.loader._reset_iter:
         run.did.append("iter")
         run.iterator = iter(run.loader)
@@ -99,7 +99,7 @@ def read_by_a_thread(run: Run) -> None:
 
 @event(may_come=lambda run: not (run.life.draws_in_main or "failing" in [*run.life.before, *run.life.behind]))
 def beside(run: Run) -> None:
-    """Reads another loader of the same plan, and reads this loader at the same time."""
+    """Creates another loader of the same plan, and reads both loaders in turn."""
     if run.dice.random() < 0.7:
         return
     run.did.append("beside:")
@@ -188,7 +188,7 @@ def by_thread(run: Run, work: Callable[[], object], meanwhile: Callable[[threadi
 @event(may_come=lambda run: in_main_thread(run) and run.life.presses)
 def interrupt(run: Run) -> None:
     """Interrupts the loop by Ctrl-C at an arbitrary moment. Another loader then resumes from the state."""
-    most = run.size - run.is_left  # if the epoch is left, one more item must be requested
+    most = run.size - run.is_left  # if the epoch is left early, one more item must remain
     if run.at >= most:
         return
     got: list[Any] = []

@@ -1,7 +1,7 @@
 """Random operations on loaders of random graphs (see `random_graphs`).
 
-No epoch is left early. How far threads read ahead depends on timing, and some pipes have the read-ahead items in their
-state.
+These runs leave no epoch early, because some pipes have read-ahead items in their state, and how far threads read ahead
+depends on timing.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def check(life: GraphLife) -> int:
     try:
         return run.check(life)
     except Differs:
-        # Concurrent threads usually draw in the same order, so more runs are needed to find that the order varies.
+        # If runs without operations differ, the failure proves nothing. Because concurrent threads usually draw random
+        # numbers in the same order, eight further runs are compared.
         if any(only_read(life) != runs[0] for _ in range(8)):
             raise Skipped("runs differ") from None
         raise

@@ -1,5 +1,6 @@
-"""Computes the items of a loader that is only read. The model reads the same pipes in the current process, one worker
-at a time.
+"""Computes the items of a loader that is only read.
+
+The model reads the loader's pipes in the current process, one worker after another.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def some(item: Any) -> bool:
 
 
 def few(item: Any) -> bool:
-    """Selects few of the items, so that some workers may have none."""
+    """Selects only a few of the items, so that some workers may have no item."""
     return number_of(item) % 11 == 0
 
 
@@ -140,7 +140,7 @@ class Generated(IterDataPipe[Any]):
 
 
 class Summed(IterDataPipe[Any]):
-    """A user's pipe with state that is kept between epochs."""
+    """A user-defined pipe with state that is kept between epochs."""
 
     def __init__(self, source: Any) -> None:
         self.source = source

@@ -30,8 +30,8 @@ from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 LASTING = {"summed", "cache"}
 #: Seconds after which a process counts as hung.
 HANGS_AFTER = 0.8
-#: For each process and signal, the frequency of this fault. "SIGSTOP" stops a process permanently, and "halt" only for
-#: a while.
+#: The faults: for each process and signal, the relative frequency of the fault. "SIGSTOP" stops a process permanently,
+#: and "halt" only for a while.
 BLOWS = {
     ("child", "SIGKILL"): 6,
     ("child", "SIGXCPU"): 2,
@@ -47,14 +47,17 @@ BLOWS = {
 
 @dataclass
 class Blow:
-    """The fault that ends a run: the process, the signal, the moment in the main process, and the delay in seconds."""
+    """The fault that ends a run.
+
+    The fault consists of a process, a signal, a moment in the main process, and a delay in seconds.
+    """
 
     victim: str
     what: str
     #: "start", "read", "end" (after an epoch), "pause" or "shutdown".
     moment: str
     delay: float
-    #: Whether the loader is read again after the fault.
+    #: Whether the run reads the loader again after the fault.
     again: bool
 
     @property
@@ -85,9 +88,9 @@ def touch(datapipe: Any, _count: Any = None) -> None:
 class Life:
     """A pipeline, a service, and the operations on the loader, drawn from a seed."""
 
-    #: Whether runs may press Ctrl-C. The moments of Ctrl-C depend on the clock, so they differ between runs.
+    #: Whether runs may press Ctrl-C. The moments of Ctrl-C depend on the clock, so runs of the same plan differ.
     may_press = True
-    #: The probability that another interpreter resumes from a state.
+    #: The probability that a state is loaded in another interpreter.
     away = 0.03
 
     def __init__(self, seed: int, methods: tuple[str, ...] = ("fork",), blow: bool | None = None) -> None:
@@ -123,14 +126,14 @@ class Life:
             self.before = [dice.choice(steps) for _ in range(dice.randrange(4))]
             self.behind = [dice.choice(["plain", "large", "mixed", "prefetch"]) for _ in range(dice.randrange(3))]
             self.main = dice.choice([[], [], ["pin"], ["pin", "prefetch"]])
-        #: Whether loaders may choose the number of workers.
+        #: Whether loaders choose their number of workers.
         self.auto = self.moves and dice.random() < 0.3 and not self.ranks  # ranks need a number
         #: The number of items per batch after the sharding. With batches, the sharding distributes blocks of items.
         self.block = dice.choice([2, 3]) if self.moves and self.shard == "filter" and dice.random() < 0.3 else None
         if self.block is not None:
             self.behind.insert(0, "block")
         if self.shard == "dispatch" and "cycle" in self.behind:
-            # How far the dispatching process reads in an abandoned pass depends on timing.
+            # If a pass over dispatched items is abandoned, how far the dispatching process reads depends on timing.
             self.behind = [step for step in self.behind if step != "header"]
         self._choose_failing(dice)
         self._choose_blow(dice, blow)
@@ -166,7 +169,7 @@ class Life:
         #: How many items the main process keeps, so that the items' memory stays in use.
         self.keeps = dice.choice([0, 0, 5, 40])
         self.presses = self.may_press and dice.random() < 0.6
-        #: What keeps the main process busy: a thread, a signal handler, or nothing.
+        #: What keeps the main process busy during the run: a thread, a signal handler, or nothing.
         self.busy = dice.choice(["", "", "timer", "thread", "handler"] if not self.restarts else ["", "", "timer"])
         #: How the loader ends: by `shutdown` after or within an epoch, or by garbage collection within an epoch.
         self.ending = dice.choice(["shutdown", "shutdown", "midway", "dropped"])
@@ -205,7 +208,7 @@ class Life:
         return dice.choice(steps)
 
     def _choose_failing(self, dice: random.Random) -> None:
-        #: How functions fail.
+        #: How the functions of the pipeline fail.
         self.failure = dice.choice(["error", "error", "odd", "exit"] if self.kind == "workers" else ["error", "odd"])
         if dice.random() < 0.2 and LASTING.isdisjoint([*self.before, *self.behind]):
             part = dice.choice([self.before, self.behind])
@@ -254,8 +257,9 @@ class Life:
         return self.steps(self.steps(pipe, self.behind), self.main if self.kind == "workers" else [])
 
     def arm(self, epoch: int, is_reference: bool = False) -> None:
-        """Lets functions fail in an epoch, or not. The reference run must not fail if items arrive in any order,
-        because a failure might omit any of these items.
+        """Determines whether functions fail in an epoch.
+
+        If items arrive in any order, the reference run must not fail, because a failure might omit any of the items.
         """
         self.set_flag(self.blow is None and self.armed[epoch] and not (is_reference and self.free))
 

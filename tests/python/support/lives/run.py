@@ -29,8 +29,8 @@ from random_graphs.elsewhere import elsewhere
 from torchdata._engine import snapshots
 from torchdata.dataloader2 import DataLoader2, describe
 
-#: How many numbers to add at once. The addition takes some hundredths of a second, during which no other Python code
-#: runs.
+#: How many numbers a busy thread adds in one call. The call takes some hundredths of a second, in which no other Python
+#: code runs.
 LONG = 2_000_000
 
 
@@ -82,7 +82,7 @@ class Run:
         self.epoch = 0
         #: The items received in this epoch.
         self.given: list[Any] = []
-        #: Items that the main process keeps, with their original contents.
+        #: Items that the main process keeps, each with a copy of its original contents.
         self.kept: list[tuple[Any, Any]] = []
         self.workers: int | str | None = None
         self.is_left = self.has_left = False
@@ -181,7 +181,7 @@ class Run:
         self.take(islice(self.iterator, count), count)
 
     def take(self, items: Iterator[Any] | list[Any], count: int) -> None:
-        """Takes `count` items, and compares these with the expected items. Fails if there are fewer items."""
+        """Reads `count` items, and compares them with the expected items. Fails if the epoch has fewer items."""
         got = []
         for item in items:
             got.append(key(item))
@@ -210,7 +210,7 @@ class Run:
         return state
 
     def put_aside(self, *states: dict[str, Any]) -> None:
-        """Stores states. Other loaders resume from some of these states at the end."""
+        """Stores states. At the end of the run, other loaders resume from some of these states."""
         self.aside += [(self.epoch, state, list(self.given)) for state in states]
 
     def go_on(self, between: bool = False, reads_on: bool = True) -> None:
@@ -233,12 +233,12 @@ class Run:
         if more and not self.loader._is_paused:
             self.read(more)
         seeded = between and self.epoch + 1 < len(life.epochs) and life.epochs[self.epoch + 1][0] is not None
-        # A state that is loaded after `iter` is loaded into an epoch that has begun, so the seed of this epoch cannot
-        # be set any more.
+        # The seed of an epoch must be set before the epoch begins, so a run with such a seed does not load the state
+        # after `iter`.
         way = dice.choice(["new", "new", "new", "new" if seeded else "after iter", "from state"])
         if life.moves:
             self.workers = dice.choice(["auto", *life.numbers()] if life.auto else life.numbers())
-            if self.workers != life.workers:  # later epochs have shards for another number of workers
+            if self.workers != life.workers:  # the number of shards in later epochs depends on the number of workers
                 for epoch in self.expected[self.epoch + bool(at) :]:
                     epoch.shares = None
         elif life.kind == "workers":
@@ -274,9 +274,9 @@ class Run:
         if self.life.draws_in_main:
             raise Skipped(
                 "generators were drawn from"
-            )  # numbers that the interrupted attempt has drawn from the global generators are lost
-        # The interrupt may have come before or after the previous epoch was left. State that is kept between epochs may
-        # have changed in processes.
+            )  # the random numbers that the interrupted attempt has drawn are lost
+        # The interrupt may have arrived before or after the previous epoch was left. Processes may therefore have
+        # changed state that is kept between epochs.
         if not self.has_left and (self.life.lasts or self.dice.random() < 0.5):
             try:
                 state = pickle.loads(pickle.dumps(self.state()))
@@ -321,7 +321,7 @@ class Run:
     def _leave_loader(self) -> None:
         if self.dice.random() < 0.8:
             self.loader.shutdown()
-        else:  # lets garbage collection end the loader
+        else:  # deletes the loader, so that garbage collection ends it
             self.iterator = self.loader = None
             gc.collect()
         if self.dice.random() < 0.3:
@@ -359,7 +359,7 @@ def go_on_from(
     """
     place, epoch = pickle.loads(state)["iteration_state"], expected[number]
     given = 0 if place is None else place["given"]
-    if not (given or life.moves):  # the epoch begins, so it needs a shard for each planned worker
+    if not (given or life.moves):  # a new epoch needs a shard for each planned worker
         workers = None
     begin(98)
     snapshots.SECONDS, snapshots.FACTOR = life.cadence
@@ -402,7 +402,7 @@ def check(life: Life) -> int:
         try:
             run.live()
             run.check_aside()
-        except KeyboardInterrupt as error:  # a delayed Ctrl-C may interrupt any code, so this run proves nothing
+        except KeyboardInterrupt as error:  # Ctrl-C may interrupt any code, so this run proves nothing
             raise Skipped("Ctrl-C came late") from error
         except Exception as error:
             error.add_note(f"did: {run.did}")

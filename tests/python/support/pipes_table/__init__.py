@@ -1,5 +1,6 @@
-"""The table of pipes: how to build each pipe over a source of ints, and a plain Python model of its items.
+"""The table of pipes.
 
+Each row describes how to build a pipe over a source of ints, and computes its items by a model in plain Python.
 `test_pipes_model.py` runs the same tests with every row: equality with the model, state at every position, later
 epochs, copies, failing sources, two workers. Each new pipe needs a row in a module of this package. All modules of the
 package are found automatically. `BAD_ARGUMENTS` lists wrong arguments with the expected errors.

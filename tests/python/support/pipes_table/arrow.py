@@ -1,4 +1,4 @@
-"""ArrowReader over a table in memory. The source yields the numbers of the parts to read."""
+"""Rows for ArrowReader over a table in memory. The source yields the numbers of the parts to read."""
 
 from __future__ import annotations
 

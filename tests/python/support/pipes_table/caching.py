@@ -1,4 +1,4 @@
-"""The caches in memory and on disk. All tests of this process share the folder of the on-disk cache."""
+"""Rows for the caches in memory and on disk. All tests of one process use the same folder for the on-disk cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchdata.datapipes.iter import EndOnDiskCacheHolder, InMemoryCacheHolder, 
 
 FOLDER = folder("caches")
 
-#: A memory limit for about three small ints, in megabytes.
+#: A memory limit in megabytes, which about three small ints reach.
 THREE_ITEMS = 100 / 2**20
 
 

@@ -1,4 +1,4 @@
-"""The core pipes: mapping, grouping, selecting, combining, splitting, repeating, sharding, prefetching."""
+"""Rows for pipes that map, group, select, combine, split, repeat, shard and prefetch items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipes that decompress, parse, hash or save files, given as plain items or as streams in memory."""
+"""Rows for pipes that decompress, parse, hash or save files. The files are plain items or streams in memory."""
 
 from __future__ import annotations
 

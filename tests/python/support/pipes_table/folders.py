@@ -1,4 +1,4 @@
-"""Folders for the files that rows read and write, which are shared with all child processes."""
+"""Folders for files that rows of the table read and write. Child processes use the same folders as their parent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tempfile
 
 __all__ = ["folder"]
 
-#: The environment variable with the parent folder, which child processes inherit.
+#: The environment variable that contains the parent of all folders. Child processes inherit the variable.
 _VARIABLE = "TORCHDATA_TEST_FOLDERS"
 
 

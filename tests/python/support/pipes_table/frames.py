@@ -1,4 +1,4 @@
-"""Pipes that create data frames from plain items."""
+"""Rows for pipes that create data frames from plain items."""
 
 from __future__ import annotations
 

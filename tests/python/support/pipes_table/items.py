@@ -1,4 +1,4 @@
-"""Pipes that work on items in batches, in threads, by columns, and on lines and names."""
+"""Rows for pipes that process batches, columns, lines and names, or use threads."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def multiplicities(batch: list[int]) -> dict[int, int]:
 
 
 def emptied(batch: list[int]) -> list[int]:
-    """Returns the items of a batch in reverse order, and removes them from the batch."""
+    """Removes all items from a batch, and returns them in reverse order."""
     return [batch.pop() for _ in range(len(batch))]
 
 
@@ -89,7 +89,7 @@ def few_lazily(item: int) -> Any:
 
 
 def mixed(parts: list[Any], buffer_size: int, seed: int = 1) -> list[Any]:
-    """Returns the members of several iterables in the order of torchdata 0.9's algorithm."""
+    """Returns the members of several iterables in the order in which torchdata 0.9 mixes them."""
     rng, buffer, out = random.Random(seed), [], []
     place = rng.randint(0, buffer_size - 1)
     for members in parts:
@@ -110,7 +110,7 @@ def mixed(parts: list[Any], buffer_size: int, seed: int = 1) -> list[Any]:
 
 
 def dict_lines(item: int) -> tuple[str, str]:
-    """Returns the path of one of two files, and a line. Some lines are empty."""
+    """Returns a pair: the path of one of two files, and a line, which may be empty."""
     return "ab"[item // 4 % 2], "" if item % 5 == 0 else str(item)
 
 

@@ -1,4 +1,4 @@
-"""Pipes that bucket items, join by key, distribute, split at random and choose at random."""
+"""Rows for pipes that bucket items, join inputs by key, distribute items, or split and choose items at random."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def plus(item: int, amount: int) -> int:
 
 
 def build_joined(source: Source, buffer_size: int | None) -> Any:
-    """Joins items with a reference, which yields the numbered items with each pair swapped."""
+    """Joins items with a reference by key. The reference yields the same items, with each pair of neighbors swapped."""
     numbered = source().enumerate()
     return IterKeyZipper(numbered, Swapped(source().enumerate()), first, keep_key=True, buffer_size=buffer_size)
 
@@ -183,8 +183,9 @@ def added_up(left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
 
 
 class Swapped(MultiplexerLongest):
-    """Swaps the items of each pair. The swapping pipe consists of pipes of the package, so its position can be
-    restored.
+    """Swaps each pair of neighboring items.
+
+    This pipe consists of pipes of the package, so its position can be restored.
     """
 
     def __init__(self, source_datapipe: Any) -> None:
@@ -218,7 +219,7 @@ ROWS: list[Row] = [
         bucketed,
         {"size": small, "batch_num": small, "bucket_num": small, "in_batch": flag, "sort": flag},
         {"size": 2, "batch_num": 2, "bucket_num": 2, "in_batch": True, "sort": True},
-        # The length is known only if items are shuffled and not sorted (see test_bucketing.py).
+        # The pipe's length is known only if items are shuffled and not sorted (see test_bucketing.py).
         length=NO_LENGTH,
         random=True,
     ),

@@ -1,4 +1,4 @@
-"""Packer over lists, arrays and columns."""
+"""Rows for Packer over lists, arrays and columns."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def pieces_of(sequences: Pieces, most: int, long: str) -> Pieces:
 
 
 def fitted(pieces: Pieces, most: int, rows: int) -> list[Pieces]:
-    """Puts each piece into the first open row that has room."""
+    """Puts each piece into the first open row that has enough space."""
     done: list[Pieces] = []
     waiting: list[Pieces] = []
 
@@ -72,8 +72,9 @@ def in_order(pieces: Pieces, most: int) -> list[Pieces]:
 
 
 def cut(sequences: Pieces, most: int) -> list[Pieces]:
-    """Splits the sequences into tokens, and puts the tokens into rows of `most` tokens. Tokens of one sequence stay
-    together in a row.
+    """Splits sequences into pieces, so that each row has `most` tokens.
+
+    The tokens of one sequence in a row stay together.
     """
     tokens = [(number, token) for number, sequence in enumerate(sequences) for token in sequence]
     rows = [tokens[start : start + most] for start in range(0, len(tokens), most)]

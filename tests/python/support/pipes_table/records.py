@@ -1,4 +1,4 @@
-"""Pipes that combine or decode files: WebDataset, RoutedDecoder, ImageDecoder."""
+"""Rows for pipes that combine or decode files: WebDataset, RoutedDecoder and ImageDecoder."""
 
 from __future__ import annotations
 

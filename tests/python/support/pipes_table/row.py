@@ -1,4 +1,4 @@
-"""A row of the table of pipes, and shared code of the modules that contain rows."""
+"""The class of rows in the table of pipes, and functions that the modules with rows use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 Source = Callable[[], Any]
 
-#: (constructor call, exception, pattern of the message)
+#: A call with wrong arguments: the function, the exception, and a pattern of the message.
 BadArgument = tuple[Callable[[], Any], type[Exception], str]
 
 
@@ -19,24 +19,26 @@ BadArgument = tuple[Callable[[], Any], type[Exception], str]
 class Row:
     #: The name of the row, which becomes part of the test's name.
     name: str
-    #: Creates the pipe. The arguments are a function that creates a source, and the parameters. Every call creates one
-    #: source.
+    #: A function that creates the pipe. Its arguments are a function that creates a source, and the parameters.
     build: Callable[..., Any]
-    #: Returns the list of the expected items. The arguments are the source's items and the parameters.
+    #: A function that returns the expected items. Its arguments are the items of the source, and the parameters.
     model: Callable[..., list[Any]]
     #: Hypothesis's strategies for the parameters.
     params: dict[str, Any] = field(default_factory=dict)
     #: The parameters for tests without hypothesis.
     example: dict[str, Any] = field(default_factory=dict)
-    #: The expected length. None stands for the number of items. A text is a part of the TypeError's message.
+    #: The expected length of the pipe. None stands for the number of items. A string is part of the TypeError's message
+    #: if the pipe has no length.
     length: int | str | None = None
     #: Whether the pipe reads items from its source.
     reads_items: bool = True
     #: Whether the pipe's items depend on a seed.
     random: bool = False
-    #: Why the pipe needs more memory for more items, or why its memory is not tested. Empty if the memory is constant.
+    #: The reason why the pipe needs more memory for more items, or why its memory is not tested. The reason is empty if
+    #: the memory is constant.
     grows: str = ""
-    #: Why two workers, each with a shard of the source, do not yield the items of the model. Empty if they do.
+    #: The reason why two workers, each with a shard of the source, do not yield the items of the model. The reason is
+    #: empty if the workers yield these items.
     not_in_workers: str = ""
 
 

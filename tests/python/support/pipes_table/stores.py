@@ -1,4 +1,4 @@
-"""Pipes over small files in a temporary folder, in fsspec's memory and in iopath."""
+"""Rows for pipes over small files in a temporary folder, in fsspec's memory file system and in iopath."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def names_in(number: int) -> list[str]:
 for _number in range(_MOST + 1):
     _file = f"{_FOLDER}/{_number}.txt"
     fsspec.filesystem("memory").pipe(f"/table/{_number}.txt", content_of(_number).encode())
-    if os.path.exists(f"{_FOLDER}/{_number}"):  # created by the parent process, which may be reading it
+    if os.path.exists(f"{_FOLDER}/{_number}"):  # the parent process has created the folder, and may be reading it
         continue
     with open(_file, "w") as _opened:
         _opened.write(content_of(_number))

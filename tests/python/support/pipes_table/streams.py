@@ -1,5 +1,6 @@
-"""Pipes that read archives, records, tables or lines from streams. Each number of the source becomes a stream in
-memory.
+"""Rows for pipes that read archives, records, tables or lines from streams.
+
+Each number of the source becomes a stream in memory.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from pipes_table.row import Row
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # protobuf's warning about future versions
+    warnings.simplefilter("ignore")  # protobuf warns about future versions
     pytest.importorskip("torch", reason="the library that writes TFRecords imports it")
     from tfrecord import TFRecordWriter, example_pb2
 

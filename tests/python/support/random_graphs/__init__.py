@@ -1,5 +1,6 @@
-"""Random graphs of pipes, which are saved and loaded at every position. Resumed runs must yield the same items as an
-uninterrupted run, over several epochs.
+"""Saves and loads random graphs of pipes at every position.
+
+Over several epochs, resumed runs must yield the same items as an uninterrupted run.
 
     python -m drivers graphs --seconds 600            # in tests/python/support
 

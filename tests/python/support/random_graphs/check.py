@@ -24,7 +24,7 @@ from torchdata.datapipes.state import iterate, load_generators, load_state, save
 
 
 class Different(AssertionError):
-    """A resumed run yields other items than the uninterrupted run."""
+    """Raised if a resumed run yields other items than the uninterrupted run."""
 
 
 class Plain:
@@ -46,23 +46,24 @@ class Plain:
         return self.iterator  # type: ignore[no-any-return]
 
     def save(self) -> bytes:
-        # The iterator is dropped before saving. Dropped pipes close their files, which would interrupt read-ahead in a
-        # cached section.
+        # The iterator is dropped before the graph is saved. Dropped pipes close their files, and would interrupt a
+        # cached section that reads ahead.
         if self.graph.number % 4 == 0 and not any("on_disk" in name for name in self.graph.names):
             self.iterator = None
-        with standing_still(walk(self.pipe)):  # threads must stand still, because they also draw random numbers
+        with standing_still(walk(self.pipe)):  # pauses threads, because they also draw random numbers
             return pickle.dumps((save_state(self.pipe), save_generators()))
 
     def load(self, saved: bytes) -> None:
         state, generators = pickle.loads(saved)
         load_state(self.pipe, state)
-        # If no function draws, a graph that was seeded as a whole does not need the state of the global generators.
+        # A graph that was seeded as a whole does not need the state of the global generators, unless its functions draw
+        # random numbers.
         if not (self.graph.is_seeded and self.graph.seeding != "pipes" and self.graph.flavour == "plain"):
             load_generators(generators)
 
     def close(self) -> None:
-        # An iteration that is not dropped would keep locks on files, and a later run of the graph would make this
-        # iteration continue.
+        # The old iteration must be dropped. Otherwise, it would keep locks on files, and a later run of the graph would
+        # make it continue.
         self.iterator = None
         for pipe in reversed(walk(self.pipe)):
             if hasattr(type(pipe), "shutdown"):
@@ -129,7 +130,7 @@ def check(
         run.begin(earlier)
         _same(list(run.items()), expected[earlier], "an epoch before the stop")
     run.begin(epoch)
-    # Before a later epoch begins, the graph is at the end of the previous epoch, and continues from there.
+    # A state before a later epoch is a state at the end of the previous epoch.
     ended = position < 0 < epoch
     done = _read(run, [] if ended else expected[epoch], 0, position)
     saved = run.save()
@@ -161,10 +162,10 @@ def go_on(
     """
     rest = [] if ended else expected[epoch]
     for link, count in enumerate(chain):
-        start(graph.number)  # some pipes read their sources during construction, to determine a length
+        start(graph.number)  # some pipes read their sources during construction to determine a length
         run = reader(graph)
         start(17)
-        if len(chain) > 1 and link % 2:  # loads the state into a graph that was already iterated
+        if len(chain) > 1 and link % 2:  # loads the state into a graph that was read before
             with suppress(Exception):  # the graph may fail with other random numbers, but can still load a state
                 list(islice(run.items(), 2))
         run.load(saved)
@@ -225,8 +226,8 @@ def check_graph(graph: Graph, most: int = 12, reader: type[Plain] = Plain, away:
             try:
                 check(graph, expected, *way, reader, away=dice.random() < away)
             except Exception as error:
-                # If a pipe stops reading early, how far threads read ahead depends on timing. Several runs show whether
-                # the random numbers differ.
+                # If a pipe stops reading early, timing determines how many random numbers threads draw ahead. Several
+                # runs show whether the results differ.
                 if isinstance(error, Different) and any(whole(graph, reader) != expected for _ in range(8)):
                     raise Skipped("runs differ") from error
                 error.add_note(f"{graph}; epoch, position, chain: {way}")

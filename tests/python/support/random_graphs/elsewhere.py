@@ -18,7 +18,7 @@ from typing import Any
 
 
 class DifferentElsewhere(AssertionError):
-    """A fresh interpreter returned different items."""
+    """Raised if a call in a fresh interpreter fails, for example because of different items."""
 
 
 def elsewhere(module: str, function: str, *arguments: Any) -> None:

@@ -23,7 +23,7 @@ LONGEST = 40
 
 @dataclass
 class Graph:
-    """The random graph of a seed.
+    """A random graph that is determined by a seed.
 
     Args:
         number: the seed.
@@ -61,12 +61,12 @@ class Graph:
         dice = random.Random(f"graph {self.number}")
         pipe = self._grown(dice, self.depth)
         pipe = pipe.header(LONGEST) if dice.random() < 0.8 else pipe.map(small).header(LONGEST).map(small)
-        if self.flavour == "global" and self.reads_ahead:  # a single thread makes all draws
+        if self.flavour == "global" and self.reads_ahead:  # a single thread draws all random numbers
             self.names.append("prefetch")
             pipe = pipe.prefetch(dice.choice([1, 3, 20]))
             if dice.random() < 0.5:
                 pipe = Mapper(self._chosen(dice, OVER_ONE, pipe), small)
-        if "torch" in sys.modules and dice.random() < 0.1:  # as the last stage, because no other pipe may read it
+        if "torch" in sys.modules and dice.random() < 0.1:  # only as the last stage, because no other pipe may read it
             self.names.append("torch_map")
             pipe = torch_stages()["torch_map"](dice, pipe)
         return pipe
@@ -77,7 +77,7 @@ class Graph:
         return self._grown_pipes
 
     def over(self, dice: random.Random, pipe: Any) -> Any:
-        """Appends a random stage to a pipe of small ints, without use of global generators or threads."""
+        """Appends a random stage to a pipe of small ints. The stage uses neither global generators nor threads."""
         return Mapper(self._chosen(dice, OVER_ONE, pipe), small)
 
     def _grown(self, dice: random.Random, depth: int) -> Any:
@@ -90,7 +90,7 @@ class Graph:
         if depth == 0:
             sources = (
                 SOURCES if self.flavour != "threads" else {**SOURCES, "sampler": SOURCES["range"]}
-            )  # a shuffling sampler would draw random numbers
+            )  # excludes a shuffling sampler, which would draw random numbers
             return Mapper(self._chosen(dice, sources, dice.choice([0, 1, 3, 5, 9, 12])), small)
         if dice.random() < 0.15:
             pipes = [self._grown(dice, dice.randrange(depth)) for _ in range(dice.choice([1, 2, 2, 3]))]

@@ -148,7 +148,8 @@ THREADED: dict[str, Callable[[Dice, Pipe], Pipe]] = {
     "threadpool": lambda dice, pipe: pipe.threadpool_map(small, scheduled_tasks=3, max_workers=2),
 }
 
-#: Pipes of the table that read in threads, or that yield items which depend only partly on the source.
+#: Pipes of the table that are left out here, because they read in threads, or yield items that depend only partly on
+#: the source.
 _THREADED_ROWS = {row.name for row in ROWS if "prefetch" in row.name or "threadpool" in row.name or "ahead" in row.name}
 _ENDLESS = {"cycle_for_ever"}
 
@@ -171,7 +172,7 @@ def torch_stages() -> dict[str, Callable[[Dice, Pipe], Pipe]]:
 
 
 def _unequal(dice: Dice, pipes: list[Pipe]) -> list[Pipe]:
-    """Appends further pipes to some pipes, so that these yield different numbers of items."""
+    """Appends further stages to some of the given pipes, so that the pipes yield different numbers of items."""
     changed = []
     for pipe in pipes:
         choice = dice.randrange(5)

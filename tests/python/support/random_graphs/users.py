@@ -1,4 +1,4 @@
-"""Pipes and functions like those of users: with and without state, random and not random."""
+"""Pipes and functions as users write them, with and without a state, and with and without random draws."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchdata.datapipes.state import state
 
 
 class Passing(IterDataPipe):
-    """A generator without a state, which yields the items of its source."""
+    """A pipe with a generator and without a state, which yields the items of its source."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -43,7 +43,7 @@ class Unstated(IterDataPipe):
 
 
 class UnstatedPairs(Unstated):
-    """A generator that reads one item ahead of the items that it yields."""
+    """A pipe with a generator that reads one item ahead of the items that it yields."""
 
     def __iter__(self) -> Iterator[int]:
         before = None
@@ -62,7 +62,7 @@ class UnstatedTwice(Unstated):
 
 
 class UnstatedRandom(IterDataPipe):
-    """A generator that draws random numbers with a separate seed, and does not declare a state."""
+    """A pipe with a generator that draws random numbers from a separate seed. The pipe does not declare a state."""
 
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe
@@ -144,13 +144,13 @@ class ByHand(IterDataPipe):
 
 
 class SourceByHand(IterDataPipe):
-    """A source that can continue at a loaded position, without a `reset` method."""
+    """A source that continues at a loaded position, and has no `reset` method."""
 
     def __init__(self, size: int) -> None:
         self.size, self.place, self.begin = size, 0, 0
 
     def __iter__(self) -> Iterator[int]:
-        begin, self.begin = self.begin, 0  # applied here, not when the first item is requested
+        begin, self.begin = self.begin, 0  # `iter()` applies the position, before the first item is requested
         return self.going_on(begin)
 
     def going_on(self, begin: int) -> Iterator[int]:

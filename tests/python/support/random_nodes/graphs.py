@@ -1,4 +1,4 @@
-"""Random graphs of nodes from a seed."""
+"""Draws a random graph of nodes from a seed."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class Graph:
         """Returns whether the items of an epoch depend on how far threads had read ahead when the previous epoch was
         left.
 
-        The result is True if a source, or a node that chooses at random, counts its iterations, and begins more than
-        once in an epoch, or not in each epoch.
+        The result is True if a source or a random node counts its iterations, but does not begin exactly one iteration
+        per epoch.
         """
         return (self.counts and bool(self.kinds & {"several sources", "cycled"})) or {
             "weighted",
@@ -151,7 +151,7 @@ class Graph:
                 parts[name] = self.step(parts[name], depth + 1)
         criteria = [value for name, value in vars(nodes.StopCriteria).items() if name.isupper()]
         if self.common:
-            criteria.remove(nodes.StopCriteria.CYCLE_FOREVER)  # the graph's epochs would never end
+            criteria.remove(nodes.StopCriteria.CYCLE_FOREVER)  # with this criterion, the graph's epochs would never end
         criterion = self.chance.choice(sorted(criteria))
         self.say(criterion)
         if kind == "round robin":
@@ -160,7 +160,8 @@ class Graph:
             weights = {name: self.chance.choice([0.1, 1.0, 3.0]) for name in names}
             self.counts |= depth > 0
             node = nodes.MultiNodeWeightedSampler(parts, weights, criterion, rank=0, world_size=1, seed=self.seed)
-        # Nodes that choose at random may reach the criterion after any number of items, so a header limits their items.
+        # Nodes that choose at random may meet the stop criterion after any number of items, so a header limits the
+        # number of items.
         return sources.First(node, 60) if self.common else nodes.Header(node, 12)
 
     # -- steps ---------------------------------------------------------------------------------------------
@@ -201,7 +202,7 @@ class Graph:
         chance = self.chance
         workers = chance.randint(0, 3)
         method = "thread"
-        if self.processes_left and workers:  # only one per graph, because starting processes takes time
+        if self.processes_left and workers:  # at most one per graph, because starting processes takes time
             self.processes_left, method, workers = 0, "process", min(workers, 2)
         options = {
             "in_order": in_order,

@@ -12,7 +12,7 @@ from random_nodes.programs import Program, program_of
 
 
 class NodesJudge(Judge):
-    """Runs programs over nodes.
+    """Runs random programs over nodes, and judges their results.
 
     Args:
         processes: whether graphs may have worker processes.

@@ -73,12 +73,9 @@ def saving(seed: int, processes: bool, target: str) -> list[list[Any]]:
 def resumed(seed: int, processes: bool, source: str, over: bool, left: int) -> list[list[Any]]:
     """Resumes from a saved state.
 
-    Args:
-        seed: the seed of the program.
-        processes: whether the graph may have worker processes.
-        source: the file with the state.
-        over: whether the state was saved at the end of the epoch.
-        left: how many items of the epoch follow the state.
+    Args: seed: the seed of the program. processes: whether the graph may have worker processes. source: the file with
+        the state. over: whether the state was saved at the end of its epoch. left: how many items of the epoch follow
+        the saved position.
     """
     program = program_of(seed, processes)
     loader, state = used(program, None), pickle.loads(Path(source).read_bytes())
@@ -99,7 +96,7 @@ def resumed(seed: int, processes: bool, source: str, over: bool, left: int) -> l
 
 
 def used(program: Program, loader: Loader[Any] | None) -> Loader[Any]:
-    """Returns a loader to load a state into: a new one, or one that has yielded some items."""
+    """Returns a loader into which a state is loaded. The loader is new, or has already yielded some items."""
     if program.used < 0 and loader is not None:
         shutdown(loader)
         loader = None
