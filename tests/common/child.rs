@@ -30,13 +30,13 @@ impl Drop for Process {
     }
 }
 
-/// Starts this test binary in its test `child_process` with a role and the descriptors of a link. `child_process` is
-/// ignored if there is no role.
+/// Starts this test binary with a role and the descriptors of a link, and runs only its test `child_process`. Without a
+/// role, this test does nothing.
 pub fn start(role: &str, link: &Link, bells: &Arc<BellBoard>) -> Process {
     start_with(role, &[link.fd(), bells.fd()])
 }
 
-/// Starts this binary with a role and descriptors.
+/// Starts this test binary with a role and some descriptors.
 pub fn start_with(role: &str, fds: &[BorrowedFd<'_>]) -> Process {
     let fds: Vec<i32> = fds.iter().map(AsRawFd::as_raw_fd).collect();
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -75,7 +75,8 @@ pub fn inherited() -> (Link, Arc<BellBoard>) {
     (Link::attach(inherited_fd(0)).unwrap(), BellBoard::attach(inherited_fd(1)).unwrap())
 }
 
-/// Runs this test binary again with the portable fallbacks. `caller` is the test that calls this function.
+/// Runs this test binary a second time with the portable fallbacks. `caller` is the name of the test that calls this
+/// function, which is skipped.
 pub fn run_again_portably(caller: &str) {
     if portable() {
         return;

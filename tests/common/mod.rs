@@ -1,4 +1,4 @@
-//! Shared code of the engine's tests: a watchdog, test items, blocking ends of links, and child processes.
+//! Code that several tests of the engine use: a watchdog, test items, blocking ends of links, and child processes.
 
 #![allow(dead_code, missing_docs, reason = "each test binary uses its own part")]
 
@@ -18,7 +18,7 @@ pub struct Watchdog {
     _alive: mpsc::Sender<()>,
 }
 
-/// Limits the current test to `seconds`, so that a hang ends with a message.
+/// Limits the duration of the current test, so that a hang ends with a message.
 pub fn watchdog(seconds: u64) -> Watchdog {
     let (alive, gone) = mpsc::channel::<()>();
     let name = std::thread::current().name().unwrap_or("a test").to_owned();

@@ -1,5 +1,4 @@
-//! Wraps an ordered queue so that it reserves and pops with a timeout, and suspends workers by a guard, like the
-//! extension module.
+//! Wraps an ordered queue like the extension module: calls wait until a timeout, and a guard suspends the workers.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Items with known content, and the two ends of a link as blocking streams.
+//! Creates items with known content, and wraps the two ends of a link as blocking streams.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,25 +10,25 @@ use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::process::board::{BellBoard, BellRef};
 use torchdata_core::protocol::Permit;
 
-/// Kinds of units that the tests send.
+/// The kinds of units that the tests send.
 pub const ITEM: u16 = 1;
 pub const END: u16 = 2;
 
-/// The wake-up words of the two processes.
+/// The indices of the wake-up words of the two processes.
 pub const CONSUMER: usize = 0;
 pub const PRODUCER: usize = 1;
 
 /// A small link, so that its limits are often reached.
 pub const SMALL: LinkConfig = LinkConfig { ring_capacity: 4096, return_capacity: 512, arena_capacity: 64 << 10 };
 
-/// An item to send: inline bytes and large buffers.
+/// An item to send. It consists of inline bytes and large buffers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Item {
     pub inline: Vec<u8>,
     pub buffers: Vec<Vec<u8>>,
 }
 
-/// Random numbers that depend only on the seed (splitmix64).
+/// A random number generator (splitmix64) with numbers that depend only on the seed.
 pub struct Random(pub u64);
 
 impl Random {
@@ -117,7 +117,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Sends a unit that is not an item.
+    /// Sends a unit that marks the end of a stream.
     pub fn send_end(&mut self) -> Result<(), Corrupted> {
         while self.end.push(END, &[], &[])? == Push::Full {
             self.wait_for_room(0, 0)?;
@@ -177,8 +177,8 @@ impl Receiver {
         Self { end, bell: bells.bell(CONSUMER).unwrap(), unit: Unit::default() }
     }
 
-    /// Takes the next unit, if there is one. Returns None if there is no unit, or if the unit marks the end of a
-    /// stream.
+    /// Takes the next unit, and returns its item. Returns None if no unit is available, or if the unit marks the end of
+    /// a stream.
     pub fn poll(&mut self) -> Result<Option<(u16, Arrived)>, Corrupted> {
         let mut unit = Unit::default();
         match self.end.take(&mut unit) {

@@ -108,7 +108,7 @@ def shared_files(ended=()):
 
 @contextlib.contextmanager
 def started_children():
-    """Records the ids of all processes that multiprocessing starts in the context, even if they have exited."""
+    """Records the ids of all processes that multiprocessing starts in the context, including exited processes."""
     numbers, start = [], BaseProcess.start
 
     def noting(process):

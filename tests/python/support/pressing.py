@@ -80,7 +80,7 @@ def pressed(iterator: Iterator[Any], seed: int, look: Callable[[list[Any]], obje
             try:
                 presser.again()
                 handler.armed = True
-                got.extend(iterator)  # a loop in C, so that no item is lost between the loader and the list
+                got.extend(iterator)  # `extend` loops in C, so Ctrl-C loses no item
                 handler.armed = False  # if an earlier signal interrupts this line, the loop runs once more and ends
                 break
             except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Random items of tensors, which are sent over a link and compared with the result of pickling.
+"""Sends random items of tensors over a link, and compares the received items with unpickled items.
 
 A case consists of some storages of random types, random views of these storages (slices, other orders and shapes,
 repeated elements), and random containers. Received tensors must have the same elements, shapes and types as after
@@ -105,8 +105,9 @@ def in_dict(tensor):
 
 
 def pickled(sent):
-    """Returns an item after pickling and unpickling in torch's file format, because plain pickles do not support all
-    types.
+    """Pickles an item, and returns the unpickled item.
+
+    Uses torch's file format, because plain pickles do not support all types.
     """
     file = io.BytesIO()
     torch.save(sent, file)
@@ -144,7 +145,7 @@ def strides_on_arrival(tensor):
 
 
 def significant(tensor, strides):
-    """Returns the strides along dimensions with more than one element. All other strides have no effect."""
+    """Returns the strides of all dimensions with more than one element. Strides of other dimensions have no effect."""
     return [stride for size, stride in zip(tensor.shape, strides, strict=True) if size > 1] if tensor.numel() else []
 
 
@@ -162,17 +163,17 @@ def write_everywhere(draw, tensors):
 
 
 def flattened(tensor):
-    """Returns a view of the same elements in another shape, if possible."""
+    """Returns a view of the same elements with another shape, or the tensor itself if no such view exists."""
     return tensor.view(-1) if tensor.is_contiguous() else tensor
 
 
 def holders(draw, tensor):
-    """Returns another object that refers to a tensor's memory, like objects in users' programs."""
+    """Returns an object that refers to the memory of a tensor, such as a view or an array of another library."""
     return draw.choice([same, lambda t: t[...], lambda t: t.detach(), lambda t: t.untyped_storage(), Loaned])(tensor)
 
 
 class Loaned:
-    """Refers to the memory through the array interface of other libraries."""
+    """An object of another library that refers to the memory of a tensor through a DLPack capsule."""
 
     def __init__(self, tensor):
         self.capsule = torch.utils.dlpack.to_dlpack(tensor)
@@ -220,8 +221,9 @@ def run(seed, cases):
 
 
 def hold_to_the_end(seed):
-    """Deletes references to a large tensor one by one, in random order. Only deleting the last reference must release
-    the block.
+    """Deletes all references to a large tensor in random order.
+
+    The block of shared memory must be released with the last reference, and not earlier.
     """
     draw = random.Random(seed)
     link = Loopback()

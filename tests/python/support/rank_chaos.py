@@ -1,10 +1,11 @@
-"""Lets ranks fail at random moments, and checks the errors of the remaining ranks, their delay, and leftovers.
+"""Makes ranks fail at random moments, and checks what the remaining ranks report, and what they leave behind.
 
     python -m drivers ranks --seconds 600 --jobs 2
 
-A job has 2 to 4 ranks that run a few short epochs. The seed of a job determines how the ranks run, and which rank
-fails, how and when. Only the timing varies. Rank 0 may hold the store of the job, as without torchrun. Ranks are forked
-from a process that has imported torch, and exit like ordinary interpreters. `judge` contains the rules.
+A job has 2 to 4 ranks that run a few short epochs. The seed of a job determines how the ranks run, which rank fails,
+and how and when it fails. Only the timing differs between runs. Rank 0 may host torch's key-value store of the job, as
+in programs that are started without torchrun. Ranks are forked from a process that has imported torch, and exit like
+ordinary interpreters. The function `judge` contains the rules that jobs must follow.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from typing import Any, NoReturn
 from drivers.frame import Driver, Leaves
 from watchdog import session
 
-#: All surviving ranks must have raised an error within the timeout plus this number of seconds. The rule is 1.5
+#: Seconds after the timeout in which all surviving ranks must have raised an error. The documented limit is 1.5
 #: seconds, and the remaining time allows for busy machines.
 GRACE = 3.0
 
-#: Seconds until a rank that has raised, and all its processes, must be gone.
+#: Seconds after an error in which the rank and all its processes must exit.
 EXIT_GRACE = 30.0
 
 #: The moments at which a fault may occur.
@@ -86,11 +87,11 @@ class Plan:
 
 
 class Chaos(Exception):
-    """The error that the user's code raises on a rank."""
+    """The error that the user's code raises on a rank on purpose."""
 
 
 class Diary:
-    """The events of one rank. Each event is written immediately as a line."""
+    """Records the events of one rank in a file, and writes each event immediately as a line."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.file = os.open(folder / f"{rank}.log", os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
@@ -110,7 +111,7 @@ def hold_store(folder: Path) -> Any:
 
 
 def run_agent(folder: Path) -> None:
-    """Holds the store in a process that is not a rank, like torchrun's agent."""
+    """Hosts torch's key-value store in a process that is not a rank, like torchrun's agent."""
     store = hold_store(folder)
     while store is not None:
         signal.pause()
@@ -259,7 +260,7 @@ def run_job(plan: Plan, folder: Path) -> dict[str, Any]:
         for rank in ranks:
             rank_left = [pid for pid in session(rank.pid) if pid != rank.pid]
             if rank_left and rank.exit is not None:
-                time.sleep(2)  # workers notice that their main process has exited, and then exit
+                time.sleep(2)  # during this time, workers notice that their main process has exited, and exit
                 rank_left = session(rank.pid)
                 left += rank_left
     finally:
@@ -278,8 +279,9 @@ def run_job(plan: Plan, folder: Path) -> dict[str, Any]:
 
 
 def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
-    """Causes the fault at the planned moment, and waits until the other ranks have exited. Returns the times of the
-    fault and of the victim's continuation.
+    """Causes the fault at the planned moment, and waits until the other ranks have exited.
+
+    Returns the time of the fault, and the time at which a stopped victim continued.
     """
     victim = ranks[plan.victim]
     due: float | None = None
@@ -304,8 +306,8 @@ def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
             if plan.action == "stop and go on soon" and now > struck + plan.timeout / 4:
                 victim.signal(signal.SIGCONT)
                 resumed = now
-            # The victim must not continue while the other ranks exit, because CPython before 3.14 aborts if a thread
-            # returns from torch at that time.
+            # The victim must not continue while the other ranks exit. If a thread returns from torch during interpreter
+            # exit, CPython before 3.14 aborts.
             others_gone = all(rank.exit is not None for rank in ranks if rank is not victim)
             late = struck + 2 * plan.timeout + (1 if others_gone else 12)
             if plan.action == "stop and go on late" and now > late:
@@ -326,11 +328,11 @@ def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
 def judge(
     plan: Plan, ranks: list[Rank], struck: float | None, resumed: float | None, left: list[int], outputs: dict[int, str]
 ) -> dict[str, Any]:
-    """Returns the rules that the job violated.
+    """Returns descriptions of the rules that the job has violated.
 
-    Every rank except the victim must end in time, with whole epochs or with an error that names the victim. The rank's
-    process must exit soon afterwards without a signal and without leftovers. No message about a C++ termination may be
-    printed.
+    Every rank except the victim must end in time, either with whole epochs or with an error that names the victim. The
+    rank's process must exit soon afterwards without a signal, and must leave nothing behind. No rank may print a
+    message about a C++ termination.
     """
     broken: list[str] = []
     told: list[dict[str, Any]] = []
@@ -381,7 +383,7 @@ def judge(
 
 
 def blamed(text: str) -> set[int]:
-    """Returns the ranks that a message blames, which may be several."""
+    """Returns the ranks that an error message names as failed."""
     found = {0} if "the process of the store has exited or was stopped" in text and ": rank 0" in text else set()
     for ranks in re.findall(
         r"ranks? ([0-9, ]+) of \d+(?:, which all other ranks connect to,)? (?:sent no|did not|had|left)", text
@@ -411,8 +413,8 @@ def check(plan: Plan) -> int:
     return len(lines)
 
 
-#: The ids of the processes that were forked from a plan's process. In a forked process, the set contains the process's
-#: own id.
+#: The ids of the processes that the process of a plan has forked. In a forked process, the set contains only the
+#: process's own id.
 _ranks: set[int] = set()
 
 

@@ -1,9 +1,9 @@
 """Starts the programs of ranks as forks of a process that has imported torch, because the import takes longer than most
 runs.
 
-If this module runs as a program, it imports torch, and executes orders from the socket on its standard input until the
-opposite end is closed. The programs get the given command line, environment and standard output, and exit like ordinary
-interpreters. The programs are children of this process, which collects their exit codes on request.
+If this module runs as a program, it imports torch, and executes requests from the socket on its standard input until
+the peer closes the socket. The programs get the given command line, environment and standard output, and exit like
+ordinary interpreters. The programs are children of this process, which collects their exit codes on request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import time
 from types import ModuleType
 from typing import Any
 
-#: A number of bytes that exceeds every order.
+#: A buffer size in bytes that exceeds the size of every request.
 ORDER = 1 << 20
 
 _server: socket.socket | None = None
@@ -86,7 +86,7 @@ class ForkedProgram:
 
 
 def imports(*modules: str) -> None:
-    """Makes the process that starts programs import more modules, for all future programs."""
+    """Makes the server process import more modules, which all programs that it forks later inherit."""
     _ask({"modules": modules})
 
 
@@ -109,7 +109,10 @@ def _ask(order: dict[str, Any], *descriptors: int) -> int:
 
 
 def serve(asked: socket.socket) -> None:
-    """Executes orders. In a started program, the function returns after preparing `__main__`."""
+    """Executes requests in the server process.
+
+    In a forked program, the function returns after it has prepared `__main__`.
+    """
     import numpy as np
     import torch.distributed  # noqa: F401
 
@@ -150,7 +153,7 @@ def serve(asked: socket.socket) -> None:
         os.close(descriptors[0])
         started.add(pid)
         asked.send(str(pid).encode())
-    for pid in started:  # the process that sent the order has exited
+    for pid in started:  # the tests' process has exited
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Runs ranks as threads of one process, for loaders with a user-defined process group."""
+"""Runs several ranks as threads of one process, for tests of loaders with a user-defined process group."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-#: The number of seconds that a rank waits for all other ranks.
+#: The maximum number of seconds that a rank waits for all other ranks.
 PATIENCE = 60.0
 
 
 class _Meeting:
-    """Collects a value from each rank, and returns the result to all."""
+    """Collects one value from each rank, and returns the result to all ranks."""
 
     def __init__(self, ranks: int) -> None:
         self.barrier = threading.Barrier(ranks, timeout=PATIENCE)
@@ -38,8 +38,9 @@ class ThreadGroup:
 
 
 def in_ranks(ranks: int, body: Callable[[ThreadGroup], Any]) -> list[Any]:
-    """Runs the body on all ranks, and returns the results by rank. If an error occurs on one rank, all ranks end, and
-    the error is raised.
+    """Runs a function on all ranks, and returns the results by rank.
+
+    If one rank raises an error, all ranks end, and the error is raised.
     """
     meetings = _Meeting(ranks), _Meeting(ranks)
     found: list[Any] = [None] * ranks

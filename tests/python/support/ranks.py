@@ -1,7 +1,6 @@
-"""Starts real ranks for tests: processes of one job, which communicate over loopback by gloo.
+"""Starts real ranks for tests. The ranks are processes of one job, which communicate by gloo on the local machine.
 
-A test's script is the body of a function `main(rank)`. The test receives the pickled result or exception of this
-function.
+A test passes the body of a function `main(rank)`, and receives the result or exception of this function from each rank.
 """
 
 from __future__ import annotations
@@ -83,13 +82,14 @@ class Job:
         self.processes[rank].send_signal(number)
 
     def start_in_network(self, command: list[str], cut: str) -> None:
-        """Starts a program that creates a network, starts the ranks of this job in it, and cuts the network by `ip
-        cut`.
+        """Starts a program that creates a separate network, and starts the ranks of this job in this network.
+
+        The ranks can cut the network.
         """
         self.processes.append(_start([*command, str(self.folder / "job.py"), cut], _environment(self.folder)))
 
     def outcome(self, rank: int, seconds: float = 200) -> Any:
-        """Returns the result or error of the rank, and the number of seconds until the rank returned it."""
+        """Returns the result or error of a rank, and how many seconds the rank took to return it."""
         until = time.monotonic() + seconds
         path = self.folder / str(rank)
         while not path.exists():
@@ -113,7 +113,7 @@ class Job:
 def gloo_job(
     tmp_path: Path, body: str, ranks: int = 2, prefixes: dict[int, list[str]] | None = None, host: str = "127.0.0.1"
 ) -> Iterator[Job]:
-    """Starts a job on gloo with its store in this process, and ends the job."""
+    """Starts a job whose store is in this process, and ends the job when the block ends."""
     import torch.distributed as dist
 
     store = dist.TCPStore(
@@ -187,8 +187,9 @@ def _write(tmp_path: Path, body: str) -> Path:
 
 
 def environment_of_ranks() -> dict[str, str]:
-    """Returns the environment for a launcher of ranks, without inherited variables of MPI. Gloo uses the loopback
-    interface.
+    """Returns the environment variables for a launcher of ranks, without inherited variables of MPI.
+
+    Gloo is set to use the loopback interface.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "OMPI", "MPI"))}
     return inherited | {"PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": "lo"}

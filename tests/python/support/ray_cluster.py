@@ -19,8 +19,8 @@ needs_ray = pytest.mark.skipif(
     reason="Ray is not installed: it has no wheel for this Python, or none could be had",
 )
 
-#: Runs a file of tests with Ray in a separate process, because remains of Ray would crash in children that later tests
-#: fork. Ignores warnings that Ray and its libraries emit at import and exit.
+#: Runs a file of tests with Ray in a separate process, because threads and handlers of Ray would crash children that
+#: later tests fork. Ignores warnings that Ray and its libraries emit.
 of_ray = [
     pytest.mark.ray,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -30,9 +30,9 @@ of_ray = [
 ]
 
 
-#: Ray's settings: no token is required; actors have normal priority, so that they start in time on a busy machine; no
-#: process is started in advance, which a driver would wait for; a process that has run a task is kept for the next
-#: task; and usage is not reported. Workers do not import two slow libraries.
+#: Settings of Ray for tests. Ray requires no token, and does not report its usage. Actors have normal priority, so that
+#: they start in time on a busy machine. Ray starts no process in advance, because a driver would wait for it, and keeps
+#: a process that has run a task for the next task. Workers do not import two slow libraries.
 _SETTINGS = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_worker_niceness": "0",
@@ -74,13 +74,14 @@ SILENT: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
 
 
 def _patiently(start: Callable[[], Any], undo: Callable[[], object] = bool) -> Any:
-    """Calls a function that starts a part of Ray, with up to three attempts, because Ray allows only half a minute and
-    a busy machine may need more time.
+    """Calls a function that starts a part of Ray, with up to three attempts.
+
+    Ray limits a start to half a minute, and a busy machine may need more time.
     """
     for _ in range(2):
         try:
             return start()
-        except Exception as error:  # the error has no class of its own
+        except Exception as error:  # Ray raises a plain Exception
             if "timed out during startup" not in str(error):
                 raise
             undo()
@@ -104,7 +105,8 @@ def cluster(**more: str) -> Iterator[Any]:
 def nodes(count: int, processors: int = 0, **more: str) -> Iterator[Any]:
     """Runs a cluster with `count` nodes in addition to the first node, all on this machine.
 
-    The context ends the cluster. An exit handler would also run in children that later tests fork, and crash there.
+    The cluster is shut down at the end of the context, because an exit handler would also run in children that later
+    tests fork.
 
     Args:
         processors: the number of processors of the first node for workers.
@@ -128,7 +130,7 @@ def nodes(count: int, processors: int = 0, **more: str) -> Iterator[Any]:
 
 
 def join(made: Any) -> None:
-    """Joins a cluster of several nodes. May be called again after leaving the cluster."""
+    """Connects this process to a cluster of several nodes. A process that has disconnected may connect again."""
     import ray
 
     ray.init(address=made.address, **SILENT)
@@ -139,6 +141,6 @@ def add(made: Any, **options: Any) -> Any:
 
 
 def raylet_of(node: Any) -> int:
-    """Returns the id of the node's main process, which also stores the node's objects."""
+    """Returns the process id of a node's main process, which also stores the objects of the node."""
     pid: int = node.all_processes["raylet"][0].process.pid
     return pid

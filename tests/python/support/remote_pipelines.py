@@ -1,7 +1,7 @@
-"""Pipelines that workers on any machine can import. Each worker imports this file, so the file imports only what all
-workers need.
+"""Pipelines that workers on any machine can import.
 
-Importing NumPy doubles the start time of a worker, so NumPy is imported only for items that need it.
+Each worker imports this file, so the file imports only modules that all workers need. Importing NumPy doubles the start
+time of a worker, so NumPy is imported only for items that need it.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def dealt(count: int, before: Any = as_it_is, shuffles: bool = True) -> Any:
     return pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
 
 
-#: Pipelines of all kinds by name, each created on demand. There are few pipelines, because a worker takes seconds to
-#: start.
+#: Functions that create pipelines of all kinds, by name. There are only a few pipelines, because a worker takes seconds
+#: to start.
 PIPELINES = {
     "numbers": lambda: numbered(300).map(double).batch(3),
     "arrays": lambda: listed(numbered(120).map(array)),

@@ -1,4 +1,4 @@
-"""Reads loaders up to a position, or from a state on. Each loader is shut down afterwards."""
+"""Functions that read a loader up to a position, or from a state on, and then shut the loader down."""
 
 from __future__ import annotations
 

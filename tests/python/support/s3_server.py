@@ -9,7 +9,8 @@ from typing import Any
 
 from server_process import server_process
 
-#: Maximum number of keys per listing, so that few objects fill many pages. Amazon's limit is 1,000.
+#: Maximum number of keys per page of a listing. The number is small, so that few objects fill many pages. Amazon's
+#: limit is 1,000.
 KEYS_PER_PAGE = 20
 
 _SERVER = f"""

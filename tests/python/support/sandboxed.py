@@ -1,4 +1,4 @@
-"""Runs a program as in a sandbox: the named system calls fail as under a system call filter, or in an old kernel.
+"""Runs a program as in a sandbox. The named system calls fail as under a system call filter or on an old kernel.
 
 `python -m sandboxed EPERM memfd_create,pidfd_open PROGRAM…`
 """
@@ -16,7 +16,7 @@ __all__ = ["forbid"]
 
 #: The numbers of the system calls, by machine architecture.
 _NUMBERS = {"x86_64": {"memfd_create": 319, "pidfd_open": 434}, "aarch64": {"memfd_create": 279, "pidfd_open": 434}}
-#: See seccomp(2) and linux/filter.h.
+#: Constants of the system call filter, which seccomp(2) and linux/filter.h describe.
 _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06
 _FAIL, _ALLOW = 0x00050000, 0x7FFF0000
 _NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 38, 22, 2

@@ -29,23 +29,26 @@ from rank_threads import in_ranks
 FOLDER = Path(__file__).resolve().parents[1]
 sys.path += [str(FOLDER / "dataloader2"), str(FOLDER / "stateful_dataloader")]
 
-#: Number of items of an epoch without splits, the number with splits, and the number of splits. All splits have equal
-#: sizes.
+#: The number of items of an epoch without splits, the number of items with splits, and the number of splits. All splits
+#: have the same size.
 ITEMS, SPLIT_ITEMS, SPLITS = 11, 24, 12
 WORKERS = (0, 1, 2, 3, 5, 8)
-#: The numbers of ranks, and of workers per rank. Ranks are threads here, so several ranks need workers.
+#: Pairs of a number of ranks and a number of workers per rank. Several ranks need workers, because ranks are threads of
+#: one process here.
 RANKS = ((1, 0), (1, 3), (2, 1), (2, 2), (3, 1), (3, 2))
 STATEFUL = ("Plain", "WithState", "WithIterator", "shuffled_pipe")
 
 
 class Different(AssertionError):
-    """A resumed epoch differs from the uninterrupted one."""
+    """Raised if a resumed epoch differs from the uninterrupted epoch."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The loader that saves the states. `kind` is "workers", "splits" or "stateful", `form` selects a pipeline from the
-    tests of this kind, and `old` is the number of workers, or the numbers of ranks and workers.
+    """Describes the loader that saves the states. `kind` is "workers", "splits" or "stateful".
+
+    `form` selects a pipeline from the tests of this kind. `old` is the number of workers, or the numbers of ranks and
+    workers.
     """
 
     kind: str
@@ -146,7 +149,7 @@ def check(plan: Plan) -> int:
     """Resumes from all positions of a plan in a new interpreter, and returns the number of loaded states."""
     os.environ["DRAWS"] = "1"  # makes the pipeline's functions draw random numbers
     whole = {number: epochs(plan, number) for number in plan.numbers}
-    if plan.kind == "splits":  # several ranks agree on another seed than one rank
+    if plan.kind == "splits":  # several ranks agree on another seed than a single rank
         for number, found in whole.items():
             if found != whole[next(one for one in plan.numbers if one[0] == number[0])]:
                 raise Different(f"{number} gives other epochs than another number of workers")
@@ -171,7 +174,7 @@ def judge(plan: Plan, saved: list[Any], whole: dict[Any, list[Any]]) -> Iterator
     for position, state in enumerate(saved):
         for new in plan.numbers:
             if plan.kind == "stateful" and plan.old == 0 and position == 0 and new:
-                continue  # before the first item, the new loader's workers are used
+                continue  # before the first item, an epoch uses the new loader's workers
             try:
                 found = epochs(plan, new, copy.deepcopy(state))
             except Exception as error:
@@ -183,7 +186,7 @@ def judge(plan: Plan, saved: list[Any], whole: dict[Any, list[Any]]) -> Iterator
                 if wrong:
                     yield f"{plan} at {position} with {new}: {wrong}"
                 continue
-            # An epoch that begins only after the state was loaded uses the workers of the loader that loads the state.
+            # Epochs that begin after the load use the number of workers of the loader that has loaded the state.
             has_begun = position or plan.kind == "stateful" or keeps
             first, later = whole[plan.old if has_begun else new], whole[plan.old if keeps else new]
             for rank, (rest, *more) in enumerate(found):
@@ -203,8 +206,9 @@ def _keeps(plan: Plan) -> bool:
 
 
 def _left_by_shard(saved: list[Any], position: int) -> list[int]:
-    """Returns how many items of each shard follow a position, not counting the last item of each rank that saved the
-    states.
+    """Returns how many items of each shard follow a position.
+
+    The last item of each rank that saved the states is not counted.
     """
     from torchdata.dataloader2.state.layout import parse
 
@@ -220,11 +224,10 @@ def _left_by_shard(saved: list[Any], position: int) -> list[int]:
 
 
 def _in_other_ranks(whole: list[Any], position: int, found: list[Any], sizes: list[int], left: list[int]) -> str:
-    """Describes an error in the steps after resuming with a different number of ranks. The order of these steps is only
-    known if all shards have the same size.
+    """Describes an error in the items after resuming with a different number of ranks.
 
-    When the first rank reaches its end, the epoch ends on all ranks. The remaining items of all other ranks' shards are
-    left out.
+    The order of these items is only known if all shards have the same size. When the first rank reaches its end, the
+    epoch ends on all ranks, and the remaining items of the other ranks are left out.
     """
     expected = [item for step in zip(*(each[0] for each in whole), strict=True) for item in step][
         position * len(whole) :
@@ -254,7 +257,7 @@ DRIVER = Driver(plan_of, check, "loads", limit=900.0, more=more)
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    sys.modules["shard_positions"] = sys.modules["__main__"]  # the plan was pickled as a class of this module
+    sys.modules["shard_positions"] = sys.modules["__main__"]  # the plan's class was pickled with this module name
     os.environ["DRAWS"] = "1"
     with open(sys.argv[1], "rb") as content:
         given = pickle.load(content)

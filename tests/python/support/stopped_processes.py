@@ -1,4 +1,4 @@
-"""A program whose processes are stopped by SIGSTOP, and which then exits without shutting the loader down.
+"""A program that stops its processes by SIGSTOP, and then exits without shutting its loader down.
 
 Usage: python -m stopped_processes START_METHOD WHEN ENDING FILE
 
@@ -40,7 +40,7 @@ def replace_a_worker(loader):
         while loader.worker_pids()[0] == killed:
             next(iterator)
 
-    thread = threading.Thread(target=read_on)  # this thread starts the replacement
+    thread = threading.Thread(target=read_on)  # this thread makes the loader start a replacement
     thread.start()
     thread.join()
 

@@ -1,4 +1,4 @@
-"""Checks for all pipes over files and stores: exact restore, no open files, clear errors."""
+"""Checks for all pipes over files and stores, which test exact states, closed files and clear errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchdata.datapipes.state import load_state, save_state
 def open_files(*, sockets: bool = True) -> int:
     """Returns the number of open file descriptors of this process, with or without sockets.
 
-    A thread of a deleted thread pool may still open a file, so the function waits for these threads.
+    Threads of a deleted thread pool may still open files, so the function waits until these threads have ended.
     """
     gc.collect()
     for thread in threading.enumerate():
@@ -28,12 +28,12 @@ def open_files(*, sockets: bool = True) -> int:
 def _is_open_file(descriptor: str) -> bool:
     try:
         return not os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:")
-    except FileNotFoundError:  # the descriptor of the listing itself, or a socket that a thread has closed
+    except FileNotFoundError:  # the descriptor was closed meanwhile, like that of the listing itself
         return False
 
 
 def read(item: Any) -> Any:
-    """Returns an item for comparison, in which the content of a stream replaces the stream."""
+    """Returns an item for comparisons. The content of a stream replaces the stream."""
     if isinstance(item, tuple) and len(item) == 2 and hasattr(item[1], "read"):
         with item[1] as stream:
             return item[0], stream.read()
@@ -43,12 +43,11 @@ def read(item: Any) -> Any:
 def check_restore(
     build: Callable[[], Any], *, keep: Callable[[Any], Any] = read, seeded: bool = False, sockets: bool = True
 ) -> list[Any]:
-    """Restores the pipe of `build()` from a state at every position, during and after its iteration. Returns all its
-    items.
+    """Saves the pipe of `build()` at every position, and restores it during and after its iteration.
 
-    Items are compared after applying `keep`. A `seeded` pipe yields later epochs in another order, and its buffer keeps
-    streams open after the iterator is deleted. Other pipes must close all files when the iterator is deleted. With
-    `sockets=False`, open sockets are not counted, for libraries that keep connections open.
+    Returns all its items. Items are compared after applying `keep`. A `seeded` pipe yields later epochs in another
+    order, and its buffer keeps streams open after the iterator is deleted. Other pipes must close all files when the
+    iterator is deleted. With `sockets=False`, open sockets are not counted, for libraries that keep connections open.
     """
     epoch = sorted if seeded else list
     before = open_files(sockets=sockets)

@@ -1,4 +1,4 @@
-"""Iterables with states, one of each common kind, which count the items that they read."""
+"""Iterables with states, one of each common kind. Each iterable counts the items that it reads."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class ItsOwnIterator(TakesOnce):
 
 
 class LiveState(CountsEpochs):
-    """A stream that returns the dict that it later modifies, and keeps the dict that it loads."""
+    """A stream with a dict as its state. The stream modifies this dict after it was returned or loaded."""
 
     def __init__(self, size: int) -> None:
         self.live: dict[str, Any] = {"place": 0, "epoch": 0, "history": [[0]]}

@@ -38,7 +38,10 @@ class Terminal:
         self._read = b""
 
     def line(self, seconds=60.0):
-        """Returns the next line of output, or an empty text if the program has ended or was silent for `seconds`."""
+        """Returns the next line of output.
+
+        Returns an empty string if the program has ended, or has printed nothing for `seconds`.
+        """
         deadline = time.monotonic() + seconds
         while b"\n" not in self._read:
             left = deadline - time.monotonic()
@@ -84,8 +87,8 @@ class Terminal:
         self.close()
 
 
-#: Makes the terminal the session's controlling terminal before the script runs, because a terminal sends signals only
-#: to the session that it controls.
+#: Code that runs before the script, and makes the terminal the controlling terminal of the session. A terminal sends
+#: signals only to the session that it controls.
 _OWN_TERMINAL = """
 import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)

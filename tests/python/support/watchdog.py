@@ -1,6 +1,4 @@
-"""Runs a process under a watchdog. The watchdog collects the process's output, its stacks if it hangs, and leftover
-processes.
-"""
+"""Runs a process under a watchdog, which collects its output, its leftover processes, and its stacks if it hangs."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ def session_of(pid):
 
 
 def session(number):
-    """Returns the running processes of a session, including children with an exited parent."""
+    """Returns the running processes of a session, including children of exited processes."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     return [pid for pid in pids if session_of(pid) == number and not is_gone(pid)]
 

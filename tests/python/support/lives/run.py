@@ -164,7 +164,7 @@ class Run:
 
     @property
     def has_others(self) -> bool:
-        """Returns whether the expected epochs do not apply to the loader, because of its number of workers."""
+        """Returns whether the loader's epochs differ from the expected ones, because its number of workers differs."""
         return self.workers is not None and not self.life.moves
 
     @property

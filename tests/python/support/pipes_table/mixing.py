@@ -71,9 +71,7 @@ def bucketed(
 def tokens(
     items: list[int], limit: int, shortest: int, longest: int | None, buffer_size: int, padding: bool
 ) -> list[list[int]]:
-    """Returns items that equal their lengths, so that items of the same length are equal, and their order does not
-    matter.
-    """
+    """Returns items that equal their lengths. Items of the same length are equal, so their order does not matter."""
     waiting: list[int] = []
     batches: list[list[int]] = [[]]
 

@@ -112,7 +112,7 @@ class Graph:
     def _chosen(self, dice: random.Random, stages: dict[str, Any], below: Any) -> Any:
         names = [name for name in stages if self.only is None or name in self.only] or list(stages)
         name = dice.choice(names)
-        while _is_cache(name) and any(map(_is_cache, self.names)):  # two sections that share files wait for each other
+        while _is_cache(name) and any(map(_is_cache, self.names)):  # two sections with the same files would hang
             name = dice.choice(names)
         self.names.append(name)
         return stages[name](dice, below)

@@ -17,7 +17,7 @@ DRAWS = ("torch", "numpy", "random", "all")
 
 
 def drawn(kind: str) -> float:
-    """Returns a random number from a global generator, or the sum of a number from each of them."""
+    """Returns a random number from one global generator, or the sum of random numbers from all global generators."""
     total = 0.0
     if kind in ("torch", "all"):
         total += float(torch.rand(()))
@@ -29,13 +29,14 @@ def drawn(kind: str) -> float:
 
 
 class Slow:
-    """Delays some items at moments that differ between runs. The delays do not use the program's generators."""
+    """Delays some items for random times. The delays differ between runs, and do not use the program's generators."""
 
     slow = False
-    #: Whether some items are always late, so that workers finish in a varying order if the order is not fixed.
+    #: Whether some items are always late. If the loader has no fixed order, its workers then send items in a varying
+    #: order.
     uneven = False
     _chance: random.Random | None = None
-    #: The number of a sample, and a function that is called before the sample is read.
+    #: A sample number, and a function that is called before the sample with this number is read.
     hanging: tuple[int, Callable[[], None]] | None = None
 
     def pause(self, number: float) -> None:
@@ -55,11 +56,11 @@ class Slow:
 
 
 class Broken(Exception):
-    """A sample of a dataset cannot be read."""
+    """Raised if a sample of a dataset cannot be read."""
 
 
 class Indexed(Slow, Dataset[Any]):
-    #: Indices that make the dataset raise.
+    #: The indices at which the dataset raises.
     broken: frozenset[int] = frozenset()
 
     def __init__(self, length: int, draws: str = "") -> None:
@@ -70,7 +71,7 @@ class Indexed(Slow, Dataset[Any]):
         self.check(number)
 
     def check(self, number: float) -> None:
-        """Raises if the sample is broken, possibly after some random draws."""
+        """Raises if the sample is broken. In some cases, draws random numbers before raising."""
         if number in self.broken:
             if "Noisy" in type(self).__name__:
                 drawn(self.draws)
@@ -93,8 +94,9 @@ class AtOnce(Indexed):
 
 
 class Counting(Indexed):
-    """A dataset with samples that contain the number of earlier reads. The count is the dataset's state, and each
-    worker has a separate count.
+    """A dataset that counts its reads. Each sample contains the current count, which is the dataset's state.
+
+    Each worker has a separate count.
     """
 
     reads = 0
@@ -156,7 +158,7 @@ class OwnNoiseKept(OwnNoise):
 class Iterable(Slow, IterableDataset[Any]):
     """The base class of iterable datasets. Workers have shards of different sizes, so they end at different times."""
 
-    #: Numbers at which the stream raises, in each worker's shard.
+    #: The positions in each worker's shard at which the stream raises.
     broken: frozenset[int] = frozenset()
 
     def __init__(self, length: int, draws: str = "") -> None:
@@ -272,7 +274,7 @@ class EpochAtEnd(Iterable):
 
 
 class StateStays(Iterable):
-    """A stream that applies the loaded state in each later `__iter__`, like Hugging Face's streams."""
+    """A stream that applies the loaded state in every later call of `__iter__`, like Hugging Face's streams."""
 
     def __init__(self, length: int, draws: str = "") -> None:
         super().__init__(length, draws)
@@ -374,7 +376,7 @@ class IteratorAndEpochs(Iterable):
         return {"epoch": self.epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # `__iter__` is called after loading, and counts this epoch again.
+        # Subtracts the epoch that `__iter__`, which is called after loading, will count a second time.
         self.epoch = state["epoch"] - 1
 
 

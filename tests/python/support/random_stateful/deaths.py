@@ -1,9 +1,9 @@
-"""Lets workers of a random program exit or hang. The workers are replaced, and the results must not be affected.
+"""Makes workers of a random program exit or hang. The loader replaces these workers, and the results must not change.
 
     python -m drivers stateful-deaths --seconds 300 --seed 1 --start-methods fork,spawn     # in tests/python/support
 
-The program of a seed runs once without exits, and once with exits. After that, the program runs with exits up to its
-stop, and from its saved state to the end.
+The program of a seed runs once without exits, and once with exits. Then the program runs with exits up to its stop, and
+from its saved state to the end.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from hanging import WAYS, Hanging
 MOST = 2
 
 
-#: A stopped worker counts as hung and is killed.
+#: The signals that end a worker. The loader treats a stopped worker as hung, and kills it.
 BLOWS = (signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP)
-#: Seconds after which a worker counts as hung. On a busy machine, slow workers may also be killed, which must not
-#: affect the results.
+#: Seconds after which a worker counts as hung. On a busy machine, the loader may also kill slow workers, which must not
+#: change the results.
 HANGS_AFTER = 0.8
 
 
 class Deaths:
-    """Kills or stops workers at random moments: before a batch is requested, or shortly after, from a thread.
+    """Kills or stops workers at random moments, either before a batch is requested, or shortly afterwards in a thread.
 
     Args:
         seed: the seed of the moments.
@@ -40,11 +40,12 @@ class Deaths:
 
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)
-        #: Whether the limit holds for all exits of a worker in total. If false, a worker exits at most once per epoch.
+        #: Whether `MOST` limits the total number of exits of each worker. If false, a worker exits at most once per
+        #: epoch.
         self._in_all = self._dice.random() < 0.5
         self._each = self._dice.choice([0.05, 0.2, 0.5])
         self._tally: dict[Any, int] = {}
-        #: How a worker hangs when it reads a certain sample, or None if no worker hangs.
+        #: The way in which a worker hangs at a certain sample, or None if no worker hangs.
         self.way = self._dice.choice([None, None, *WAYS])
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.at, self.times = self._dice.randrange(30), self._dice.choice([1, 1, MOST])
@@ -84,7 +85,7 @@ class Deaths:
         return self.at, Hanging(self.way, self._folder.name, self.times)
 
     def close(self) -> None:
-        """Adds the number of workers that have hung to the count."""
+        """Adds the number of hung workers to the number of exits."""
         if self._folder is not None:
             self.count += len(list(Path(self._folder.name).glob("hung*")))
             self._folder.cleanup()
@@ -94,9 +95,7 @@ class Deaths:
 
 
 def unknowable(program: Any) -> str:
-    """Returns why a new worker cannot continue exactly where a worker exited. Returns an empty text if a new worker
-    can.
-    """
+    """Returns the reason why a new worker cannot continue exactly where another worker has exited, or an empty text."""
     if program.dataset == "OwnNoise":
         return "the data set draws from a generator of its own and tells no state"
     if program.dataset == "PlainEpochs" and program.persistent:
@@ -107,7 +106,7 @@ def unknowable(program: Any) -> str:
 
 
 def check(judge: Any, seed: int, method: str) -> int:
-    """Runs the program of a seed with exits of workers, and returns the number of exits.
+    """Runs the program of a seed while workers exit, and returns the number of exits.
 
     Raises:
         Wrong: the results are affected.

@@ -29,8 +29,9 @@ class StatefulJudge(Judge):
         self._folder.cleanup()
 
     def judge(self, seed: int) -> Verdict:
-        """Runs the program of a seed in all its phases. The verdict's `unlike` is the difference from the epochs of
-        torch's own loader.
+        """Runs the program of a seed in all its phases.
+
+        The field `unlike` of the verdict describes the difference from the epochs of torch's own loader.
         """
         program = program_of(seed)
         verdict = Verdict(seed, program.category, program.words())
@@ -106,7 +107,7 @@ def check_skipped(program: Program, found: list[Any], expected: list[Any]) -> No
 
 
 def of_states(verdicts: list[Verdict]) -> list[str]:
-    """Describes the kinds of states, and how many programs yield the same epochs as torch's own loader."""
+    """Describes the saved states, and counts the programs that yield the same epochs as torch's own loader."""
     torch = [one for one in verdicts if one.unlike is not None]
     told = [one.known for one in verdicts if "json" in one.known]
     sizes = [one["size"] for one in told] or [0]

@@ -1,4 +1,4 @@
-"""Samplers for random programs: those of torch and torchdata, and samplers like those of users."""
+"""The samplers of random programs, which come from torch and torchdata, or imitate samplers of users."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from going_on import Walk
 
 
 class PythonShuffled(Sampler[int]):
-    """A sampler that is shuffled by Python's global generator, as in many programs."""
+    """A sampler that shuffles with Python's global generator, like the samplers of many programs."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -75,7 +75,7 @@ class Epochs(PythonShuffled):
 
 
 class Places(Sampler[Any]):
-    """A sampler with its own state. After its end, it starts the next epoch."""
+    """A sampler with a state. When an epoch ends, the sampler's state is at the beginning of the next epoch."""
 
     def __init__(self, length: int, batch: int | None = None) -> None:
         self.length, self.batch, self.done, self.epoch = length, batch, 0, 0
@@ -100,9 +100,7 @@ class Places(Sampler[Any]):
 
 
 class StartsAnew(Places):
-    """A sampler with its own state. Each iteration begins at the loaded position, or at the start if no state was
-    loaded.
-    """
+    """A sampler with a state. Each iteration begins at the loaded position, or at the start if no state was loaded."""
 
     loaded = False
 
@@ -147,7 +145,8 @@ def torchdata_batches(length: int, batch: int) -> dict[str, Any]:
     return {"batch_sampler": sampler.BatchSampler(inner, batch, False)}
 
 
-#: Functions that return loader options for a length and a batch size, by name.
+#: Functions that return the sampler options of a loader. Their arguments are the length of the dataset and the batch
+#: size.
 SAMPLERS: dict[str, Callable[[int, int], dict[str, Any]]] = {
     "in order": lambda n, b: {},
     "shuffle": lambda n, b: {"shuffle": True},
@@ -187,7 +186,7 @@ SAMPLERS: dict[str, Callable[[int, int], dict[str, Any]]] = {
     "user's batches, stateful": lambda n, b: {"batch_sampler": Places(n, b)},
 }
 
-#: Samplers that use a global generator if the loader has none.
+#: Names of samplers that use a global generator if the loader has no generator.
 FREE = {
     "shuffle",
     "RandomSampler",
@@ -199,7 +198,7 @@ FREE = {
     "user's, Python's generator",
 }
 
-#: Samplers with their own state.
+#: Names of samplers that have a state.
 STATEFUL = {
     "StatefulDistributedSampler",
     "StatefulDistributedSampler, set_epoch",
@@ -210,6 +209,5 @@ STATEFUL = {
     "user's batches, stateful",
 }
 
-#: Samplers that start the next epoch at the position where the previous epoch was left, including indices that were
-#: read ahead.
+#: Names of samplers that continue after the last index that was read ahead, if an epoch is left early.
 GOING_ON = {"RandomSampler, replacement, generator", "user's, stateful", "user's batches, stateful"}

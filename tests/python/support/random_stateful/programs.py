@@ -1,4 +1,4 @@
-"""Random programs: their parts, description and category, and the reasons why some cannot resume exactly."""
+"""Random programs, with their parts, descriptions and categories, and the reasons why some cannot resume exactly."""
 
 from __future__ import annotations
 
@@ -40,40 +40,42 @@ class Program:
     sampler: str
     batch_size: int | None
     workers: int
-    #: The number of workers in the resumed run.
+    #: The number of workers of the loader in the resumed run.
     later_workers: int
     #: Whether the loader has its own generator.
     generator: bool
     options: dict[str, Any] = field(default_factory=dict)
-    #: Indices that make the dataset raise. The loader skips these samples.
+    #: The indices at which the dataset raises. The loader skips these samples.
     broken: tuple[int, ...] = ()
-    #: The batch size of the resumed run, if it differs.
+    #: The batch size of the resumed run, if it differs from that of the first run.
     later_batch: int | None = None
     #: "same": each run seeds all global generators with the same seed. "another": the resumed run uses another seed.
     #: "none": no run sets a seed.
     seeds: str = "same"
-    #: How many numbers the program draws from the global generators before it creates its loader, in each step
-    #: (dropout), and after each epoch (an evaluation).
+    #: How many random numbers the program draws from the global generators before it creates its loader, in each
+    #: training step (like dropout), and after each epoch (like an evaluation).
     draws_before: int = 0
     draws_in_step: int = 0
     draws_behind_epoch: int = 0
-    #: How many numbers the resumed run draws additionally, once before and once after it loads its state.
+    #: How many additional random numbers the resumed run draws before it loads its state, and after it has loaded its
+    #: state.
     draws_more: int = 0
     #: Whether the program seeds the global generators at the beginning of each epoch.
     seeds_epochs: bool = False
     #: The epochs that are left early, each with the number of batches that are read.
     breaks: dict[int, int] = field(default_factory=dict)
-    #: The epoch in which the state is saved, and the position: "before" the iterator is created, after a number of
-    #: batches, after the "last" batch, or after the "end" of the epoch.
+    #: The epoch in which the state is saved, and the position in this epoch: "before" the iterator is created, after a
+    #: number of batches, after the "last" batch, or after the "end" of the epoch.
     stop_epoch: int = 0
     stop_at: int | str = 0
-    #: The batches before which a state is additionally saved and discarded.
+    #: The batches before which the program saves a state without using it.
     peeks: tuple[int, ...] = ()
     #: The format of the stored state: "json", "torch" or "pickle".
     way: str = "torch"
-    #: Whether an additional process loads the state, immediately saves a new state, and passes the new state on.
+    #: Whether an additional process loads the state and immediately saves a new state, from which the last process
+    #: resumes.
     relayed: bool = False
-    #: Whether the epochs are also compared with torch's loader.
+    #: Whether the epochs are also compared with those of torch's loader.
     beside_torch: bool = False
 
     @property
@@ -129,7 +131,7 @@ class Program:
     def later_workers_matter(self, first: int) -> bool:
         """Returns whether the number of workers affects the epochs after an epoch that was left early.
 
-        More workers read more indices ahead. If the epoch is left, some samplers continue after these indices.
+        More workers read more indices ahead, and some samplers continue after these indices in the next epoch.
 
         Args:
             first: the first epoch after the number of workers has changed.
@@ -138,7 +140,7 @@ class Program:
         return goes_on and any(epoch >= first for epoch in self.breaks)
 
     def unknowable(self, over: bool) -> str:
-        """Returns why no loader can resume this program exactly. Returns an empty text if resuming is possible.
+        """Returns the reason why no loader can resume this program exactly, or an empty text if a loader can.
 
         Args:
             over: whether the state was saved at the end of an epoch.
@@ -251,7 +253,7 @@ def choose_moment(program: Program, chance: random.Random) -> None:
     program.stop_at = chance.choice(["before", 0, 1, 1, 2, 3, 4, 6, 9, "last", "end", "end"])
     if program.stop_epoch and program.in_order and chance.random() < 0.35:
         program.breaks[program.stop_epoch - 1] = chance.choice([1, 2, 3, 5])
-        if program.stop_at == "before":  # the state would be one of the epoch that was left
+        if program.stop_at == "before":  # the state would belong to the epoch that was left
             program.stop_at = 0
     if program.in_order and chance.random() < 0.1:
         program.breaks[program.stop_epoch + 1] = chance.choice([1, 2, 4])
@@ -260,7 +262,7 @@ def choose_moment(program: Program, chance: random.Random) -> None:
 
 
 def choose_broken(program: Program, chance: random.Random) -> None:
-    """Chooses which samples are broken: some, many in a row so that whole batches are broken, or all."""
+    """Chooses which samples are broken: some samples, many successive samples (whole batches), or all samples."""
     numbers = range(program.length)
     share = chance.choice([0.1, 0.3, 0.6, 1.0 if program.length < 8 else 0.9])
     broken = {number for number in numbers if chance.random() < share}

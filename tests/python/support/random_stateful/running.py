@@ -33,7 +33,7 @@ def seed_all(seed: int) -> None:
 
 
 def draw(count: int) -> None:
-    """Draws `count` numbers from each global generator, as a training program does."""
+    """Draws `count` random numbers from each global generator, like a training program."""
     for _ in range(count):
         datasets.drawn("all")
 
@@ -65,7 +65,7 @@ def save(loader: Any, program: Program, path: Path) -> dict[str, Any]:
     known: dict[str, Any] = {"keys": sorted(state)}
     try:
         known["alike"] = bool(state == again)
-    except (RuntimeError, ValueError):  # raised by comparing tensors or arrays
+    except (RuntimeError, ValueError):  # raised if the state contains tensors or arrays, which `==` cannot compare
         known["alike"] = False
     try:
         text = json.dumps(state)
@@ -98,15 +98,12 @@ def run(seed: int, phase: str, **options: Any) -> dict[str, Any]:
 class Run:
     """Runs one phase of a program.
 
-    Args:
-        phase: "whole" (runs all epochs), "torch" (runs all epochs with torch's loader), "stop" (saves a state and ends;
-            a program without seeds continues to the end), "relay" (loads a state and saves it again) or "resume".
-        batches: the number of batches in the epoch in which the run stops, or 0 if it is unknown.
-        source: the state to load.
-        target: where to save the state.
-        first: the number of the first epoch.
-        deaths: the seed for the exits of workers, which are replaced; None for no exits.
-        workers: the number of workers; None for the number in the program.
+    Args: phase: "whole" (runs all epochs), "torch" (runs all epochs with torch's loader), "stop" (saves a state and
+        ends, unless the program has no seeds), "relay" (loads a state and saves a new one) or "resume" (loads a state
+        and runs the remaining epochs). batches: the number of batches in the epoch in which the run stops, or 0 if it
+        is unknown. source: the state to load. target: where to save the state. first: the number of the first epoch.
+        deaths: the seed for exits of workers, which the loader replaces, or None for no exits. workers: the number of
+        workers, or None for the number in the program.
     """
 
     def __init__(
@@ -242,8 +239,9 @@ class Run:
         return stops and self.stop(loader, taken=len(batches), over=True)
 
     def stop(self, loader: Any, taken: int, over: bool) -> bool:
-        """Saves the state. Returns whether the program ends after that. A program without seeds continues,
-        because no other run yields the same epochs.
+        """Saves the state, and returns whether the program then ends.
+
+        A program without seeds continues, because no other run yields the same epochs.
         """
         self.save(loader)
         self.known.update(taken=taken, over=over)

@@ -1,8 +1,8 @@
 """Runs a command on a simulated busy machine, by stopping each of the command's processes at random moments.
 
-A test that assumes which of two processes is faster may pass a thousand times, and fail on another machine. This module
-delays new processes so that other processes overtake them, and occasionally stops each process for up to 0.4 s. A test
-with such an assumption therefore fails within a few runs.
+A test that relies on one process being faster than another process may pass a thousand times, and fail on another
+machine. This module delays new processes so that other processes overtake them, and occasionally stops each process for
+up to 0.4 s. With these delays, such a test fails within a few runs.
 
     python -m unsteady python -m pytest -n 2 -m alone
 """

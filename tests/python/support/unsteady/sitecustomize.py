@@ -1,5 +1,6 @@
-"""Imported by every interpreter that `unsteady` starts. The module delays some interpreters, and some of the processes
-that they fork.
+"""Delays some interpreters and some of the processes that they fork.
+
+Every interpreter that `unsteady` starts imports this module.
 """
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 
-#: How many of 256 new processes are delayed, and the maximum delay in seconds.
+#: The number of processes out of 256 that are delayed, and the maximum delay in seconds.
 _RESTING, _LONGEST = 100, 0.4
 
 
