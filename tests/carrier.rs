@@ -1,5 +1,5 @@
-//! Tests carriers between two copies of a link. Units of any size arrive unchanged, in order and with their stream, and
-//! control words do not wait for units.
+//! Tests the carriers that copy messages between two copies of a link. Units of any size arrive unchanged and in order,
+//! with the number of their stream. Control words do not wait for units.
 
 #![cfg(not(loom))]
 #![allow(missing_docs)]
@@ -19,7 +19,8 @@ use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::process::board::BellBoard;
 use torchdata_core::protocol::Stream;
 
-/// A link, its copy on another machine, two carriers between them, and a reverse link that only carries control words.
+/// A link, its copy on another machine, the two carriers between them, and a link in the opposite direction, which only
+/// carries control words.
 struct Way {
     producer: Producer,
     consumer: Consumer,
@@ -50,10 +51,10 @@ fn bytes_of(buffer: &Buffer) -> Vec<u8> {
     }
 }
 
-/// Kind, payload, buffers and digest of a unit.
+/// The kind, the payload, the buffers and the digest of a received unit.
 type Taken = (u16, Vec<u8>, Vec<Vec<u8>>, u64);
 
-/// Transfers one frame. If the link is full, the consumer takes units to make space.
+/// Transfers one frame. If the receiving link is full, the consumer first takes units to make space.
 fn carry(way: &mut Way, most: usize, taken: &mut Vec<Taken>) -> Option<Words> {
     let mut frame = Frame::default();
     let words = way.here.take(&mut frame, most).unwrap();

@@ -1,5 +1,5 @@
-//! Damage by another process is detected in every part of shared memory. The driver `scribbles` in
-//! `tests/python/support` writes at random positions.
+//! Tests that a process detects damage by another process in every part of shared memory. In addition, the driver
+//! `scribbles` in `tests/python/support` damages random positions.
 #![cfg(not(loom))]
 #![allow(missing_docs)]
 
@@ -20,7 +20,7 @@ use torchdata_core::link::Link;
 use torchdata_core::link::producer::Part;
 use torchdata_core::process::board::BellBoard;
 
-/// Offsets in the header, as documented in the layout.
+/// Offsets of fields in the header, as documented in the module of the layout.
 const VERSION: usize = 8;
 const RING_CAPACITY: usize = 24;
 const LINE: usize = align_of::<CachePadded<AtomicU64>>();
@@ -95,7 +95,7 @@ fn a_link_of_another_release_or_with_impossible_sizes_is_rejected() {
 #[test]
 fn every_violation_of_the_layout_is_detected() {
     let _watchdog = watchdog(30);
-    // (offset in the first unit of the ring, value as u32 at that offset)
+    // Pairs: an offset in the first unit of the ring, and a u32 value to write at this offset.
     let unit = [
         ("shorter than any unit", 0, 0),
         ("no multiple of 8", 0, 25),

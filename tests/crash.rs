@@ -1,8 +1,8 @@
-//! Tests what follows if a process is killed: its published units remain available, its unpublished units are lost, its
+//! Tests the effects of killing a process. Its published units stay available, and its unpublished units are lost. The
 //! exit is detected, and no resources leak.
 //!
-//! A child sends SIGKILL to itself at a named point. This kill is as abrupt as a kill by another process, but
-//! reproducible.
+//! A child sends SIGKILL to itself at a named point. The kernel ends the child as abruptly as if another process sent
+//! the signal, but at a reproducible point.
 #![cfg(not(loom))]
 #![allow(missing_docs)]
 
@@ -34,7 +34,7 @@ fn everything_holds_on_the_portable_backing_as_well() {
     run_again_portably("everything_holds_on_the_portable_backing_as_well");
 }
 
-/// A link with enough space for all items of the children, so that the children never wait.
+/// The configuration of a link with enough space for all items, so that the children never wait.
 const ROOMY: LinkConfig = LinkConfig { arena_capacity: 1 << 20, ..SMALL };
 
 /// The number of items that every child sends before it is killed.
@@ -87,7 +87,7 @@ fn die_at(point: &str) -> ! {
     die()
 }
 
-/// Takes all items until the producer has exited.
+/// Takes items until the producer has exited and no item is left.
 fn drain_until_death(receiver: &mut Receiver, watch: &Watch) -> Vec<Arrived> {
     let mut arrived = Vec::new();
     loop {
@@ -130,7 +130,7 @@ fn a_killed_producer_leaves_exactly_what_it_had_published() {
                 _ => assert_eq!(unit.inline, b"batch", "{point}"),
             }
         }
-        // Returning leases to a killed producer has no effect, and the leases stay readable.
+        // If the producer was killed, returning leases has no effect, and remaining leases stay readable.
         drop(receiver);
         assert!(arrived[0].item() == item(0));
     }
@@ -160,7 +160,7 @@ fn a_child_exits_when_its_parent_is_killed() {
     let _alone = alone();
     let _watchdog = watchdog(30);
     let (link, bells) = open(ROOMY);
-    // The grandchild holds the opposite end of the pipe until it exits.
+    // The grandchild keeps its end of the pipe open until it exits.
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "middle_process", "--ignored", "--nocapture"]).stdout(Stdio::piped());
     let mut middle = Process(command.spawn().unwrap());
@@ -171,8 +171,8 @@ fn a_child_exits_when_its_parent_is_killed() {
         assert_eq!(pipe.read(&mut byte).unwrap(), 1, "{}", String::from_utf8_lossy(&text));
         text.push(byte[0]);
     }
-    // The parent is killed but not reaped, so it is a zombie. If the grandchild kept running, the watchdog would abort
-    // the test.
+    // The grandchild's parent is killed but not reaped, so it is a zombie. If the grandchild kept running, the watchdog
+    // would abort the test.
     middle.0.kill().unwrap();
     pipe.read_to_end(&mut text).unwrap();
     drop((link, bells));
@@ -208,7 +208,7 @@ fn links_and_children_leave_no_resources_behind() {
     assert_eq!(leftovers(), before);
 }
 
-/// The descriptors and mappings of this package in this process, and its files in the folders for shared memory.
+/// Returns the package's descriptors and mappings in this process, and its files in the folders for shared memory.
 fn leftovers() -> (usize, usize, Vec<String>) {
     let ours = |target: &std::path::Path| ["torchdata", "pidfd"].iter().any(|n| target.to_string_lossy().contains(n));
     let descriptors = std::fs::read_dir("/proc/self/fd").map_or(0, |entries| {

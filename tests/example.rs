@@ -1,4 +1,4 @@
-//! Tests reading examples from protocol buffers: encoded examples and random bytes.
+//! Tests the reader of TensorFlow examples, which are protocol buffers, with encoded examples and with random bytes.
 
 use proptest::prelude::*;
 use torchdata_core::formats::example::{Example, Feature, FeatureKind};

@@ -1,4 +1,4 @@
-//! Tests resizing images: invalid arguments, layouts, and the limits of the region.
+//! Tests how images are resized: the layouts of pixels, regions at the edges, and invalid arguments.
 
 use proptest::prelude::*;
 use torchdata_core::images::{Filter, Pixels, Region, ResizeError, Target, resize};

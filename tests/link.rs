@@ -28,7 +28,7 @@ fn item_of(inline: usize, buffers: &[usize]) -> Item {
     Item { inline: random.bytes(inline), buffers: buffers.iter().map(|&len| random.bytes(len)).collect() }
 }
 
-/// Returns both ends of a link for use in one thread, in which no step may wait for the peer.
+/// Returns both ends of a link for use in one thread. The tests in one thread must never wait for the peer.
 fn pair(config: LinkConfig, window: u64) -> (Sender, Receiver) {
     let (link, bells) = open(config);
     let (sender, mut receiver) = (Sender::new(&link, &bells), Receiver::new(&link, &bells));
@@ -44,8 +44,8 @@ fn everything_holds_on_the_portable_backing() {
 
 // ---- units arrive in order and unchanged -------------------------------------------------------------------------
 
-/// Sends items from a thread. The consumer keeps the lease of each item for which `keep` is true. All other leases are
-/// returned in random order after some further items.
+/// Sends items from a thread. The consumer keeps the lease of each item for which `keep` is true, and returns all other
+/// leases in random order after some further items.
 fn stream_between_threads(config: LinkConfig, items: &[Item], window: u64, keep: impl Fn(usize) -> bool) {
     let (link, bells) = open(config);
     let mut receiver = Receiver::new(&link, &bells);
@@ -103,7 +103,7 @@ fn units_of_every_length_wrap_at_every_position_of_the_ring() {
             let (link, bells) = open(SMALL);
             let mut producer = link.producer(bells.bell(CONSUMER).unwrap()).unwrap();
             let mut consumer = link.consumer(bells.bell(PRODUCER).unwrap()).unwrap();
-            // Moves both cursors to this index in steps of at most a quarter of the ring.
+            // Moves both cursors to the given index, in steps of at most a quarter of the ring.
             let mut rest = place;
             while rest > 0 {
                 let step = if rest > 1000 { 800 } else { rest };
@@ -285,7 +285,7 @@ fn a_consumer_is_told_to_copy_before_its_leases_starve_the_producer() {
     let held = receiver.poll().unwrap();
     assert!(!receiver.end.should_copy(12 << 10) && receiver.end.should_copy((12 << 10) + 1));
     drop(held);
-    // The leased items fill half of the return ring's entries, but have few bytes.
+    // The leased items fill half of the entries of the return ring, but consist of few bytes.
     let (mut sender, mut receiver) = pair(LinkConfig { arena_capacity: 16 << 20, ..SMALL }, 10_000);
     let mut held = Vec::new();
     while !receiver.end.should_copy(1) {
@@ -346,15 +346,16 @@ fn a_block_of_another_link_is_rejected() {
 fn fragments_of_an_abandoned_unit_do_not_leak_into_later_items() {
     let _watchdog = watchdog(30);
     let (mut sender, mut receiver) = pair(SMALL, 10);
-    // The fragments are abandoned within the epoch. The next unit that does not refer to fragments drops them.
+    // The producer abandons these fragments within the epoch. The next unit without fragments makes the consumer drop
+    // them.
     sender.stream(&[1; 500]).unwrap();
     sender.send_end().unwrap();
     assert!(receiver.receive().unwrap().is_none());
     let part = sender.stream(&[2; 600]).unwrap();
     assert_eq!(sender.end.push_item(ITEM, &[part], &[]), Ok(Push::Done));
     assert_eq!(bytes(&receiver.receive().unwrap().unwrap().buffers[0]), [2; 600]);
-    // The fragments are abandoned because a new epoch begins. Some fragments were taken, and some fragments are still
-    // in the ring.
+    // The producer abandons these fragments because a new epoch begins. The consumer has taken only some of the
+    // fragments.
     sender.stream(&[3; 500]).unwrap();
     assert!(receiver.poll().unwrap().is_none());
     sender.stream(&[4; 500]).unwrap();

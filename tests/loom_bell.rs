@@ -1,4 +1,4 @@
-//! Explores all interleavings of processes that sleep and processes that wake them, with loom. No wake-up must be lost.
+//! Explores with loom all interleavings of processes that sleep and processes that wake them. No wake-up may be lost.
 //!
 //! Sleeps never time out here, so a lost wake-up is a deadlock, which loom reports.
 #![cfg(loom)]
@@ -15,7 +15,7 @@ use torchdata_core::link::cursor::{BIRTH, ConsumerCursor, ProducerCursor};
 use torchdata_core::process::bell::{Bell, Parker, Wanted};
 use torchdata_core::sync::primitive::{AtomicU32, AtomicU64, Ordering};
 
-/// A futex like the kernel's: no wake-up can come between comparing the value and going to sleep.
+/// A simulated futex. As in the kernel, no wake-up can occur between comparing the value and going to sleep.
 struct Futex {
     lock: Mutex<()>,
     changed: Condvar,
@@ -41,7 +41,7 @@ impl Parker for Futex {
     }
 }
 
-/// The wake-up word of a process, and the way in which the process sleeps.
+/// The wake-up word of a process, and the simulated futex on which the process sleeps.
 struct Process {
     bell: Bell,
     futex: Futex,
@@ -170,7 +170,7 @@ fn a_sleeper_that_leaves_does_not_consume_the_ring_of_another() {
     model(|| {
         let shared = Arc::new((Process::new(), AtomicU64::new(0)));
         let theirs = Arc::clone(&shared);
-        // The sleeper's last check finds the published value, so the sleeper returns without waiting.
+        // The last check before sleeping finds the published value, so the sleeper returns without waiting.
         let leaver = thread::spawn(move || {
             theirs.0.wait(|| true);
         });

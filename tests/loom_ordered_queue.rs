@@ -1,7 +1,7 @@
-//! Explores all interleavings of workers, a consumer and threads that suspend the queue. No thread must sleep forever.
+//! Explores all interleavings of workers, a consumer and threads that suspend the queue. No thread may sleep forever.
 //!
-//! In loom, sleeps never time out. Real sleeps end after a timeout, which would hide a lost wake-up. Here, a lost
-//! wake-up is a deadlock, which loom reports.
+//! Real sleeps end after a timeout, which would hide a lost wake-up. In loom, sleeps never time out, so a lost wake-up
+//! is a deadlock, which loom reports.
 #![cfg(loom)]
 #![allow(missing_docs)]
 
@@ -87,8 +87,8 @@ impl Shared {
         }
     }
 
-    /// Claims up to two submitted items at a time, until all items are claimed. The first time, gives the second item
-    /// back to the queue.
+    /// Claims up to two submitted items at a time, until all items are claimed. After the first claim, gives the second
+    /// item back to the queue.
     fn serve_some(&self) {
         let mut gives_back = true;
         while let Some((slots, items)) = self.queue.claim_some((1, 2), 1, |_| true, std::mem::take) {

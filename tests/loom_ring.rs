@@ -1,4 +1,4 @@
-//! Explores all interleavings of the two ends of a small ring with loom. No slot must be lost, duplicated, or read too
+//! Explores with loom all interleavings of the two ends of a small ring. No slot may be lost, duplicated or read too
 //! early.
 #![cfg(loom)]
 #![allow(missing_docs)]
@@ -14,7 +14,7 @@ use torchdata_core::integrity::seal;
 use torchdata_core::link::cursor::{BIRTH, ConsumerCursor, ProducerCursor};
 use torchdata_core::sync::primitive::AtomicU64;
 
-/// A ring with slots that loom tracks: concurrent access to a slot is an error of the model.
+/// A ring with slots that loom tracks. If two threads access a slot concurrently, loom reports an error.
 struct Ring {
     slots: Vec<UnsafeCell<u64>>,
     tail: AtomicU64,

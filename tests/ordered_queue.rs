@@ -1,5 +1,5 @@
-//! Tests the ordered queue: order, bounds, suspending, closing, errors and views of buffered items, in one thread and
-//! in several threads.
+//! Tests the ordered queue with one thread and with several threads: order, bounds, suspending, closing, errors, and
+//! views of buffered items.
 
 #![cfg(not(loom))]
 
@@ -32,7 +32,7 @@ fn eventually(condition: impl Fn() -> bool) {
     }
 }
 
-/// Computes `count` items in a thread, or fewer if the queue is closed, and counts them.
+/// Computes `count` items in a thread, or fewer items if the queue is closed. Also counts the computed items.
 fn produce(queue: &Arc<Queue>, count: usize) -> (Arc<AtomicUsize>, thread::JoinHandle<()>) {
     let (queue, made) = (Arc::clone(queue), Arc::new(AtomicUsize::new(0)));
     let counter = Arc::clone(&made);
@@ -89,7 +89,7 @@ fn results_of_several_workers_arrive_in_the_order_of_the_slots_or_as_they_are_re
                 let (queue, source) = (Arc::clone(&queue), Arc::clone(&source));
                 thread::spawn(move || {
                     while let Reserve::Granted(slot) = queue.reserve(Duration::MAX) {
-                        let item = source.load(Ordering::Relaxed); // one worker at a time runs this
+                        let item = source.load(Ordering::Relaxed); // only one worker at a time runs this line
                         source.store(item + 1, Ordering::Relaxed);
                         if item >= 2_000 {
                             queue.put(slot, Outcome::End(None));
@@ -201,7 +201,7 @@ fn a_hold_does_not_wait_for_a_worker_that_has_left_the_source_and_keeps_its_slot
     let slot = reserved(&queue);
     let _still = hold(&queue);
     queue.leave_source(slot);
-    queue.leave_source(slot); // a repeated call has no effect
+    queue.leave_source(slot); // a second call has no effect
     assert!(queue.wait_still(LONG));
     assert_eq!(buffered(&queue), []);
     queue.put(slot, Outcome::Item(1));

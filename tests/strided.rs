@@ -1,9 +1,11 @@
-//! Copies elements that are not contiguous. All kinds of layouts are compared with a simple loop.
+//! Tests copies of elements that are not contiguous. For all kinds of layouts, the copy must equal that of a simple
+//! loop.
 
 use proptest::prelude::*;
 use torchdata_core::strided::{Strided, memory_order};
 
-/// An array in a buffer that ends with its last element: shape, strides, offset of the first element, buffer.
+/// An array in a buffer that ends with the array's last element. The fields are the shape, the strides, the offset of
+/// the first element, and the buffer.
 #[derive(Debug, Clone)]
 struct Array {
     size: usize,
@@ -66,8 +68,8 @@ fn arrays() -> impl Strategy<Value = Array> {
     let count = prop_oneof![3 => 1_usize..6, 1 => 30_usize..70, 1 => Just(0)];
     (size, prop::collection::vec((count, 0_isize..3, any::<bool>(), 0_isize..2), 0..5), any::<u64>()).prop_map(
         |(size, axes, seed)| {
-            // The axes are laid out from the innermost axis outwards, with gaps and in either direction, and are
-            // reordered at the end.
+            // Creates the axes from the innermost axis outwards, with random gaps and directions, and reorders them at
+            // the end.
             let mut next = size as isize;
             let mut laid: Vec<(usize, isize)> = Vec::new();
             for (count, gap, down, every) in axes {

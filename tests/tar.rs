@@ -1,4 +1,5 @@
-//! Headers of tar archives: regular headers, headers that need a complete reader, and the format of extended headers.
+//! Tests the parser for headers of tar archives: regular headers, headers that need a complete reader, and extended
+//! headers.
 
 use proptest::prelude::*;
 use torchdata_core::formats::tar::{BLOCK, PaxError, file_header, pax_records};
@@ -91,7 +92,8 @@ proptest! {
     fn a_header_with_a_wrong_byte_is_none(at in 0usize..BLOCK, change in 1u8..) {
         let mut block = header(b"name", "0000123\0", b'0');
         block[at] = block[at].wrapping_add(change);
-        // The checksum field has several valid encodings, but no change of a header may change the result.
+        // The checksum field has several valid encodings, so the parser accepts some changes. No change may alter the
+        // result.
         prop_assert!(matches!(file_header(&block), None | Some(("name", 0o123))));
     }
 

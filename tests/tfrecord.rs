@@ -1,4 +1,5 @@
-//! Reads records of TFRecord files: complete, in pieces, truncated and damaged files.
+//! Tests the reader of TFRecord files with complete, truncated and damaged files, which are read as a whole and in
+//! pieces.
 
 use proptest::prelude::*;
 use torchdata_core::formats::tfrecord::{LONGEST, RecordError, Records, masked_crc};
@@ -36,7 +37,7 @@ fn read_up_to(longest: u64, file: &[u8], piece: usize, verify: bool) -> (Vec<Vec
 #[test]
 fn the_checksum_is_that_of_files_that_tensorflow_writes() {
     assert_eq!(masked_crc(&8_u64.to_le_bytes()), masked_crc(&[8, 0, 0, 0, 0, 0, 0, 0]));
-    // RFC 3720, B.4: the CRC-32C of 32 zeros is 0x8a9136aa.
+    // According to RFC 3720, B.4, the CRC-32C of 32 zeros is 0x8a9136aa.
     assert_eq!(masked_crc(&[0; 32]), 0x8a91_36aa_u32.rotate_right(15).wrapping_add(0xa282_ead8));
 }
 

@@ -1,5 +1,5 @@
-//! Tests how often a waiting thread yields: always while yielding helps, and rarely while unrelated threads use the
-//! time.
+//! Tests how often a waiting thread yields. The thread always yields while yielding helps, and rarely while unrelated
+//! threads use the time.
 
 use proptest::prelude::*;
 use torchdata_core::process::turns::Turns;
@@ -12,7 +12,7 @@ struct Waiter {
     turns: Turns,
     processes: usize,
     now: u64,
-    /// The total duration of all yields, and the number of waits without yields.
+    /// The total duration of all yields, and the number of waits in which the thread did not yield.
     given: u64,
     without: u64,
 }
@@ -132,7 +132,7 @@ fn yields_resume_when_the_unrelated_thread_is_gone() {
 }
 
 proptest! {
-    /// For all sequences of yields, work and sleeps: yields to unrelated threads take at most one eighth of the time,
+    /// In any sequence of yields, work and sleeps, yields to unrelated threads take at most one eighth of the time,
     /// plus a fixed maximum. A yield of one millisecond does not count as a yield to an unrelated thread.
     #[test]
     fn the_time_of_unrelated_threads_is_bounded(

@@ -1,12 +1,12 @@
-//! Workers on other machines. Each worker's machine has copies of the worker's links, and carriers transfer units and
-//! control words between the copies.
+//! Models workers on other machines. The machine of a worker has copies of the worker's links, and carriers transfer
+//! units and control words between the copies.
 //!
 //! Up to two frames are in transit in each direction. A frame contains the latest control words, and the units that
-//! were available when the frame was created. Control words are stored when their frame arrives. Units wait until the
-//! link has space, because their reader may be waiting for a control word instead of reading units. A worker may exit
-//! while its host still transfers its units. The host may also exit, and the main process may detect the exit before
-//! frames in transit arrive. Frames belong to the links of one process. A replacement has new links, so frames of its
-//! predecessor cannot reach them.
+//! were available when the frame was created. The receiver stores control words as soon as their frame arrives.
+//! Received units wait until the link has space, because the reader of the link may be waiting for a control word
+//! instead of reading units. A worker may exit while its host still transfers the worker's units. The host may also
+//! exit, and the main process may detect this exit before frames in transit have arrived. Frames belong to the links of
+//! one process. The replacement of a worker has new links, so frames of the replaced worker cannot reach these links.
 
 use std::collections::VecDeque;
 
@@ -41,20 +41,20 @@ pub struct Down {
 /// The connection between the main process and a worker on another machine.
 #[derive(Debug, Clone, Hash)]
 pub struct Carrier {
-    /// The main process's copy of the control link: commands, and the order word.
+    /// The main process's copy of the control link, with commands and the order word.
     commands: VecDeque<Ordered>,
     order: u64,
     up: VecDeque<Up>,
     down: VecDeque<Down>,
-    /// Units that have arrived in the main process, and commands that have arrived at the host, but do not fit into the
-    /// link yet.
+    /// Two queues for a full link: units that have arrived in the main process, and commands that have arrived at the
+    /// host.
     arrived: VecDeque<Unit>,
     to_tell: VecDeque<Ordered>,
-    /// The control words that were last sent in each direction. The main process sends the order, and the grant with
-    /// its count.
+    /// The control words that were last sent in each direction. The main process sends the order word, and the grant
+    /// with its count.
     told: (u64, u64, u32),
     said: Said,
-    /// The acknowledgement as the main process's copy of the link shows it.
+    /// Whether the main process's copy of the link contains the acknowledgement.
     acknowledged: bool,
     /// Whether the host has exited.
     is_cut: bool,
@@ -78,7 +78,7 @@ impl Carrier {
 }
 
 impl Setting {
-    /// The possible steps of a worker's carriers, and the exit of the worker's host.
+    /// Passes the possible steps of a worker's carriers to `take`, including the exit of the worker's host.
     pub fn carrier_steps(&self, world: &World, index: usize, take: &mut Take<'_>) {
         let Some(carrier) = world.elsewhere.carriers.get(index) else { return };
         if world.main == Main::Gone {
@@ -165,8 +165,8 @@ impl Setting {
 }
 
 impl World {
-    /// Sends a command. Returns false if the link is full. If the child has exited, returns true, because exits are
-    /// detected elsewhere.
+    /// Sends a command to a child. Returns false if the link is full. If the child has exited, returns true, because
+    /// other code detects exits.
     pub fn tell(&mut self, index: usize, ordered: Ordered) -> bool {
         let Self { children, elsewhere, .. } = self;
         let child = &mut children[index];
@@ -187,7 +187,7 @@ impl World {
         true
     }
 
-    /// Returns whether the main process sees the acknowledgement of the call.
+    /// Returns whether the main process has received a worker's acknowledgement of the call.
     pub fn acknowledged(&self, index: usize) -> bool {
         self.elsewhere.carriers.get(index).map_or(self.children[index].acknowledged, |carrier| carrier.acknowledged)
     }

@@ -1,4 +1,4 @@
-//! The steps of the child processes: sending items, running graphs, reading dispatched items, obeying commands.
+//! Models the steps of child processes, which send items, run graphs, read dispatched items, and execute commands.
 
 use torchdata_core::protocol::{Command, Deal, Grant, Obedience, Reader, Sending, Step, Stream, Wish};
 
@@ -21,8 +21,8 @@ impl Setting {
             after.children[index].doing = Doing::Gone;
             return push("ends with main", after);
         }
-        // While a child runs its graph, the child only checks whether a new order exists. A child that does not run its
-        // graph executes commands first.
+        // A child that runs its graph only checks whether a new order exists. A child that does not run its graph
+        // executes commands first.
         if child.doing != Doing::InGraph && !child.control.is_empty() && !self.holds_call(index, child) {
             let mut after = world.clone();
             after.obey(self, index);
@@ -35,7 +35,7 @@ impl Setting {
             push(name, after);
         }
         if world.is_waiting(self, index) {
-            return; // most children are waiting, so this saves copies of the world
+            return; // most children are waiting, so returning early saves copies
         }
         let mut after = world.clone();
         let name = match child.doing {
@@ -51,7 +51,7 @@ impl Setting {
         push(name, after);
     }
 
-    /// Returns whether a call is postponed because the worker still recomputes items that the main process received
+    /// Returns whether a worker must postpone a call, because it still recomputes items that the main process received
     /// before the call.
     fn holds_call(&self, index: usize, child: &Child) -> bool {
         let owes = child.obedience.runs() && child.pump.sending[0].owed() > 0;
@@ -80,7 +80,7 @@ fn next_deal(setting: &Setting, pump: &Pump, links: &Links, first: usize) -> (De
 }
 
 impl World {
-    /// Returns the links that a child writes to, and the index of the child's first link.
+    /// Returns the links to which a child writes, and the index of the first of these links.
     pub fn outgoing(&self, setting: &Setting, index: usize) -> (&Links, usize) {
         match (setting.is_dispatcher(index), setting.carried) {
             (true, false) => (&self.dealt, 0),
@@ -90,7 +90,7 @@ impl World {
         }
     }
 
-    /// Returns a child, the links that it writes to, and the index of its first link.
+    /// Returns a child, the links to which the child writes, and the index of the first of these links.
     pub fn writer(&mut self, setting: &Setting, index: usize) -> (&mut Child, &mut Links, usize) {
         let Self { children, out, dealt, elsewhere, .. } = self;
         let (links, first) = match (setting.is_dispatcher(index), setting.carried) {
@@ -199,7 +199,7 @@ impl World {
         }
     }
 
-    /// Sends the unit in progress, or drops it if its reader wants no more items.
+    /// Sends the current unit, or drops the unit if its reader wants no more items.
     fn send(&mut self, setting: &Setting, index: usize) -> &'static str {
         let (child, links, first) = self.writer(setting, index);
         let pump = &mut child.pump;
@@ -403,7 +403,7 @@ impl World {
         }
     }
 
-    /// Passes an item of the graph to the sender. The item is for the next reader in turn, or will be dropped.
+    /// Passes an item of the graph to the sender, which sends the item to the next reader in turn, or drops it.
     fn hand_over(&mut self, setting: &Setting, index: usize, item: (u32, u8)) {
         let child = &mut self.children[index];
         child.doing = Doing::Pumping;

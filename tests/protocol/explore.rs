@@ -7,7 +7,7 @@ use std::hash::{BuildHasherDefault, Hash, Hasher};
 /// The state after a step, or an error if the step breaks a rule.
 pub type After<State> = Result<State, String>;
 
-/// A function that receives each possible step, and the state after the step, or an error.
+/// A function that is called with each possible step, and with the state after this step or an error.
 pub type Take<'a, Step, State> = dyn FnMut(Step, After<State>) + 'a;
 
 /// A model: the possible steps, and the invalid states.
@@ -16,15 +16,15 @@ pub trait Model {
     type State: Clone + Hash + Debug;
     /// One step between two states.
     type Step: Copy + Debug;
-    /// The parts that several states share.
+    /// A pool of the parts that several states have in common.
     type Parts: Default;
 
     /// The initial state.
     fn start(&self) -> Self::State;
-    /// Passes every possible step to `take` one at a time. Most steps lead to known states, which are dropped
+    /// Passes every possible step to `take` one at a time. Most steps lead to visited states, which the caller drops
     /// immediately.
     fn steps(&self, state: &Self::State, take: &mut Take<'_, Self::Step, Self::State>);
-    /// Lets a new state share existing parts, so that more states fit into caches and memory.
+    /// Replaces parts of a new state by equal parts of other states, so that more states fit into caches and memory.
     fn share(parts: &mut Self::Parts, state: &mut Self::State);
     /// Returns whether this is a final state. Every state that is not final must have a next step and a path to a final
     /// state.
@@ -64,10 +64,11 @@ impl Hash for Fingerprint {
     }
 }
 
-/// Computes a fingerprint as two independent halves, with one multiplication per word for each half.
+/// Computes the two halves of a fingerprint independently of each other, with one multiplication per word for each
+/// half.
 ///
-/// Most parts of a state are flags and small numbers, so several of them share a word. The word also contains the
-/// number of its parts, so different states have different words.
+/// Most parts of a state are flags and small numbers, so one word contains several parts. The word also contains the
+/// number of its parts, so that different states have different words.
 struct Words {
     halves: Fingerprint,
     /// The current word: a leading 1, which marks the number of bytes, followed by the bytes.
@@ -204,7 +205,7 @@ pub fn explore<M: Model>(model: &M) -> Result<Explored, String> {
     let most = 20_000_000;
     let start = model.start();
     let mut known = Known::new(&start);
-    // For each state, the previous state, and the start of the state's successors in `after`.
+    // For each state: the state from which it was reached, and the index of its first successor in `after`.
     let mut before: Vec<u32> = vec![0];
     let mut first: Vec<usize> = Vec::new();
     let mut after: Vec<u32> = Vec::new();
@@ -255,7 +256,8 @@ fn without_end(first: &[usize], after: &[u32], ends: &[u32]) -> Option<u32> {
     let states = first.len() - 1;
     let mut reaches = vec![false; states];
     ends.iter().for_each(|&end| reaches[end as usize] = true);
-    // Most steps lead to states with larger numbers, so processing the largest numbers first needs few rounds.
+    // Most steps lead to states with larger numbers. The loop needs few rounds, because it begins with the largest
+    // numbers.
     let mut goes_on = true;
     while std::mem::take(&mut goes_on) {
         for state in (0..states).rev() {

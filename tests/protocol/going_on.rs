@@ -1,4 +1,4 @@
-//! Saved positions in the main process: which position a state contains at each moment, whether the position is
+//! Models saved positions in the main process: which position a state contains at each moment, whether this position is
 //! correct, and how an epoch resumes from it.
 
 use torchdata_core::protocol::{Account, Books, Command, Dealt, Share, Snapshot};
@@ -29,7 +29,7 @@ pub struct GoingOn {
 }
 
 impl Place {
-    /// The position `back` deliveries ago, according to the records.
+    /// Returns the position `back` deliveries ago, according to the records.
     pub fn of(setting: &Setting, books: &Books<Graph>, back: u64) -> Option<Self> {
         let (accounts, turn) = books.accounts(back)?;
         Some(Self { turn, ..Self::at(setting, books, accounts) })
@@ -45,7 +45,7 @@ impl Place {
         Self { workers, turn: 0, dealt }
     }
 
-    /// Returns where each child resumes. The dispatching process is the last one.
+    /// Returns where each child resumes. The dispatching process is the last child.
     pub fn resumptions(&self, setting: &Setting) -> Vec<Part<Resumption>> {
         let mut shares = Vec::new();
         let mut children = Vec::new();
@@ -88,7 +88,7 @@ impl Setting {
         }
     }
 
-    /// Returns the position in the state of `ago` items ago.
+    /// Returns the position that a state contains if the user requests the state of `ago` items ago.
     fn place(&self, world: &World, books: &Books<Graph>, ago: u64) -> Option<Place> {
         let held = books.total().saturating_sub(world.given.into());
         Place::of(self, books, ago + held)
@@ -112,8 +112,8 @@ impl Setting {
         for ago in 0..=u64::from(world.given) {
             let (found, all) = (self.place(world, &world.kept.books, ago), self.place(world, &world.kept.all, ago));
             let Some(place) = found else {
-                // If the number of items that the user has received is unknown, items held in the main process also
-                // count towards the log.
+                // If it is unknown how many items the user has received, the log also counts items that the main
+                // process still holds.
                 if ago <= sure as u64 && (sure > 0 || ago + held <= self.look_back as u64) {
                     return Err(format!("nobody knows where everything was {ago} items ago"));
                 }
@@ -174,7 +174,7 @@ impl Setting {
             return Err("what was dealt was not counted");
         }
         for (worker, (account, share)) in dealt.accounts.iter().zip(shares).enumerate() {
-            let share = share.unwrap_or_default(); // a new worker has read nothing of the first pass
+            let share = share.unwrap_or_default(); // a worker without a share has read nothing of the first pass
             if share.pass == 1 && (dealt.pass, account.items) > (1, share.account.items) {
                 return Err("a worker's reading is before the dispatching process's snapshot");
             }
@@ -201,7 +201,7 @@ impl Setting {
         given
     }
 
-    /// Returns the items that a worker's graph computes after a snapshot.
+    /// Returns the items that the graph of a worker computes after a snapshot.
     fn makes_from(&self, worker: usize, graph: &Graph) -> Vec<u8> {
         let mut made = vec![graph.made.0; graph.made.1.into()];
         if !graph.exhausted {
@@ -229,12 +229,12 @@ impl Setting {
     }
 }
 
-/// Returns the first `count` items, or all if there are fewer, which a wrong rule can cause.
+/// Returns the first `count` items, or all items if there are fewer, which can happen if a rule is wrong.
 fn first(items: &[u8], count: u64) -> &[u8] {
     &items[..items.len().min(count as usize)]
 }
 
-/// Returns the count and checksum of these items.
+/// Returns the count and the checksum of the given items.
 pub fn account_of(epoch: u32, items: &[u8]) -> Account {
     let mut account = Account::default();
     items.iter().for_each(|&item| account.count(digest((epoch, item))));

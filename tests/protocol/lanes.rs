@@ -1,9 +1,10 @@
-//! Dispatching to workers on other machines: the dispatching process runs on the machine of the main process, and each
-//! worker has a second lane.
+//! Models dispatching to workers on other machines. The dispatching process runs on the machine of the main process,
+//! and each worker has a second lane.
 //!
 //! A lane carries items from the dispatching process's copy of a link to the worker's copy, and grants back. Up to two
-//! frames are in transit in each direction. Frames that have arrived wait until the worker's ring has space. The main
-//! process sends no further frames while frames wait. If a process exits, the lane stops without reporting the exit.
+//! frames are in transit in each direction. Frames that have arrived wait until the worker's ring has space. While
+//! frames wait, the main process sends no further frames. If a process exits, the lane stops without reporting the
+//! exit.
 
 use std::collections::VecDeque;
 
@@ -18,11 +19,11 @@ use super::world::{Act, Doing, Main, Setting, Take, World};
 #[derive(Debug, Clone, Hash)]
 pub struct Lane {
     down: VecDeque<VecDeque<Unit>>,
-    /// Grants on the way to the dispatching process, each with its count.
+    /// Grants in transit to the dispatching process, each with its count.
     up: VecDeque<(u64, u32)>,
     /// Units that have arrived at the host and do not fit into the link yet.
     arrived: VecDeque<Unit>,
-    /// The last grant sent.
+    /// The last grant that was sent to the dispatching process, with its count.
     said: (u64, u32),
 }
 
@@ -33,7 +34,7 @@ impl Lane {
 }
 
 impl Setting {
-    /// The steps of a worker's second lane.
+    /// Passes the possible steps of a worker's second lane to `take`.
     pub fn lane_steps(&self, world: &World, index: usize, take: &mut Take<'_>) {
         let Some(lane) = world.elsewhere.lanes.get(index) else { return };
         if world.main == Main::Gone || world.children[index].doing == Doing::Gone {
@@ -80,7 +81,7 @@ impl Setting {
         }
     }
 
-    /// Creates empty lanes.
+    /// Creates empty lanes, if items are dispatched to other machines.
     pub fn fresh_lanes<const MOST: usize>(&self) -> Shared<Lane, MOST> {
         (0..if self.carried && self.dispatches { self.workers } else { 0 }).map(|_| Lane::new()).collect()
     }

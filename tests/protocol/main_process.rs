@@ -1,4 +1,5 @@
-//! The main process: begins epochs, requests items, breaks, pauses, calls functions, and stops everything.
+//! Models the main process, which begins epochs, requests items, breaks, pauses, calls functions, and stops all
+//! processes.
 
 use torchdata_core::protocol::{Command, Next, Stream};
 
@@ -10,7 +11,7 @@ use super::world::{Act, After, Doing, Ended, Main, Setting, Take, Thread, WORKER
 pub enum Asked {
     Item((u32, u8)),
     Ended(Ended),
-    /// Work was done, but an item is not available yet.
+    /// The main process has made progress, but no item is available yet.
     Busy,
 }
 
@@ -59,7 +60,7 @@ impl Setting {
             }
             Main::Telling(epoch, left) => {
                 let ordered = after.ordered(left - 1);
-                // The dispatching process gets its command first.
+                // The main process sends the command to the dispatching process first.
                 if world.kept.told >> (left - 1) & 1 == 1 || after.tell(left - 1, ordered) {
                     after.main = Main::Telling(epoch, left - 1);
                     push("tells a child of the epoch", Ok(after));
@@ -116,7 +117,7 @@ impl Setting {
                 push("reaps", Ok(after));
             }
             Main::Stopping(count) => {
-                let _ = after.tell(count, plainly(Command::Stop)); // a child that does not exit in time is killed
+                let _ = after.tell(count, plainly(Command::Stop)); // if the link is full, the child is killed
                 after.thread = None;
                 after.main = Main::Stopping(count + 1);
                 push("tells a child to stop", Ok(after));
@@ -131,7 +132,7 @@ impl Setting {
             return;
         }
         if thread.epoch != world.number {
-            return; // the thread was told to stop, so it takes nothing
+            return; // the thread must stop, so it takes no item
         }
         let Some((asked, mut after)) = world.ask(self) else { return };
         let holds = match asked {
@@ -210,7 +211,8 @@ impl World {
         }
     }
 
-    /// By worker, whether a unit of the current stream is pending. None if obsolete units must be dropped first.
+    /// Returns for each worker whether a unit of the current stream is pending. Returns None if obsolete units must be
+    /// dropped first.
     fn arrived(&self) -> Option<[bool; WORKERS]> {
         let mut arrived = [false; WORKERS];
         for (peer, (end, link)) in self.ends.iter().zip(self.out.iter()).enumerate() {
@@ -229,7 +231,7 @@ impl World {
         }
     }
 
-    /// For each worker, whether it is waiting for dispatched items in this epoch.
+    /// Returns for each worker whether it is waiting for dispatched items in this epoch.
     fn starving(&self) -> [bool; WORKERS] {
         let mut starving = [false; WORKERS];
         self.out.iter().enumerate().for_each(|(peer, link)| starving[peer] = link.starving == self.number);
@@ -273,7 +275,7 @@ impl World {
 
     /// Executes the next step of receiving an item.
     fn collect(&mut self, setting: &Setting, next: Next, finds_death: bool) -> Asked {
-        // The main process detects an exit while it waits. Units may have arrived meanwhile.
+        // The main process detects an exit while it waits. Units of the child may have arrived before the exit.
         if finds_death {
             self.waits = false;
             if setting.restarts && self.replace_dead(setting) {
@@ -370,7 +372,7 @@ impl World {
         if setting.saves() {
             self.given += 1;
         }
-        // For loaders without a defined order: how often each item was delivered, in four bits per item.
+        // Without a defined order, the model counts how often each item was delivered, in four bits per item.
         self.seen += 1 << (4 * u32::from(item));
         let most = expected.iter().filter(|&&other| other == item).count() as u32;
         if (self.seen >> (4 * u32::from(item))) & 15 > most {

@@ -1,4 +1,4 @@
-//! The memory of the model: rings, words, and the state of the two ends of a link.
+//! Models the memory: rings, words, and the state of the two ends of a link.
 
 use std::collections::VecDeque;
 
@@ -34,11 +34,11 @@ impl Unit {
     }
 }
 
-/// A link, as shared memory contains it.
+/// The contents of a link in shared memory.
 #[derive(Debug, Clone, Hash)]
 pub struct Link {
     pub units: VecDeque<Unit>,
-    /// The reader's grant word, and the count in this word.
+    /// The grant word of the reader, and the count in this word.
     pub grant: u64,
     pub count: u32,
     /// The number of the epoch while the writer waits for dispatched items.
@@ -87,7 +87,7 @@ impl ReadEnd {
         self.tell(link, self.receiving.one_more(), self.receiving.window().max(1));
     }
 
-    /// Returns whether a unit of the current stream is pending. None if other units must be dropped first.
+    /// Returns whether a unit of the current stream is pending. Returns None if other units must be dropped first.
     pub fn glance(&self, link: &Link) -> Option<bool> {
         match self.receiving.judge(link.units.front().map_or(self.receiving.stream(), |unit| unit.stream)) {
             Judgement::Take => Some(!link.units.is_empty()),
@@ -148,7 +148,7 @@ impl Pump {
     }
 }
 
-/// The permit of a reader, according to its word.
+/// Returns the permit that a reader has given, according to its grant word.
 pub fn permit(heavy: bool, sending: &mut Sending, link: &Link) -> Permit {
     let is_ahead = |unit: &Unit| matches!(unit.kind, Kind::Item(..)) && unit.stream == sending.stream();
     if heavy && link.units.iter().any(is_ahead) {

@@ -1,9 +1,8 @@
-//! Replaces exited children within an epoch.
+//! Models how exited children are replaced within an epoch.
 //!
 //! Without a dispatching process, only the exited worker is replaced, with a new link. With a dispatching process, all
 //! children are replaced together, because the remaining children do not know which items were in transit to the exited
-//! child. Items that the main process has received are drained first, and the replacements recompute the same number of
-//! items.
+//! child. First, the main process drains all sent items. The replacements then recompute the same number of items.
 
 use torchdata_core::protocol::{Account, Command, Judgement, TRIES};
 
@@ -16,13 +15,13 @@ use super::world::{Main, Setting, World};
 const ALL: u64 = 1 << 62;
 
 impl Setting {
-    /// Returns whether an exited child can still be replaced, so that the epoch must not fail yet.
+    /// Returns whether an exited child can still be replaced. In this case, the epoch must not fail yet.
     pub fn is_to_go_on(&self, world: &World) -> bool {
         self.restarts && world.called == 0 && self.fails_at.is_none() && usize::from(self.deaths - world.deaths) < TRIES
     }
 }
 
-/// Returns the resumption of a child that repeats an epoch after its reader has received all items.
+/// Returns where a child begins if it repeats an epoch of which the reader has received all items.
 fn repeated(start: &Resumption) -> Resumption {
     let starts = start.starts.iter().map(|&(sent, ..)| (sent, ALL, None)).collect();
     Resumption { starts, ..start.clone() }
@@ -49,7 +48,7 @@ impl World {
         let replaced = self.kept.replacing.wanted(&dead, &ended);
         let halted = matches!(self.main, Main::Paused | Main::Calling(_, true));
         let items: Vec<u64> = received.iter().map(|account| account.items).collect();
-        let died = u64::from(setting.deaths - self.deaths); // distinguishes successive processes of a child
+        let died = u64::from(setting.deaths - self.deaths); // this number distinguishes successive processes of a child
         for index in dead {
             let judge = |this: &mut Self| this.kept.replacing.judge(index, died, this.number, &items, halted);
             if replaced.contains(&index) && judge(self).is_final() {
@@ -95,7 +94,7 @@ impl World {
         true
     }
 
-    /// Takes all units that some children had sent. Snapshots are stored immediately.
+    /// Takes all units that the given children have sent, and stores their snapshots immediately.
     fn drain(&mut self, setting: &Setting, children: impl Iterator<Item = usize>) {
         for worker in children.filter(|&child| child < setting.workers) {
             let link = std::mem::replace(&mut self.out[worker], Link::new());
@@ -115,7 +114,7 @@ impl World {
         }
     }
 
-    /// The account of items received from a worker, delivered or not.
+    /// Returns the account of all items that the main process has received from a worker, including undelivered items.
     fn received(&self, worker: usize) -> Account {
         let mut account = self.kept.books.taken(worker);
         self.held[worker].iter().filter_map(Unit::item).for_each(|item| account.count(digest(item)));

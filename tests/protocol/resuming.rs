@@ -1,15 +1,15 @@
-//! Explores snapshots, positions, resuming and replacing in all interleavings.
+//! Explores snapshots, positions, resuming and replacements in all interleavings.
 //!
-//! In addition to the general checks, the exploration checks every state that can be requested at any moment. A state's
-//! snapshots must belong to the current epoch, and must not be later than the items that the user received. The
-//! snapshot of the dispatching process must not be later than the position of any worker. A resumed epoch must compute
-//! the expected items, and recomputed items must equal the items that the reader already has.
+//! In addition to the checks in `main.rs`, the exploration checks every state that the user can request at any moment.
+//! A state's snapshots must belong to the current epoch, and must not be later than the items that the user received.
+//! The snapshot of the dispatching process must not be later than the position of any worker. A resumed epoch must
+//! compute the expected items, and recomputed items must equal the items that the reader already has.
 
 use super::explore::explore;
 use super::setting;
 use super::world::Setting;
 
-/// Loaders with one epoch, short logs, and snapshots at any moment.
+/// Returns a setting with one epoch, a short log, and snapshots at any moment.
 fn saving(workers: usize, dispatches: bool, outputs: &'static [u8]) -> Setting {
     Setting { snapshots: 2, epochs: 1, ..setting(workers, dispatches, outputs) }
 }
@@ -23,7 +23,7 @@ fn holds(what: &str, setting: &Setting) {
     }
 }
 
-/// The events for workers without a dispatching process.
+/// Returns one setting for each kind of event, for loaders without a dispatching process.
 fn happenings(resumes: u8, saving: &Setting) -> Vec<(&'static str, Setting)> {
     let all = Setting { resumes, ..saving.clone() };
     vec![
@@ -74,7 +74,7 @@ fn dispatched_items_resume_from_any_state() {
     holds("1 worker, dispatching, a look into the share", &Setting { looks: true, passes: 2, snapshots: 1, ..one });
     let two = saving(2, true, &[1, 1]);
     holds("2 workers, dispatching, goes on", &Setting { resumes: 1, snapshots: 0, ..two.clone() });
-    // With one snapshot of each kind, some positions contain a snapshot of the dispatching process.
+    // The setting allows two snapshots, so that some positions contain a snapshot of the dispatching process.
     holds("2 workers, dispatching, a look into the share", &Setting { looks: true, snapshots: 2, ..two.clone() });
     holds("2 workers, dispatching", &Setting { snapshots: 3, ..two });
 }

@@ -1,5 +1,5 @@
-//! The snapshots of a child. A child sends its own snapshots between two items, relays snapshots of the dispatching
-//! process, and resumes from a snapshot.
+//! Models the snapshots of a child. A child sends its own snapshots between two items, relays snapshots of the
+//! dispatching process, and resumes from a snapshot.
 
 use torchdata_core::protocol::{Account, Command, Dealt, Reader, Share, Snapshot, Stream};
 
@@ -28,14 +28,14 @@ pub fn digest((epoch, item): (u32, u8)) -> u64 {
 pub struct Resumption {
     pub graph: Option<Graph>,
     /// For each link: the items sent before the snapshot, the number of later items that the reader already has, and
-    /// the checksum after these items, if it is compared.
+    /// the expected checksum after these items, if any.
     pub starts: Vec<(Account, u64, Option<u64>)>,
     pub turn: usize,
     /// The dispatched items that a worker has read.
     pub share: Account,
 }
 
-/// A command on its way to a child, with its attachments.
+/// A command in transit to a child, with the data that belongs to it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Ordered {
     pub command: Command,
@@ -45,15 +45,15 @@ pub struct Ordered {
 }
 
 impl Pump {
-    /// Counts an item of a link, whether the item is sent or dropped.
+    /// Counts an item of a link, even if the item is dropped instead of sent.
     pub fn count(&mut self, setting: &Setting, link: usize, digest: u64) {
         if setting.saves() {
             self.accounts[link].count(digest);
         }
     }
 
-    /// Returns whether a link's recomputed items differ from the items that the reader has. Returns false until all
-    /// items were recomputed.
+    /// Returns whether the recomputed items of a link differ from the items that the reader has. Before all items were
+    /// recomputed, returns false.
     pub fn has_made_other_items_again(&self, link: usize) -> bool {
         let expected = self.expected[link].filter(|_| self.sending[link].owed() == 0);
         expected.is_some_and(|expected| expected != self.accounts[link].checksum)
@@ -66,7 +66,7 @@ impl Pump {
 }
 
 impl Child {
-    /// Begins an epoch, or resumes an earlier run of it.
+    /// Begins an epoch, or resumes an earlier run of the epoch.
     pub fn begin(&mut self, ordered: &Ordered) {
         self.epoch = ordered.epoch;
         (self.may_save, self.looked) = (true, false);
@@ -111,8 +111,8 @@ impl Setting {
         self.snapshots > 0 || self.resumes > 0 || self.restarts
     }
 
-    /// The first worker may open its dispatched items early to look for a snapshot. Returns the world after the worker
-    /// has opened these items, or has taken the snapshot.
+    /// Returns the world after the first worker has opened its dispatched items early, or has taken a snapshot from
+    /// them.
     pub fn looked_into(&self, world: &World, index: usize) -> Option<(&'static str, World)> {
         let child = &world.children[index];
         let first = Stream::first(child.pump.stream().epoch());
@@ -174,7 +174,7 @@ impl Setting {
 }
 
 impl World {
-    /// Relays a pending snapshot between two items. If the link is full, the worker drops the snapshot.
+    /// Relays a pending snapshot between two items, or drops the snapshot if the link is full.
     pub fn between_items(&mut self, setting: &Setting, index: usize) {
         let may_save = self.snapshots > 0;
         let child = &mut self.children[index];

@@ -1,7 +1,7 @@
-//! Models workers that run several shards over one link. The main process stores units that arrive before their shard's
-//! turn.
+//! Models workers that run several shards over one link. If a unit arrives before the turn of its shard, the main
+//! process stores the unit.
 //!
-//! The state machines of `torchdata_core::protocol` make the decisions, for example `Dealing::next_of_shards`. The
+//! The state machines of `torchdata_core::protocol` make all decisions, for example `Dealing::next_of_shards`. The
 //! model adds rings, processes, and the queues of stored units.
 
 mod explored;
@@ -31,8 +31,8 @@ struct Shards {
     snapshots: u8,
     /// The number of times that an epoch is left, and is resumed in new processes from the main process's state.
     resumes: u8,
-    /// Whether the main process stores a unit that arrives before its peer's turn, as in the current protocol. A stored
-    /// unit is counted, so that the worker may send another item.
+    /// Whether the main process stores a unit that arrives before the turn of its peer, as the current protocol does.
+    /// The main process counts stored units as taken, so that the worker may send another item.
     keeps: bool,
     counts: bool,
 }
@@ -61,14 +61,14 @@ struct Link {
 #[derive(Debug, Clone, Hash, Default)]
 struct Strand {
     account: Account,
-    /// The number of items to recompute, and the expected checksum after these items.
+    /// The number of items that the shard must recompute, and the expected checksum after these items.
     owed: u64,
     expected: u64,
     /// The number of items that the shard's graph has computed.
     made: u8,
 }
 
-/// The position where a worker begins an epoch.
+/// The position at which a worker begins an epoch.
 #[derive(Debug, Clone, Hash)]
 struct Start {
     stream: Stream,
@@ -90,7 +90,7 @@ struct Worker {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Main {
-    /// The next step sends the epoch to this worker.
+    /// The main process sends the command to begin the epoch to this worker next.
     Telling(usize),
     Reading,
     Gone,
@@ -154,8 +154,8 @@ impl Shards {
         rounds.flat_map(|round| (0..self.peers()).filter(move |&peer| self.items[peer] > round)).nth(given)
     }
 
-    /// Returns where a worker begins, according to the records and these accounts. `turn` is the peer that is next in
-    /// turn.
+    /// Returns where a worker begins, according to the records and the given accounts. `turn` is the peer of the next
+    /// item.
     fn start(&self, world: &World, accounts: &[Account], worker: usize, turn: usize) -> Start {
         let positions = world.books.positions_at(accounts.to_vec());
         let peers = (0..self.shards).map(|shard| worker + shard * self.workers);
@@ -247,7 +247,7 @@ impl Shards {
             .map(|worker| (0..self.shards).all(|shard| has_ended(worker + shard * self.workers)))
             .collect();
         for worker in world.replacing.wanted(&dead, &ended) {
-            // A replacement does not know the main process's turn, so it begins at its first shard.
+            // The replacement of a worker does not know the turn in the main process, so it begins at its first shard.
             let start = self.start(world, &accounts, worker, 0);
             self.renew(world, worker, start);
         }
@@ -268,7 +268,7 @@ impl Shards {
             }
         }
         let expected = self.expected(world.given.iter().map(|&given| usize::from(given)).sum());
-        // A shard that has no further items may keep the turn until its end is delivered.
+        // A shard without further items may have the turn until the main process has received its end.
         let passes = |from: usize, to: usize| {
             let peers = (0..self.peers()).map(|step| (from + step) % self.peers()).take_while(|&peer| peer != to);
             peers.into_iter().all(|peer| world.given[peer] == self.items[peer])
@@ -299,7 +299,7 @@ impl Shards {
             Next::Wait if self.replace_dead(&mut after) => return Some(Ok(after)),
             Next::Wait => {
                 let units = |world: &World| -> usize { world.links.iter().map(|link| link.units.len()).sum() };
-                return (units(&after) < units(world)).then_some(Ok(after)); // dropping units is progress
+                return (units(&after) < units(world)).then_some(Ok(after)); // dropped units are progress
             }
             Next::Over => {
                 if after.given != self.items {

@@ -1,7 +1,7 @@
-//! States share the parts that most steps do not change, and copy a part when a step changes it.
+//! States refer to common parts, which most steps do not change. A step that changes a part copies the part first.
 //!
-//! Millions of states consist of some thousands of different parts. Pools store each part once, so that a new state
-//! uses the stored parts.
+//! Millions of states consist of only some thousands of different parts. A pool stores each part once, and new states
+//! refer to the stored parts.
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 use super::explore::{ByFingerprint, Fingerprint};
 
-/// A part of a state. The part's fingerprint is computed once for all states that share the part.
+/// A part of a state. The fingerprint of a part is computed only once for all states that contain the part.
 pub struct Part<T>(Rc<Held<T>>);
 
 struct Held<T> {
@@ -45,7 +45,7 @@ impl<T: Hash> Part<T> {
 }
 
 impl<T: PartialEq> Part<T> {
-    /// Sets the value. If the value does not change, the part stays shared.
+    /// Sets the value. If the new value equals the old value, the part is not copied.
     pub fn set(&mut self, value: T) {
         if **self != value {
             *self = value.into();
@@ -89,7 +89,7 @@ impl<T: Clone> DerefMut for Part<T> {
     }
 }
 
-/// All parts of a kind, each stored once.
+/// A pool that stores each part of one kind once.
 pub struct Pool<T>(HashMap<Fingerprint, Part<T>, ByFingerprint>);
 
 impl<T> Default for Pool<T> {
@@ -99,8 +99,8 @@ impl<T> Default for Pool<T> {
 }
 
 impl<T: Hash> Pool<T> {
-    /// Replaces a part with the equal part in the pool, or adds the part to the pool. Parts that are already shared are
-    /// in the pool, or belong to the first state.
+    /// Replaces a part with the equal part in the pool, or adds the part to the pool. A part with several owners is
+    /// already in the pool, or belongs to the first state.
     pub fn share(&mut self, part: &mut Part<T>) {
         if Rc::strong_count(&part.0) == 1 {
             *part = self.0.entry(part.fingerprint()).or_insert_with(|| part.clone()).clone();
@@ -113,7 +113,7 @@ impl<T: Hash> Pool<T> {
     }
 }
 
-/// A fixed number of parts of one kind. The state stores the parts inline, because it is cloned for every step.
+/// A fixed number of parts of one kind. States store the parts inline, because a state is cloned for every step.
 #[derive(Clone)]
 pub struct Shared<T, const MOST: usize>([Option<Part<T>>; MOST]);
 

@@ -1,7 +1,7 @@
 //! A small model of a loader: the main process, workers and optionally the dispatching process, with rings of a few
 //! units.
 //!
-//! The state machines of `torchdata_core::protocol` make the decisions; this model adds memory and processes.
+//! The state machines of `torchdata_core::protocol` make all decisions. The model adds memory and processes.
 
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
@@ -16,7 +16,7 @@ use super::memory::{Link, Pump, ReadEnd, Unit};
 use super::saving::{Graph, Ordered};
 use super::shared::{Part, Pool, Shared};
 
-/// The kind of loader, and what may happen to it.
+/// The setting of an exploration: the kind of loader, and the events that may happen.
 #[derive(Debug, Clone)]
 pub struct Setting {
     pub workers: usize,
@@ -34,7 +34,7 @@ pub struct Setting {
     pub epochs: u32,
     /// The number of times that a worker's graph iterates over its source.
     pub passes: u32,
-    /// The number of source items that each of the first `leavers` workers takes in a pass. None stands for all items.
+    /// The number of source items that each of the first `leavers` workers reads in a pass. None stands for all items.
     pub header: Option<u8>,
     pub leavers: usize,
     pub in_order: bool,
@@ -52,16 +52,16 @@ pub struct Setting {
     pub restarts: bool,
     /// The maximum number of snapshots that all children together may send.
     pub snapshots: u8,
-    /// The number of times that an epoch is left, and is resumed from any position that can be requested.
+    /// The number of times that an epoch is left and resumed. It resumes from any position that the user can request.
     pub resumes: u8,
-    /// The number of deliveries in the log besides the items that the user has not received.
+    /// The number of deliveries in the log, not counting items that the user has not received yet.
     pub look_back: usize,
     /// Whether the records contain the number of items that the user has received.
     pub follows: bool,
     /// Whether a thread in the main process reads one item ahead.
     pub reads_ahead: bool,
-    /// The number of the source item at which the graph fails. The dispatching process fails if there is one, or else a
-    /// worker.
+    /// The number of the source item at which the graph fails. The graph of the dispatching process fails, or that of a
+    /// worker if there is no dispatching process.
     pub fails_at: Option<u8>,
     /// Fingerprints of the main process's positions that were already checked.
     pub checked: RefCell<HashSet<Fingerprint, ByFingerprint>>,
@@ -76,7 +76,7 @@ pub enum Doing {
     Pumping,
     /// Running its graph to compute an item. With a dispatching process, a worker may wait in this state.
     InGraph,
-    /// Waiting after a pass until another pass is requested. Only the dispatching process has this state.
+    /// The dispatching process is waiting after a pass until another pass is requested.
     Between,
     Gone,
 }
@@ -102,19 +102,20 @@ pub struct Child {
     /// The number of source items that the child has read in this pass, and the number of passes that it has begun.
     pub read: u8,
     pub pass: u32,
-    /// The items that were computed from one source item, but not sent yet: the source item's number, and their count.
+    /// The items that were computed from one source item and not sent yet, given by the number of the source item and
+    /// their count.
     pub made: (u8, u8),
     /// Whether the source has ended for this child.
     pub exhausted: bool,
     pub failed: bool,
     /// The epoch of the graph's items.
     pub epoch: u32,
-    /// Whether something has happened since the last snapshot, so that a further snapshot is allowed.
+    /// Whether the child has changed since its last snapshot, so that a further snapshot is allowed.
     pub may_save: bool,
     /// The link on which the next snapshot will be sent.
     pub next_link: usize,
-    /// The dispatched items that the worker has read in this pass, and the items before the position from which it
-    /// resumes.
+    /// The dispatched items that the worker has read in this pass, including items before the position from which the
+    /// worker has resumed.
     pub share_account: Account,
     pub share_start: Account,
     /// The snapshot of the dispatching process that the worker must still relay.
@@ -150,8 +151,8 @@ impl Child {
         }
     }
 
-    /// Returns the number of items computed in this epoch, including items of predecessors, or the position after all
-    /// items if no epoch is running.
+    /// Returns the number of items that this child and the children which it has replaced have computed in this epoch.
+    /// If no epoch is running, returns the position after all items.
     pub fn place(&self) -> u64 {
         let made: u64 = self.pump.accounts.iter().map(|account| account.items).sum();
         let waits = self.pump.departing.as_ref().is_some_and(|(_, unit)| unit.item().is_some());
@@ -169,20 +170,20 @@ impl Child {
 /// The activity of the main process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Main {
-    /// Beginning an epoch: this many children have not received the command yet.
+    /// Beginning an epoch. The second number is the number of children that have not received the command yet.
     Telling(u32, usize),
     /// Replacing the previous thread that reads ahead.
     Replacing(u32),
     /// Requesting the next item. `true` means that no item was ready.
     Reading(bool),
-    /// Paused.
+    /// The loader is paused.
     Paused,
-    /// Calling children: this many children have received the call. When all children have answered, the main process
-    /// is paused or reading again.
+    /// Calling a function in all children. The number is the number of children that have received the call.
+    /// Afterwards, the main process is paused or reads items, as before.
     Calling(usize, bool),
-    /// The epoch is over.
+    /// No epoch is running.
     Between,
-    /// Stopping: this many children have received the command.
+    /// Stopping all children. The number is the number of children that have received the command.
     Stopping(usize),
     Gone,
 }
@@ -200,7 +201,7 @@ pub enum Ended {
     Failed,
 }
 
-/// The parts of a world that few steps change. Storing these parts together lets all other steps copy only one
+/// The parts of a world that few steps change. They are stored together, so that all other steps copy only one
 /// reference.
 #[derive(Debug, Clone, Hash)]
 pub struct Kept {
@@ -220,7 +221,7 @@ pub struct Kept {
 /// The links of workers on other machines, if any.
 #[derive(Debug, Clone, Hash)]
 pub struct Elsewhere {
-    /// The copies of the workers' links to the main process, and the carriers between the copies.
+    /// The remote copies of the workers' links to the main process, and the carriers between the copies.
     pub far: Links,
     pub carriers: Shared<Carrier, WORKERS>,
     /// The dispatching process's copies of its links to the workers, and the lanes between the copies.
@@ -253,9 +254,9 @@ pub struct World {
     /// The number of snapshots and of resumptions that may still happen.
     pub snapshots: u8,
     pub resumes: u8,
-    /// The items that the user has received in this run of the epoch.
+    /// The number of items that the user has received in this run of the epoch.
     pub given: u8,
-    /// The rule that was broken, if any.
+    /// The rule that a step has broken, if any.
     pub broken: Option<&'static str>,
     pub kept: Part<Kept>,
     pub children: Children,
@@ -279,7 +280,7 @@ pub struct Parts {
 
 /// The world after a step, or the rule that the step breaks.
 pub type After = explore::After<World>;
-/// A function that receives each step and the world after it.
+/// A function that is called with each step and the world after this step.
 pub type Take<'a> = explore::Take<'a, Act, World>;
 
 /// A step of the model, and the process that performs it.
@@ -310,12 +311,12 @@ impl Setting {
         (0..self.children()).map(|index| self.fresh_child(index)).collect()
     }
 
-    /// The numbers of the source items that a worker receives in a pass.
+    /// Returns the numbers of the source items that a worker receives in a pass.
     pub fn share_of(&self, worker: usize) -> Vec<u8> {
         (0..self.outputs.len() as u8).filter(|&item| usize::from(item) % self.workers == worker).collect()
     }
 
-    /// The items that a worker computes in a pass, beginning at one of the worker's source items.
+    /// Returns the items that a worker computes in a pass, beginning at one of the worker's source items.
     pub fn made_in(&self, worker: usize, from: usize) -> Vec<u8> {
         let share = self.share_of(worker);
         let most = self.header_of(worker).map_or(share.len(), |most| share.len().min(most.into()));
@@ -325,7 +326,7 @@ impl Setting {
         made.flatten().collect()
     }
 
-    /// The items that a worker computes in all passes, in order.
+    /// Returns the items that a worker computes in all passes, in order.
     pub fn made_by(&self, worker: usize) -> Vec<u8> {
         (0..self.passes).flat_map(|_| self.made_in(worker, 0)).collect()
     }
@@ -334,7 +335,7 @@ impl Setting {
         self.header.filter(|_| worker < self.leavers.min(self.workers))
     }
 
-    /// The items that an epoch delivers, in strict order.
+    /// Returns the items that an epoch delivers, in strict order.
     pub fn expected(&self) -> Vec<u8> {
         let made = |worker| self.made_by(worker).into();
         let mut shares: Vec<VecDeque<u8>> = (0..self.workers).map(made).collect();

@@ -1,4 +1,4 @@
-//! Explores all orders of events in a small job. One rank has a fault, which may occur at every step.
+//! Explores all orders of events in a small job. One rank has a fault, which may occur at any step.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ const OPERATIONS: u64 = 2;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Harm {
     None,
-    /// The process of the rank exits, and its connections break.
+    /// The process of the rank exits, and the rank's connections break.
     Dies,
     /// The rank is stopped, so that it neither sends heartbeats nor receives messages.
     Stops,
@@ -30,7 +30,7 @@ pub enum Harm {
 /// A whole job: its ranks, the messages in transit, and the time.
 #[derive(Clone, Hash, PartialEq, Eq)]
 struct Rank {
-    /// The operation that the rank is waiting for.
+    /// The operation that the rank has begun and is waiting for, if any.
     waits: Option<u64>,
     /// The results of finished operations.
     ended: Vec<i64>,
@@ -46,7 +46,7 @@ struct Job {
     /// For each member, the messages to the hub, and the messages from the hub.
     up: Vec<VecDeque<Message>>,
     down: Vec<VecDeque<Message>>,
-    /// For each member, whether its connection ends after these messages because the sender's process has exited.
+    /// For each member, whether its connection ends after these messages, because the sending process has exited.
     up_ends: Vec<bool>,
     down_ends: Vec<bool>,
     gone: Vec<bool>,
@@ -61,7 +61,7 @@ enum Step {
     ToHub(usize),
     ToMember(usize),
     Harm,
-    /// After a failed operation, a rank's program exits and closes the rank's connections.
+    /// The program of a rank exits after a failed operation, and closes the rank's connections.
     Exit(usize),
     /// Lets time pass until the waiting ranks time out, one by one.
     TimePasses,
@@ -169,7 +169,8 @@ impl Explorer {
         if !job.harmed {
             steps.push(Step::Harm);
         }
-        // The timeout is longer than all other durations in the job.
+        // Time passes only if no other step is possible, because the timeout is longer than all other durations in the
+        // job.
         let wait = job
             .ranks
             .iter()

@@ -1,4 +1,5 @@
-//! Explores the guarantees of hub and members: all orders of events in a small job, with a fault at every step.
+//! Tests the guarantees of the hub and its members, by exploring all orders of events in a small job with a fault at
+//! any step.
 
 mod explored;
 mod over_sockets;
@@ -53,7 +54,7 @@ mod judged {
     use torchdata_core::ranks::message::Message;
     use torchdata_core::ranks::{Answer, Fault, Verdict, WATCH};
 
-    /// Returns a hub of three ranks after the opening.
+    /// Returns the hub of a job with three ranks after all ranks have joined.
     fn opened() -> Hub {
         let mut hub = Hub::new(3);
         hub.submit(0);

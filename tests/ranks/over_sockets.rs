@@ -1,4 +1,4 @@
-//! Lets two ranks meet over sockets while unrelated programs connect to the same port.
+//! Tests that two ranks can connect by sockets while unrelated programs connect to the same port.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -95,11 +95,12 @@ fn many_unrelated_connections_use_few_descriptors_and_do_not_block_ranks() {
     let flooding = std::thread::spawn(move || swallowed(&noisy, Instant::now() + Duration::from_secs(20)));
     assert_eq!(hub.wait(0, SLICE), None);
     let member = Meeting::join(TcpStream::connect(address).unwrap(), 1, TOKENS, Duration::from_secs(10)).unwrap();
-    // The poll list contains the listener, the wake-up socket, and unidentified connections: 16, and one per rank.
+    // The hub polls the listener, the wake-up socket, and unidentified connections, of which 16 and one per rank are
+    // allowed.
     assert!(hub.descriptors().len() <= 2 + 16 + 3, "{}", hub.descriptors().len());
     assert_eq!(end_of(&member, 0), Answer::Least(0));
     assert_eq!(end_of(&hub, 0), Answer::Least(0));
-    // The limit exceeds the buffers of the two sockets, because all bytes after the first message stay unread.
+    // The limit allows for the buffers of both sockets, because the hub reads no bytes after the first message.
     assert!(flooding.join().unwrap() < 16 << 20);
     drop(crowd);
 }

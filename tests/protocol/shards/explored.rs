@@ -1,4 +1,4 @@
-//! The explorations of workers with several shards.
+//! Explores loaders in which workers run several shards.
 
 use super::Shards;
 use crate::explore::{Explored, explore};
