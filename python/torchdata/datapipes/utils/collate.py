@@ -296,7 +296,10 @@ def collate_columns(conversion: Mapping[Any, Callable[..., Any]] | Sequence[Call
 
     Raises:
         RuntimeError: a column of `conversion` is missing, or the batch contains several data frames.
+        TypeError: the item is not a batch.
     """
+    if isinstance(batch, Mapping) or not hasattr(batch, "__getitem__"):
+        raise TypeError(f"collate: conversions need batches, but got {type(batch).__name__}; put `.batch` before it")
     first = batch[0]
     if not isinstance(conversion, Mapping):
         functions: dict[Any, Any] = dict(enumerate(conversion))
