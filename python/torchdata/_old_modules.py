@@ -139,7 +139,6 @@ _SUFFIXES = ("IterDataPipe", "MapDataPipe", "DataPipe")
 
 
 def names_of(old: str) -> dict[str, str]:
-    """Returns the names of an old module, each with its present name."""
     return {name: now for name, (_, now) in homes_of(old).items()}
 
 
@@ -228,6 +227,5 @@ class _OldModules:
 
 
 def install() -> None:
-    """Makes the old modules importable."""
     if not any(isinstance(finder, _OldModules) for finder in sys.meta_path):
         sys.meta_path.append(_OldModules())

@@ -82,7 +82,6 @@ class ReadAhead:
         return not any(thread.is_alive() for thread in others)
 
     def others(self) -> list[threading.Thread]:
-        """Returns the started threads, without the calling thread."""
         current = threading.current_thread()
         return [thread for thread in self.threads if thread.ident is not None and thread is not current]
 

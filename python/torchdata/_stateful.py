@@ -107,7 +107,6 @@ def _needs_nothing(function: Any) -> bool:
 
 
 def state_of(one: object) -> Any:
-    """Returns the state of an object; None if the object has no state."""
     return one.state_dict() if is_stateful(one) else None
 
 
@@ -200,12 +199,10 @@ class StatefulStream:
         self._after_load: Any = _UNKNOWN
 
     def reads(self, iterable: Any) -> bool:
-        """Returns whether the argument is the iterable of this stream."""
         return self._iterable is iterable
 
     @property
     def has_state(self) -> bool:
-        """Returns whether the iterable, or its iterator, has a state."""
         return is_stateful(self._iterable) or self._has_inner
 
     @property
@@ -253,7 +250,6 @@ class StatefulStream:
         return itertools.chain.from_iterable(self._pieces())
 
     def state(self) -> StreamState:
-        """Returns the position after the last item."""
         is_known = self._unread and self._base is not _UNKNOWN and not self._is_exact
         own, inner = self._base if is_known else self._states()
         if not self._is_exact:

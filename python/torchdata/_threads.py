@@ -64,7 +64,6 @@ class Latch:
             self._gate.release()
 
     def is_set(self) -> bool:
-        """Whether the flag is set."""
         return self._is_set
 
     def wait(self, seconds: float | None = None) -> bool:

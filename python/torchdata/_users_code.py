@@ -77,7 +77,6 @@ def _is_wrapper(kind: type) -> bool:
 
 
 def _plain(qualified: str) -> str:
-    """Returns a qualified name without the enclosing functions."""
     return qualified.rpartition("<locals>.")[2]
 
 
@@ -98,7 +97,6 @@ def code_of(function: Any) -> CodeType | None:
 
 
 def place_of(code: CodeType) -> str:
-    """Returns the file and the line where code begins."""
     return f"{_short(code.co_filename)}:{code.co_firstlineno}"
 
 

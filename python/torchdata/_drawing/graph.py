@@ -55,7 +55,6 @@ class DrawnGraph:
     arrows: list[Arrow] = field(default_factory=list)
 
     def add(self, group: DrawnGroup) -> None:
-        """Adds a group, and numbers its nodes."""
         first = sum(len(other.nodes) for other in self.groups)
         for number, node in enumerate(group.nodes, first):
             node.key = number
@@ -63,7 +62,6 @@ class DrawnGraph:
 
     @property
     def nodes(self) -> list[Node]:
-        """Returns all nodes in the order of their keys."""
         return [node for group in self.groups for node in group.nodes]
 
     def mark_ends(self) -> None:

@@ -81,7 +81,6 @@ class Measuring:
 
     @property
     def rank(self) -> str:
-        """The label `rank` of all measurements."""
         return str(rank_of(self._loader) if self._rank is None else self._rank)
 
     def measure(self) -> list[Measurement]:

@@ -54,7 +54,6 @@ class Opening:
 
     @property
     def _left(self) -> float:
-        """Returns the remaining seconds."""
         return max(self._until - time.monotonic(), 0.0)
 
     def meet(self) -> tuple[Meeting | Blame, float]:

@@ -127,11 +127,9 @@ class TorchGroup(UncopyableGroup):
 
     @property
     def broken(self) -> bool:
-        """Whether an operation has failed. After a failure, the group cannot be used any more."""
         return self._broken
 
     def broadcast(self, value: int) -> int:
-        """Returns the value of rank 0, on every rank. All ranks wait for each other."""
         return self._run(value if self.rank == 0 else _LARGEST)
 
     def agree(self, value: str) -> str:
@@ -148,7 +146,6 @@ class TorchGroup(UncopyableGroup):
         return opening.agree(str(number), value)
 
     def all_reduce_min(self, value: int) -> int:
-        """Returns the smallest value of all ranks, on every rank."""
         return self._run(value)
 
     def _run(self, value: int) -> int:
@@ -195,11 +192,9 @@ class TorchGroup(UncopyableGroup):
         return RanksLostError(f"{me}: {fault}")
 
     def show_life(self) -> None:
-        """Starts heartbeats, which show all ranks that this rank is only late."""
         self._meeting.serve()
 
     def give_up(self) -> None:
-        """Ends another thread's wait for an operation immediately."""
         self._given_up = True
         if not self._broken:
             self._meeting.leave()

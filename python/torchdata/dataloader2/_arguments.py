@@ -65,7 +65,6 @@ def refuse_arguments(arguments: Mapping[str, Any], taken: Callable[..., Any], wh
 
 
 def _named(function: Callable[..., Any]) -> list[str]:
-    """Returns the parameters that can be passed by keyword."""
     parameters = signature_of(function).parameters.values()
     return [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
 
@@ -86,7 +85,6 @@ def service_of(num_workers: int | Literal["auto"], service: Any, whose: str) -> 
 
 
 def is_service(value: Any) -> bool:
-    """Whether the value is an instance of a reading service."""
     return not isinstance(value, type) and callable(getattr(value, "initialize_iteration", None))
 
 

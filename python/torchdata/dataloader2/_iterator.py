@@ -95,7 +95,6 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
         )
 
     def _on_end(self, end: StopIteration) -> None:
-        """Ends the epoch, unless the pipeline was only paused."""
         if not isinstance(end, PauseIteration):
             self._run.close(at_end=True)
 

@@ -102,7 +102,6 @@ class Pipeline:
 
     @property
     def contract(self) -> ReadingServiceInterface:
-        """The object that answers the loader's requests for the service."""
         return contract_of(self.service)
 
     def require_pipe(self) -> None:
@@ -226,14 +225,12 @@ class Pipeline:
             self.datapipe = resume_fn(self.datapipe)
 
     def limit(self, num_batches: int | None) -> None:
-        """Passes a limit to the service; warns if the service does not support limits."""
         if self.service is not None and self.can("limit"):
             limit_fn = self.service._limit(num_batches)
             if limit_fn is not None:
                 self.datapipe = limit_fn(self.datapipe, num_batches)
 
     def can(self, what: str) -> bool:
-        """Returns whether the loader can be paused, resumed, or limited; warns if it cannot."""
         if self.service is None or getattr(self.contract, f"_{what}") is not None:
             return True
         warnings.warn(f"{type(self.service).__name__}: ReadingService doesn't support `{what}`.", stacklevel=4)

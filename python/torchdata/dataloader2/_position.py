@@ -153,7 +153,6 @@ class Tracker:
         return output.untold(None) if mark.workers is None else mark.untold
 
     def _beginning(self, output: WorkerOutput) -> Position:
-        """Returns the mark at the beginning of this run of the epoch."""
         beginning = self._marks[0]
         why = None if self._is_resumed else self._untold(beginning, output)
         if why is not None:
@@ -310,7 +309,6 @@ class Tracker:
             return None
 
     def _has_lasting(self) -> bool:
-        """Whether earlier epochs have left a state in the main process's part of the graph."""
         begun = self._run.epochs if self._epochs_before is None else self._epochs_before
         return bool(begun) and lasts(self._pipeline.datapipe)
 

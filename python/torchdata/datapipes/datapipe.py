@@ -196,7 +196,6 @@ class _PicklingHooks:
         cls._derives_state = all(getattr(cls, name) is method for name, method in DERIVED.items())
 
     def _declared_state(self) -> dict[str, Any]:
-        """Returns the declared iteration state."""
         return {state.key: state.dump(self) for state in self._declared if state.saved}
 
     def _load_declared(self, state_dict: dict[str, Any]) -> None:
@@ -208,7 +207,6 @@ class _PicklingHooks:
                 state.reset(self)
 
     def _lasting_state(self) -> dict[str, Any]:
-        """Returns the part of the iteration state that is kept from one iteration to the next."""
         return {state.key: state.dump(self) for state in self._declared if state.lasts and state.saved}
 
     def _load_lasting_state(self, lasting: dict[str, Any]) -> None:
@@ -262,11 +260,9 @@ class _PicklingHooks:
         return type(self).__qualname__
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Shows a pipe in IPython as a chain with parameters."""
         printer.text(repr(self) if cycle else str(self))
 
     def _repr_html_(self) -> str:
-        """Shows a pipe in a notebook as a chain with parameters and a picture."""
         from torchdata.datapipes._pipe.showing import html_of_pipe
 
         return html_of_pipe(self)

@@ -243,7 +243,6 @@ def _ended_after(seconds: float) -> Iterator[None]:
 
 
 def fork_process(process_name: str, target: Callable[..., object], args: tuple[Any, ...]) -> Popen:
-    """Forks this process, and returns multiprocessing's object for the child."""
     with _threads_ignored():
         return Popen(get_context("fork").Process(target=target, args=args, name=process_name, daemon=True))
 
@@ -267,7 +266,6 @@ class ForkedChild(ChildProcess):
 
     @property
     def target(self) -> _Target:
-        """Returns the function of the child, until the child has begun."""
         assert self._target is not None
         return self._target
 

@@ -54,7 +54,6 @@ class StartGivenUp(Exception):
 
 
 def _handled() -> list[int]:
-    """Returns the signals that this process handles in Python."""
     return [number for number in _CAN_BE_HELD if callable(signal.getsignal(number))]
 
 
@@ -218,7 +217,6 @@ class MainSignals:
 
     @classmethod
     def now(cls) -> MainSignals:
-        """Returns the signal handling of this process."""
         return cls(tuple(_handled()), tuple(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
 
     def leave_to_main(self) -> None:
@@ -294,7 +292,6 @@ def _send_later(numbers: list[int]) -> None:
 
 
 def _is_in_finaliser(frame: FrameType | None) -> bool:
-    """Returns whether the frame, or one of its callers, belongs to a finalizer or to a callback of a weak reference."""
     while frame is not None:
         if frame.f_code.co_name in FINALISERS or frame.f_globals.get("__name__") == "weakref":
             return True

@@ -120,7 +120,6 @@ class Shutdown:
         _to_end.discard(self)
 
     def _ask(self, deferred: InterruptsDeferred) -> None:
-        """If all children can be asked, asks them to stop and waits for them."""
         if len(self.commanders) != len(self._children):
             return
         deadline = time.monotonic() + ASKED

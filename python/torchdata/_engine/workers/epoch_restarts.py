@@ -56,7 +56,6 @@ class EpochRestarts(Restarts):
     _repeating: frozenset[int] = frozenset()
 
     def begin_run(self, run: RestartableEpoch) -> None:
-        """Records that an epoch begins or resumes. Later replacements resume this epoch."""
         self.run = run
         self.begin(run.number)
         self._repeating = frozenset()

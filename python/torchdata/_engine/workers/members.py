@@ -76,21 +76,17 @@ class Members:
         return lines
 
     def shards_of(self, worker: int) -> range:
-        """Returns the numbers of the shards that a worker runs."""
         return range(worker, self.num_shards, self.num_workers)
 
     def pids(self) -> list[int]:
-        """Returns the process ids of the children that were started."""
         return [process.pid for process in self.processes if process.pid is not None]
 
     def check_alive(self, indices: Sequence[int] | None = None) -> None:
-        """Raises an error if a child has exited. The method checks the given children, or all children by default."""
         for index in range(len(self.processes)) if indices is None else indices:
             if self.processes[index].ended:
                 self.report_exit(index)
 
     def report_exit(self, index: int) -> NoReturn:
-        """Raises the error of a child that has exited."""
         process = self.processes[index]
         process.wait(1.0)
         raise self.program_class.exit_error(process, index if index < self.num_workers else None)
@@ -126,16 +122,12 @@ class Members:
         return self.setups[worker].lines.outputs[0].shared
 
     def received_of(self, worker: int, received: Sequence[int]) -> int:
-        """Returns the number of items that were received from all shards of a worker. The argument has one number for
-        each shard."""
         return sum(received[shard] for shard in self.shards_of(worker))
 
     def control(self, index: int) -> Link:
-        """Returns the link for a child's commands."""
         return self.setups[index].lines.control.shared
 
     def commander(self, index: int) -> Sender:
-        """Creates a sender of commands to a child."""
         return Sender([self.control(index)], self.bells, MAIN, [1 + index])
 
     def close_descriptors(self, indices: Sequence[int]) -> None:

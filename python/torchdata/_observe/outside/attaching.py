@@ -67,11 +67,9 @@ class Attached:
         return read_board(self.board, self.numbers)
 
     def stats(self, since: LoaderStats | None = None) -> ShownStats:
-        """Returns the statistics of the loader in the form of `DataLoader2.stats`."""
         return summarise(self.reading(), None if since is None else since.reading)
 
     def is_running(self) -> bool:
-        """Whether the loader's main process is running."""
         return kernel_state(self.pid) not in ("ended", "dead")
 
     def stacks(self) -> list[tuple[str, str]]:

@@ -106,7 +106,6 @@ if hasattr(os, "register_at_fork"):
 
 
 def _free_signal() -> int:
-    """Returns a real-time signal without a handler."""
     for number in range(signal.SIGRTMAX - 3, signal.SIGRTMIN, -1):
         if signal.getsignal(number) == signal.SIG_DFL:
             return number
@@ -162,7 +161,6 @@ def _answer_for_others(now: _Answering) -> None:
 
 
 def _ignore_others(now: _Answering) -> None:
-    """Ignores signals that arrive late."""
     if now is _answering and now.others and threading.current_thread() is threading.main_thread():
         signal.signal(now.others, signal.SIG_IGN)
         now.others = 0
@@ -185,7 +183,6 @@ def _tell_others() -> None:
 
 
 def _close(opened: tuple[int, int]) -> None:
-    """Closes the memory if it is open."""
     with contextlib.suppress(OSError):
         if _is_open(opened):
             os.close(opened[0])
@@ -330,7 +327,6 @@ def _from_top(frame: Any) -> str:
 
 
 def _listed(frame: Any) -> str:
-    """Formats a stack like `faulthandler`."""
     lines = ["stack (most recent call first):"]
     while frame is not None:
         lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}')
@@ -359,7 +355,6 @@ def where_it_stands(pid: int, number: int, descriptor: int, wakes: bool = False)
 
 
 def is_stopped(pid: int) -> bool:
-    """Returns whether a process is stopped by a signal or a debugger."""
     return _letter_of(pid) in ("T", "t")
 
 

@@ -78,5 +78,4 @@ def families_of(cls: type, prefix: str = "", labels: Iterable[str] = ()) -> dict
 
 
 def fields_summed(cls: type, over: str) -> list[str]:
-    """Returns the fields of a class that are declared as sums over `over`."""
     return [one.name for one in fields(cls) if one.metadata.get(_SUM) == over]

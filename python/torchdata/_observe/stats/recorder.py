@@ -125,7 +125,6 @@ class Recorder:
         return counting
 
     def end(self) -> None:
-        """Records that the epoch has ended."""
         if self._processes is not None and self._pid == os.getpid():
             self._processes.end_epoch()
         if self._counting is not None and self._pid == os.getpid():
@@ -222,7 +221,6 @@ class Recorder:
         return replace(self._summary(earlier), choices=tuple(self._notes()))
 
     def copied(self) -> Recorder:
-        """Returns the recorder for a copy of the loader."""
         return Recorder("full" if self.full else "counts", self.stall_warning, self.wait_warning)
 
     def diagnose(self, since: LoaderStats | None = None, ended: int = 0) -> Verdict:

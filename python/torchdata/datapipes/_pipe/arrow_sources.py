@@ -45,11 +45,9 @@ class ArrowSource:
         raise NotImplementedError
 
     def read_all(self, parts: list[int], columns: list[str] | None, use_threads: bool) -> Any:
-        """Returns the table of several parts, in the given order."""
         return _arrow().concat_tables([self.read(part, columns, use_threads) for part in parts])
 
     def check_columns(self, columns: list[str] | None) -> None:
-        """Raises ValueError if the table lacks a column."""
         for column in columns or ():
             if column not in self.schema.names:
                 raise ValueError(f"ArrowReader: there is no column {column!r}; there are {self.schema.names}")

@@ -314,7 +314,6 @@ def check_input_col(pipe: str, function: Any, input_col: Any) -> None:
 
 
 def length_of(pipe: Any, source: Any) -> int:
-    """Returns `len(source)`, or raises a TypeError that names both the pipe and the source without a length."""
     try:
         return len(source)
     except (TypeError, NotImplementedError) as error:
@@ -327,11 +326,6 @@ def no_length(pipe: Any, because: str) -> TypeError:
 
 
 def check_name(pipe: str, argument: str, value: Any) -> str:
-    """Returns `value` if it is a str.
-
-    Raises:
-        TypeError: the value is not a str.
-    """
     if not isinstance(value, str):
         raise TypeError(f"{pipe}: {argument} must be a str, but got {value!r} of type {type(value).__name__}")
     return value

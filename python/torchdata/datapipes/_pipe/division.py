@@ -34,7 +34,6 @@ class Division:
 
     @property
     def is_whole(self) -> bool:
-        """Returns whether this shard contains the whole sequence."""
         return self.shards == 1
 
     def share_of(
@@ -77,7 +76,6 @@ class Division:
         return (self.shard + self.shards * rounds) * self.block + place + 1
 
     def own_before(self, item: int) -> int:
-        """Returns how many of the shard's items precede an item of the sequence."""
         unit, place = divmod(item, self.block)
         own = max(0, -(-(unit - self.shard) // self.shards)) * self.block
         return own + place if unit % self.shards == self.shard else own

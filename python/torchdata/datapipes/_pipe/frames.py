@@ -42,7 +42,6 @@ def check_column_names(pipe: str, columns: Any) -> list[str] | None:
 
 
 def check_device(pipe: str, device: Any) -> None:
-    """Raises ValueError if the device is not the CPU, which is the only supported device."""
     if device not in ("", "cpu"):
         raise ValueError(
             f"{pipe}: device must be '' or 'cpu', but got {device!r}; frames lie in main memory: move the tensors that "
@@ -91,14 +90,12 @@ class FrameFormat:
         self._check_dtype()
 
     def module(self) -> Any:
-        """Returns the module of the library."""
         return optional_import(self.library, extra=LIBRARIES[self.library], needed_by=self.pipe)
 
     def _arrow(self) -> Any:
         return optional_import("pyarrow", extra="parquet", needed_by=self.pipe)
 
     def generated(self) -> FrameFormat:
-        """Returns the format with the dtype from `dtype_generator`, or this format if there is no generator."""
         if self.dtype_generator is None:
             return self
         return FrameFormat(self.pipe, self.library, self.dtype_generator())
@@ -129,7 +126,6 @@ class FrameFormat:
         return arrow is not None and isinstance(self.dtype, arrow.Schema)
 
     def _names(self) -> list[str] | None:
-        """Returns the columns that the dtype names, or None if it names none."""
         if self._has_schema():
             return list(self.dtype.names)
         return list(self.dtype) if isinstance(self.dtype, Mapping) else None

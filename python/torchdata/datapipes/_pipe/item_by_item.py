@@ -31,7 +31,6 @@ class ItemByItem(SameLength, IterDataPipe[T_co]):
         return self._result
 
     def _result(self, item: Any) -> Any:
-        """Returns the result of one item."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[T_co]:

@@ -52,7 +52,6 @@ def detached(members: Any, left: Iterator[Any]) -> Any:
 
 
 def restored(state: dict[str, Any]) -> Any:
-    """Returns the members that a state contains."""
     return state["members"]
 
 

@@ -89,7 +89,6 @@ class Renewal(Iterator[Iterator[Any]]):
         return True
 
     def keep(self, source: Any, guard: Iterator[Any]) -> None:
-        """Records the iterator of a source that has begun."""
         self._guards[id(source)] = guard
 
     def take_again(self, source: Any) -> Iterator[Any] | None:

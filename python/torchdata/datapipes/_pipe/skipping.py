@@ -147,7 +147,6 @@ def plus_one(kinds: dict[str, int], kind: str) -> dict[str, int]:
 
 
 def table_of(skipped: dict[tuple[str, str], int]) -> str:
-    """Returns the counts as a table, the largest first."""
     rows = sorted(skipped.items(), key=lambda row: (-row[1], row[0]))
     width = max((len(str(count)) for _, count in rows), default=1)
     return "\n".join(f"  {count:>{width}} x {kind} in {place}" for (kind, place), count in rows)
@@ -266,7 +265,6 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
 
 
 def is_of_an_item(error: BaseException) -> bool:
-    """Returns whether an item may have caused an exception."""
     return isinstance(error, Exception) and not (
         isinstance(error, MemoryError)
         or getattr(error, "never_skipped", False)
@@ -292,7 +290,6 @@ def _goes_on(datapipe: Any, iterator: Any) -> bool:
 
 
 def line_of(error: BaseException) -> dict[str, Any]:
-    """Returns the log fields that describe the exception."""
     try:
         message = str(error)
     except Exception as failure:

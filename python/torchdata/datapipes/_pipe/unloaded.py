@@ -138,7 +138,6 @@ class ReadsByIndex(IterDataPipe[T_co]):
     datapipe: Any
 
     def _indices(self) -> Iterator[Any]:
-        """Returns the remaining indices of the iteration."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[T_co]:

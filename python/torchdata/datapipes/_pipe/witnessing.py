@@ -90,12 +90,10 @@ class SampleWatch:
         self._samples.append((position, checksum))
 
     def end(self, length: int) -> None:
-        """Records that the source has ended after `length` items."""
         if not self.is_full:
             self._length = length
 
     def note(self) -> Note | None:
-        """Returns the samples since the previous note; None if there are no new samples."""
         samples, self._samples = self._samples, []
         length, self._length = self._length, None
         if not samples and length is None:
@@ -158,7 +156,6 @@ class SampleDigest:
         return cls(position, checksum)
 
     def as_tuple(self) -> tuple[int, int]:
-        """Returns the digest as plain data."""
         return self.next, self.checksum
 
     def add(self, item: Any) -> None:

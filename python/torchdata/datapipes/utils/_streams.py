@@ -60,7 +60,6 @@ class FileRecipe:
         self.path, self.mode, self.encoding = path, mode, encoding
 
     def open(self) -> Any:
-        """Opens the file."""
         return open(self.path, self.mode, encoding=self.encoding)
 
     def __repr__(self) -> str:

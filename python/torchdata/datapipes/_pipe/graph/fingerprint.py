@@ -114,7 +114,6 @@ def check_fingerprint(found: Any) -> None:
 
 
 def short_name(entry: Mapping[str, Any]) -> str:
-    """Returns the class name, without the module, of a pipe in a fingerprint."""
     name: str = entry["class"]
     return name.rpartition(".")[2]
 

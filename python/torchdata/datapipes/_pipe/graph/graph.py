@@ -56,7 +56,6 @@ class Graph:
         return self._places
 
     def index(self, pipe: Any) -> int:
-        """Returns the index of a pipe in `pipes`."""
         return self._index()[id(pipe)]
 
     def sources(self, pipe: Any) -> list[Any]:
@@ -110,5 +109,4 @@ class Graph:
 
 
 def graph_of(end: Any) -> Graph:
-    """Returns the graph that ends in a pipe. If `end` is a graph, it is returned unchanged."""
     return end if isinstance(end, Graph) else Graph(end)

@@ -50,17 +50,14 @@ def know_virtual() -> None:
 
 
 def iter_base() -> Any:
-    """Returns the base class of iterable-style pipes."""
     return _pipes[0]
 
 
 def is_iter_pipe(obj: Any) -> bool:
-    """Returns whether `obj` is an iterable-style pipe."""
     return isinstance(obj, _pipes[0])
 
 
 def is_pipe(obj: Any) -> bool:
-    """Returns whether `obj` is a pipe of either kind."""
     return isinstance(obj, _pipes)
 
 

@@ -114,11 +114,9 @@ class DeclaredState:
         self.name, self.key = name, name.lstrip("_")
 
     def beginning(self) -> Any:
-        """Returns the value of the attribute when an iteration begins."""
         return self.begins() if callable(self.begins) else self.begins
 
     def reset(self, datapipe: Any) -> None:
-        """Sets the attribute to its value at the beginning of an iteration."""
         setattr(datapipe, self.name, self.beginning())
 
     def dump(self, datapipe: Any) -> Any:
@@ -131,7 +129,6 @@ class DeclaredState:
         return value.copy() if type(value) is dict else value
 
     def load(self, datapipe: Any, value: Any) -> None:
-        """Sets the attribute to a value from a state."""
         setattr(datapipe, self.name, self.begins(value) if self.begins in (deque, set) else value)
 
     def check(self, value: Any) -> None:
@@ -189,7 +186,6 @@ def declare(cls: Any) -> tuple[DeclaredState, ...]:
 
 
 def _of(cls: type) -> tuple[DeclaredState, ...]:
-    """Returns the states that the class body declares."""
     return tuple(value for value in cls.__dict__.values() if isinstance(value, DeclaredState))
 
 

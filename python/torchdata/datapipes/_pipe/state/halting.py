@@ -104,7 +104,6 @@ class Halt:
             self._may_go_on.set()
 
     def count(self) -> None:
-        """Records, in the thread, that an item was read and put into the queue."""
         self._taken += 1
         if self._taken >= self._items:
             self._reached.set()
@@ -119,7 +118,6 @@ class Halt:
             self._reached.wait()
 
     def release(self) -> None:
-        """Lets the thread continue."""
         if self._queue is not None:
             self._queue.capacity = self._capacity
         self._may_go_on.set()
@@ -136,7 +134,6 @@ class Halts:
         self._halts = [(pipe, pipe._halt_at(Lead(*one.ahead))) for pipe, one in entries if one.ahead is not None]
 
     def wait(self) -> None:
-        """Waits until all threads have read enough items."""
         for _, halt in self._halts:
             halt.wait()
 

@@ -143,7 +143,6 @@ def _noting_end(datapipe: Any, iterator: Iterator[Any]) -> Iterator[Any]:
 
 
 def _note_pass(datapipe: Any) -> None:
-    """Records the positions of the sources of a PyTorch pipe when its next pass begins."""
     record = record_of(datapipe)
     record.asked = datapipe._valid_iterator_id
     _note_beginning(Graph(datapipe), record, record.loaded if awaits_iteration(datapipe) else None)
@@ -189,7 +188,6 @@ _BEGIN_BY_ITERATE = (
 
 
 def unnoticed(datapipe: Any) -> TypeError:
-    """Returns the error for a PyTorch pipe if its pass cannot be repeated because the beginning was not recorded."""
     return TypeError(
         f"a pipeline that ends in {name_of(datapipe)} can be neither saved nor resumed, because the beginning of its "
         f"pass was not detected: it is a pipe of torch whose __iter__ is not a generator function. {_BEGIN_BY_ITERATE}"
@@ -197,7 +195,6 @@ def unnoticed(datapipe: Any) -> TypeError:
 
 
 def perhaps_over(datapipe: Any) -> TypeError:
-    """Returns the error for a PyTorch pipe if it is unknown whether its pass has ended."""
     return TypeError(
         f"a pipeline that ends in {name_of(datapipe)} cannot be saved here, because it is a pipe of torch, which "
         f"does not show whether its pass is over or its next pass has begun. {_BEGIN_BY_ITERATE}"
@@ -425,7 +422,6 @@ def is_torchs(datapipe: Any) -> bool:
 
 
 def name_of(datapipe: Any) -> str:
-    """Returns the name of the pipe's class."""
     return type(datapipe).__name__
 
 

@@ -63,7 +63,6 @@ def await_again(seeds: dict[str, int]) -> None:
 
 
 def awaited_seeds() -> dict[str, int]:
-    """Returns the seeds of modules that are not loaded yet, by their full names."""
     return dict(awaited)
 
 

@@ -112,7 +112,6 @@ def dump_entry(entry: PipeEntry) -> dict[str, Any]:
 
 
 def dump_graph(entries: Iterable[PipeEntry]) -> dict[str, Any]:
-    """Returns the state of a graph, without a description of the graph."""
     return {"version": STATE_VERSION, "pipes": [*map(dump_entry, entries)]}
 
 
@@ -171,7 +170,6 @@ def _check_count(count: Any, what: str) -> None:
 
 
 def checksums_of(state: dict[str, Any]) -> dict[str, Any]:
-    """Returns the checksums of a graph's state: one per entry, and one of the fingerprint."""
     return {"pipes": [checksum(entry) for entry in state["pipes"]], "graph": checksum(state.get("graph"))}
 
 
@@ -275,7 +273,6 @@ def _check_numpy(state: Any) -> None:
 
 
 def refuse_pickled_entries(entries: Iterable[PipeEntry]) -> None:
-    """Raises a ValueError that names the pipe if a value in the entries has to be unpickled."""
     for entry in entries:
         refuse_pickled(entry.state, entry.type)
         refuse_pickled(entry.left and entry.left.state, entry.type)

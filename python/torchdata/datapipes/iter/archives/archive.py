@@ -370,7 +370,6 @@ class IndexedLoader(ArchiveLoader):
         raise NotImplementedError
 
     def _check(self, entry: Any) -> None:
-        """Raises an error for a member that cannot or must not be read."""
         refuse_bomb(entry.file_size, entry.compress_size, self.max_ratio)
 
     def _place_of(self, archive: IndexedArchive) -> int:

@@ -177,7 +177,6 @@ class _Decompressed(LibraryMember):
         super().__init__(recipe, None, recipe.path, _READERS[recipe.kind](self._counted), cheap=False)
 
     def recipe(self) -> Any:
-        """Returns the recipe to reopen the stream; None if there is none."""
         return self._archive.standing_in(self._source, self._start)
 
     def seekable(self) -> bool:
@@ -207,11 +206,9 @@ class _Decompressing(ItemByItem[tuple[str, StreamWrapper]]):
     max_ratio: float | None
 
     def _kind_of(self, path: str) -> CompressionType:
-        """Returns the format of the file at `path`."""
         raise NotImplementedError
 
     def _path_of(self, path: str) -> str:
-        """Returns the path of the decompressed file for `path`."""
         return path
 
     def _result(self, pair: Any) -> tuple[str, StreamWrapper]:

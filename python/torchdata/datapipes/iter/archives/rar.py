@@ -77,7 +77,6 @@ class _RarArchive(IndexedArchive):
         return named
 
     def entries(self) -> list[Any]:
-        """Returns the directory."""
         return list(self.rar.infolist())
 
     def open_entry(self, index: int) -> Any:

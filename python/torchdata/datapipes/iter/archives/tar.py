@@ -425,7 +425,6 @@ class _TarMemberRecipe:
         self.archive, self.name, self.offset, self.size = archive, name, offset, size
 
     def open(self) -> Any:
-        """Opens the archive if necessary, and the member."""
         fileobj = self.archive.tar.fileobj
         return io.BufferedReader(_TarMember(self.archive, fileobj, self.name, self.offset, self.size))
 
@@ -447,7 +446,6 @@ class _TarMember(MemberFile):
         self._position = 0
 
     def recipe(self) -> _TarMemberRecipe:
-        """Returns the recipe to reopen the member."""
         return _TarMemberRecipe(self._archive, self._name, self._offset, self.size)
 
     @property

@@ -36,7 +36,6 @@ class _ZipArchive(IndexedArchive):
 
     @property
     def zip(self) -> zipfile.ZipFile:
-        """The `ZipFile`, opened on first use."""
         if self._zip is None:
             file_obj = bare(self.source)
             self._zip = file_obj if isinstance(file_obj, zipfile.ZipFile) else open_zip(file_obj, self.path)
@@ -47,7 +46,6 @@ class _ZipArchive(IndexedArchive):
         return explained(zipfile.BadZipFile, f"{what} in ZipArchiveLoader", error)
 
     def entries(self) -> list[Any]:
-        """Returns the directory."""
         return list(self.zip.infolist())
 
     def open_entry(self, index: int) -> Any:

@@ -299,7 +299,6 @@ class SampleMultiplexer(IterDataPipe[Any]):
             yield from iterators[number]
 
     def _shares(self) -> list[tuple[int, float]]:
-        """Returns the inputs that have not ended, each with its probability."""
         weights = [self.pipes_and_weights[number][1] for number in self._left]
         total = sum(weights)
         return [(number, weight / total) for number, weight in zip(self._left, weights, strict=True)]

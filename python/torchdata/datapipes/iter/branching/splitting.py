@@ -203,7 +203,6 @@ class _DemuxMain(DealMain):
         return operator.index(result)
 
     def length(self, instance: int) -> int:
-        """Raises TypeError, because the length depends on the classifier."""
         raise TypeError(
             f"Child {instance} of demux gets what the classifier gives it. So this instance doesn't have valid length"
         )

@@ -154,7 +154,6 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
 
 
 def _look(path: str) -> os.stat_result | None:
-    """Returns the status of the path, or of the target if the path is a link."""
     try:
         return os.stat(path)
     except OSError:

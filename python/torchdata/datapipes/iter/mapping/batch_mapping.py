@@ -172,7 +172,6 @@ class BatchAsyncMapper(Unfolding, IterDataPipe[Any]):
             loop.close()
 
     def _replaced(self, batch: list[Any], results: list[Any]) -> list[Any]:
-        """Returns the items with the results stored in their columns."""
         each = iter(results)
         replaced = replacing_columns(lambda *columns: next(each), self.input_col, self.output_col)
         return list(map(replaced, batch))

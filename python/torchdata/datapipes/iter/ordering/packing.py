@@ -224,7 +224,6 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return self._begun(piece, size)
 
     def _filled(self, row: list[Any]) -> tuple[int, list[Piece]]:
-        """Removes a full row from the open rows, and returns the row."""
         rows = self._rows
         del rows[next(number for number, other in enumerate(rows) if other is row)]
         return 0, row[1]
@@ -287,17 +286,14 @@ class _Lists:
 
     @staticmethod
     def cut(values: Any, start: int, end: int) -> Any:
-        """Returns a copy of a part of a sequence."""
         return values[start:end]
 
     @staticmethod
     def joined(parts: list[Any], added: int, padding: Any) -> Any:
-        """Returns a new sequence of all parts, followed by `added` padding values."""
         return [*chain.from_iterable(parts), *([padding] * added)]
 
     @staticmethod
     def put(values: Any, places: list[int], value: Any) -> None:
-        """Stores a number at some indices."""
         for place in places:
             values[place] = value
 
@@ -308,7 +304,6 @@ class _Lists:
 
     @staticmethod
     def bounds(sizes: list[int]) -> Any:
-        """Returns the bounds of pieces with these sizes."""
         return [*accumulate(sizes, initial=0)]
 
 
@@ -404,11 +399,6 @@ def _kind_of_class(cls: type) -> type[_Lists] | None:
 
 
 def _kind_of_all(name: str, parts: list[Any]) -> type[_Lists]:
-    """Returns the common kind of the pieces of a column.
-
-    Raises:
-        TypeError: the pieces have different kinds.
-    """
     kind = _kind_of(name, parts[0])
     if any(_kind_of(name, part) is not kind for part in parts):
         kinds = sorted({type(part).__name__ for part in parts})
@@ -431,12 +421,10 @@ def _by_column(pieces: list[Piece]) -> dict[str, list[Any]]:
 
 
 def _size(piece: Piece) -> int:
-    """Returns the number of tokens of a piece."""
     return len(next(iter(piece.values()))) if type(piece) is dict else len(piece)
 
 
 def _cut(piece: Piece, bounds: list[int]) -> Iterator[Piece]:
-    """Yields the part of a piece between each pair of bounds."""
     for start, end in pairwise(bounds):
         if type(piece) is dict:
             yield {name: _kind_of(name, values).cut(values, start, end) for name, values in piece.items()}
@@ -445,7 +433,6 @@ def _cut(piece: Piece, bounds: list[int]) -> Iterator[Piece]:
 
 
 def _not_empty(piece: Piece, size: int) -> Iterator[Piece]:
-    """Yields the piece if it has tokens."""
     return iter((piece,) if size else ())
 
 

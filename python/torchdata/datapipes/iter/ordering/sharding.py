@@ -160,7 +160,6 @@ class ShardingFilter(IterDataPipe[T_co]):
         self._running = self._shard()
 
     def _shard(self) -> Division:
-        """Returns the share that an iteration yields if it begins now."""
         if not self._sharding_enabled:
             return Division(1, 0)
         return Division(self.num_of_instances, self.instance_id, self._block)

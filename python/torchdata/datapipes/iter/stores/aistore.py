@@ -49,7 +49,6 @@ class _Cluster:
     timeout: float
 
     def client(self) -> Any:
-        """Returns the client of this process."""
         key = (os.getpid(), self.endpoint, self.timeout)
         client = _clients.get(key)
         if client is None:
@@ -228,7 +227,6 @@ class _AISObject(RemoteFile[_AISRecipe]):
         return replace(recipe, version=(headers.get(_VERSION, ""), int(told)))
 
     def drop_answer(self) -> None:
-        """Closes the connection."""
         answer, self._answer = self._answer, None
         if answer is not None:
             answer.close()

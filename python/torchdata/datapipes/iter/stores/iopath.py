@@ -126,7 +126,6 @@ class _IoPathRecipe:
         self.manager, self.path, self.mode = manager, path, mode
 
     def open(self) -> Any:
-        """Opens the file."""
         return self.manager.open(self.path, self.mode)
 
     def __repr__(self) -> str:

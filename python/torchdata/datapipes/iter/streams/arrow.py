@@ -149,7 +149,6 @@ class ArrowReader(IterDataPipe[Any]):
         return f"{names[0]} and {len(names) - 1} more (checksum {crc32(''.join(names).encode()):08x})"
 
     def _drop_broken(self) -> None:
-        """Drops a part that has raised an exception."""
         self._part = None
 
     def _last_row(self) -> str | None:

@@ -127,7 +127,6 @@ class FileLister(GivenLength, IterDataPipe[str]):
             self._warn_of_nothing(root)
 
     def _drop_broken(self) -> None:
-        """Drops a directory that cannot be listed."""
         self._directory = None
 
     def _warn_of_nothing(self, root: str) -> None:

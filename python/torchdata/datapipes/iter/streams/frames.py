@@ -216,7 +216,6 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
         return detached(stream, 0), self._next
 
     def _pass_over(self, count: int) -> None:
-        """Drops the next items without reading them."""
         self._unwanted = 0 if self.dataframe_size else count
 
 

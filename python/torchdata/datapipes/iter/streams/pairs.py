@@ -83,7 +83,6 @@ class HoldsStream(IterDataPipe[T_co]):
     _reading: bool = state(False, saved=False)
 
     def _source(self) -> Any:
-        """Returns the source of the pipe."""
         return sources_of(self)[0]
 
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[Any]:
@@ -102,7 +101,6 @@ class HoldsStream(IterDataPipe[T_co]):
         return error
 
     def _release(self, stream: Any) -> None:
-        """Closes a stream that has been read."""
         if hasattr(stream, "close"):
             stream.close()
 

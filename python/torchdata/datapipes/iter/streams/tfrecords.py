@@ -140,12 +140,6 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
 
 
 def _checked(spec: Any) -> dict[str, tuple[Any, Any]]:
-    """Returns a copy of `spec`, with tuples as shapes.
-
-    Raises:
-        TypeError: `spec` is not a dict from str to pairs.
-        ValueError: a shape or a dtype is invalid.
-    """
     if not isinstance(spec, Mapping):
         raise TypeError(f"TFRecordLoader: spec must be a dict from name to (shape, dtype), but got {spec!r}")
     return {name: _checked_entry(name, entry) for name, entry in spec.items()}
@@ -193,7 +187,6 @@ def _dtype_for(name: str, dtype: Any, torch: Any) -> Any:
 
 
 def _appliers(spec: dict[str, tuple[Any, Any]], torch: Any) -> dict[str, Callable[[Any], Any]]:
-    """Returns, for each feature name, the function that applies the spec."""
     return {
         name: partial(_as_specified, name, shape, _dtype_for(name, dtype, torch), torch)
         for name, (shape, dtype) in spec.items()

@@ -38,7 +38,6 @@ class _PoolWork(ReadAhead):
         self.initargs = initargs
 
     def start_thread(self) -> None:
-        """Starts a thread, unless the maximum number is reached."""
         if len(self.threads) < self.max_workers and not self.start(self.serve):
             self.max_workers = len(self.threads)
 
@@ -90,7 +89,6 @@ class Pool:
         self.rest: ReadAheadHold | None = None
 
     def __len__(self) -> int:
-        """Returns how many submitted items have pending results."""
         return len(self._queue)
 
     @property

@@ -54,7 +54,6 @@ class _PrefetchData(ReadAhead):
         self.released = Latch()
 
     def begin(self, worker: Callable[[_PrefetchData], None]) -> None:
-        """Starts the thread."""
         self.start(self._serve, worker)
 
     def _serve(self, worker: Callable[[_PrefetchData], None]) -> None:
@@ -112,7 +111,6 @@ class _Reader(Iterator[Any]):
         return self._pop()
 
     def close(self) -> None:
-        """Makes the thread end after its current item."""
         self._data.queue.close()
 
     def __del__(self) -> None:
@@ -221,12 +219,10 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return Lead(self._passes - passes, taken, data.is_over)
 
     def _halt_at(self, ahead: Lead) -> Halt:
-        """Makes the thread pause at the given point of a later pass."""
         self._halt = Halt(self._passes + ahead.passes, ahead)
         return self._halt
 
     def _threads_at_work(self) -> Work | None:
-        """Returns an object that ends the thread of this pipe in this process; None if the pipe has no thread."""
         return None if self._data is None or self._data.is_inherited else self._data
 
     def _end_thread(self) -> None:

@@ -172,7 +172,6 @@ class _Body(io.RawIOBase):
 
     @property
     def name(self) -> str:
-        """The URL."""
         return str(self.recipe.url)
 
     def readable(self) -> bool:
