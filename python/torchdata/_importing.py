@@ -108,13 +108,8 @@ _finder = _WaitingFinder()
 
 
 def call_when_imported(who: str, calls: Calls) -> None:
-    """Calls each function once with its module, right after the module was imported.
-
-    Args:
-        who: the name of the caller. The calls replace earlier calls of the same caller, and an empty mapping removes
-            the earlier calls.
-        calls: the functions, by the full names of modules that are not loaded.
-    """
+    """Calls each function once with its module, right after the module was imported. The keys are the full names of
+    modules that are not loaded. The calls replace earlier calls of the same caller."""
     _finder.calls[who] = dict(calls)
     _finder.install_or_leave()
 
@@ -131,11 +126,7 @@ os.register_at_fork(
 
 
 def import_whole(name: str) -> Any:
-    """Returns the module `name`. Other threads cannot fork while this function imports the module.
-
-    Args:
-        name: the module's full name.
-    """
+    """Returns the module `name`. Other threads cannot fork while this function imports the module."""
     module = sys.modules.get(name)
     if module is not None and not getattr(module.__spec__, "_initializing", False):
         return module
@@ -145,11 +136,7 @@ def import_whole(name: str) -> Any:
 
 def loaded(name: str) -> Any:
     """Returns the module if it was imported, otherwise None. If another thread is importing the module, the function
-    waits for that thread.
-
-    Args:
-        name: the full name of the module.
-    """
+    waits for that thread."""
     if sys.modules.get(name) is None:
         return None
     try:

@@ -36,19 +36,8 @@ def how_to_install(extra: str) -> str:
 
 
 def optional_import(module: str, *, extra: str, needed_by: str) -> Any:
-    """Imports an optional library.
-
-    Args:
-        module: the module's dotted name, such as `"pyarrow.parquet"`.
-        extra: the extra of this distribution that installs the library.
-        needed_by: the public name of the pipe that needs the library.
-
-    Returns:
-        The module.
-
-    Raises:
-        ModuleNotFoundError: the library, or one of its requirements, is not installed.
-    """
+    """Imports an optional library. Raises ModuleNotFoundError if the library, or one of its requirements, is not
+    installed."""
     try:
         return import_whole(module)
     except ModuleNotFoundError as error:

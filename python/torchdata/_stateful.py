@@ -154,11 +154,7 @@ class StreamState(NamedTuple):
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> StreamState:
-        """Creates a position from a result of `_asdict`.
-
-        Raises:
-            TypeError, LookupError: the data is damaged.
-        """
+        """Creates a position from a result of `_asdict`. Raises TypeError or LookupError if the data is damaged."""
         state = cls(saved["own"], saved["inner"], saved["started"], saved["ended"])
         if type(state.started) is not bool or type(state.ended) is not bool:
             raise TypeError("started and ended are True or False")
@@ -169,7 +165,6 @@ class StatefulStream:
     """Reads an iterable that has a state, or that has iterators with a state.
 
     Args:
-        iterable: the iterable.
         prepare: a function that is called before each iteration, and before a state is loaded.
         is_exact: whether the iterable also reports the correct position before the first item of an epoch.
     """

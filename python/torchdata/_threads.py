@@ -81,11 +81,7 @@ class Latch:
 
 
 def start(thread: threading.Thread) -> None:
-    """Starts a thread.
-
-    Raises:
-        RuntimeError: the system cannot start another thread; the message names the remedy.
-    """
+    """Starts a thread. Raises RuntimeError if the system cannot start another thread; the message names the remedy."""
     try:
         thread.start()
     except RuntimeError as error:

@@ -45,12 +45,8 @@ class UsersCode:
 
 
 def codes_of_dataset(dataset: Any, methods: tuple[str, ...]) -> list[UsersCode]:
-    """Returns the user's code that creates the samples of a dataset, outermost function first.
-
-    Args:
-        dataset: a dataset, or a map-style pipe.
-        methods: the names of the methods that are called, in order of preference.
-    """
+    """Returns the user's code that creates the samples of a dataset, outermost function first. The code begins in the
+    first of `methods` that is found."""
     found: list[UsersCode] = []
     waiting, seen = [dataset], 0
     while waiting and seen < _DEEPEST:

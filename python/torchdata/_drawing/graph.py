@@ -9,15 +9,8 @@ __all__ = ["Arrow", "DrawnGraph", "DrawnGroup", "Node"]
 
 @dataclass
 class Node:
-    """A pipe.
-
-    Attributes:
-        title: the name of the pipe.
-        lines: further lines of text.
-        heat: the pipe's own time as a fraction of its process's time, 0 to 1; None if unknown.
-        kind: "source", "end", "waits", or empty.
-        key: the number of the pipe in the picture.
-    """
+    """A pipe. `heat` is the pipe's own time as a fraction of its process's time, 0 to 1; None if unknown. `kind` is
+    "source", "end", "waits", or empty."""
 
     title: str
     lines: list[str]

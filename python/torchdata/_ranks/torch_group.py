@@ -49,11 +49,8 @@ _open_groups: weakref.WeakSet[TorchGroup] = weakref.WeakSet()
 
 
 def require_available(whose: str) -> Any:
-    """Returns the module `torch.distributed`.
-
-    Raises:
-        RuntimeError: torch is not installed, or was built without `torch.distributed`.
-    """
+    """Returns the module `torch.distributed`. Raises RuntimeError if torch is not installed, or was built without
+    `torch.distributed`."""
     try:
         import torch.distributed as dist
     except ImportError as error:
@@ -69,11 +66,8 @@ def require_available(whose: str) -> Any:
 
 
 def require_initialized(whose: str) -> Any:
-    """Returns the module `torch.distributed`, with its default process group.
-
-    Raises:
-        RuntimeError: the module is missing (see `require_available`), or `init_process_group` was not called.
-    """
+    """Returns the module `torch.distributed`, with its default process group. Raises RuntimeError if the module is
+    missing (see `require_available`), or `init_process_group` was not called."""
     dist = require_available(whose)
     if not dist.is_initialized():
         raise RuntimeError(
@@ -88,7 +82,6 @@ class TorchGroup(UncopyableGroup):
 
     Args:
         timeout: the time limit of an operation in seconds.
-        whose: the name of the user of the group, for messages.
         members: the ranks, numbered as in the job and including this rank; None for all ranks.
 
     Raises:

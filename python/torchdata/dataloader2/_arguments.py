@@ -43,16 +43,8 @@ _INSTEAD_OVER_DATASET = {
 
 
 def refuse_arguments(arguments: Mapping[str, Any], taken: Callable[..., Any], whose: str = "DataLoader2") -> None:
-    """Raises an error if a loader got keywords that it does not accept.
-
-    Args:
-        arguments: the refused keywords.
-        taken: the function that was called with the refused keywords.
-        whose: the name of the function in the message.
-
-    Raises:
-        TypeError: there is at least one refused keyword. The message names a replacement, or the valid arguments.
-    """
+    """Raises TypeError if a loader got keywords that it does not accept. The message names a replacement, or the valid
+    arguments."""
     known = _INSTEAD if whose == "DataLoader2" else _INSTEAD_OVER_DATASET
     for name, value in arguments.items():
         if name in known:
@@ -70,12 +62,8 @@ def _named(function: Callable[..., Any]) -> list[str]:
 
 
 def service_of(num_workers: int | Literal["auto"], service: Any, whose: str) -> Any:
-    """Returns a service that runs a graph with `num_workers` workers, or the given service.
-
-    Raises:
-        TypeError: `service` is not a reading service.
-        ValueError: both `service` and `num_workers` were given.
-    """
+    """Returns a service that runs a graph with `num_workers` workers, or the given service. Raises TypeError if
+    `service` is not a reading service, and ValueError if both `service` and `num_workers` were given."""
     if service is not None and num_workers:
         raise ValueError(f"{whose}: give num_workers or a reading_service, not both")
     if service is None and not (isinstance(num_workers, int) and num_workers == 0):

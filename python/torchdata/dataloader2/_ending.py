@@ -65,10 +65,7 @@ class Ending:
 
     def take_over_in_child(self) -> None:
         """Makes an inherited loader belong to this forked child, unless worker processes of the parent run the loader.
-
-        Raises:
-            RuntimeError: worker processes run the loader.
-        """
+        Raises RuntimeError if worker processes run the loader."""
         if self.owner_pid == os.getpid():
             return
         if self._pipeline.is_taken_over and self._pipeline.contract.has_workers():

@@ -75,11 +75,6 @@ class FinishedIterator(Iterator[Any]):
 class EpochRun:
     """The epochs of a loader.
 
-    Args:
-        pipeline: the graph and the service.
-        seeds: the seeds of the epochs.
-        recorder: records when epochs begin and end.
-
     Attributes:
         delivery: delivers items to the user.
         position: how far the epoch has come.

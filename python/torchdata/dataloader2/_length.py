@@ -28,12 +28,8 @@ _SMALL = 64
 
 
 def skeleton(datapipe: Any) -> Any:
-    """Returns copies of all pipes of a graph, with the same connections, over the same data.
-
-    Raises:
-        TypeError: a pipe cannot be copied in this way, because deleting the copy would end objects that the copy shares
-            with the pipe.
-    """
+    """Returns copies of all pipes of a graph, with the same connections, over the same data. Raises TypeError if a pipe
+    cannot be copied in this way, because deleting the copy would end objects that the copy shares with the pipe."""
     pipes = Graph(datapipe).pipes
     copies: dict[int, Any] = {}
     for pipe in pipes:
@@ -72,15 +68,8 @@ class _CountedSource(DispatchedSource):
 
 
 def length_of_epoch(datapipe: Any, service: ReadingServiceInterface) -> int:
-    """Returns the number of items of an epoch.
-
-    Args:
-        datapipe: a skeleton of the graph before the service receives it. The function changes this skeleton.
-        service: the interface of the reading service.
-
-    Raises:
-        TypeError: the length is not known; the message names the pipe that prevents it.
-    """
+    """Returns the number of items of an epoch. The function changes `datapipe`, a skeleton of the graph from before the
+    service receives the graph. Raises TypeError, which names the pipe that prevents it, if the length is unknown."""
     try:
         with certain_lengths():  # guesses are not allowed, and neither are lengths for which a pipe must read all items
             return _RankEpoch(datapipe, service).length()

@@ -31,15 +31,7 @@ from torchdata.datapipes.iter.threads.synchronizing import FullSync
 
 
 class Pipeline:
-    """The graph of a loader, and the service that runs it.
-
-    Args:
-        graph: the end of the graph, as the user gave it.
-        adapters: objects that change the graph and the service.
-        service: the service, as the user gave it.
-        serialize: pickles a graph.
-        is_adapted: whether the adapters were applied to the graph.
-    """
+    """The graph of a loader, and the service that runs it."""
 
     def __init__(
         self,
@@ -76,12 +68,7 @@ class Pipeline:
         return service
 
     def take(self, snapshot: GraphTemplate, *, is_adapted: bool = False) -> None:
-        """Uses a copy of a graph as the loader's graph, and keeps the graph from before the service changes it.
-
-        Args:
-            snapshot: the graph.
-            is_adapted: whether the adapters were applied to the graph.
-        """
+        """Uses a copy of a graph as the loader's graph, and keeps the graph from before the service changes it."""
         datapipe = snapshot.copy()
         if datapipe is not None and self.adapters and not is_adapted:
             datapipe = self.adapted(datapipe)
@@ -118,10 +105,7 @@ class Pipeline:
     def hand_over(self, resumed: Callable[[], Sequence[Shard] | None], in_shards: bool, full_stats: bool) -> None:
         """Lets the service take over the graph; if it fails, the loader keeps the graph as it was.
 
-        Args:
-            resumed: returns the shards of the epoch that the loader resumes; None if it begins an epoch.
-            in_shards: whether the loader resumes in shards.
-            full_stats: whether the time of each pipe is measured.
+        `resumed` returns the shards of the epoch that the loader resumes; None if the loader begins an epoch.
         """
         if in_shards:
             self.service = running_shards(self.service)
@@ -160,11 +144,7 @@ class Pipeline:
         end_threads(self.datapipe)  # the threads would otherwise continue to draw random numbers
 
     def length(self) -> int:
-        """Returns the number of items of an epoch.
-
-        Raises:
-            TypeError: the number of items is unknown.
-        """
+        """Returns the number of items of an epoch. Raises TypeError if the number of items is unknown."""
         if self.datapipe is None:
             raise TypeError("this DataLoader2 has no length, because it has no pipe yet")
         self.require_pipe()
@@ -195,11 +175,8 @@ class Pipeline:
         return [work for work in works if work is not None]
 
     def leave_ranks(self, for_good: bool) -> None:
-        """Notifies other ranks that this rank ends its epoch.
-
-        Args:
-            for_good: whether this rank will never continue, so that all other ranks fail.
-        """
+        """Notifies other ranks that this rank ends its epoch. If `for_good` is True, this rank will never continue, so
+        all other ranks fail."""
         for pipe in Graph(self.datapipe):
             if isinstance(pipe, FullSync):
                 pipe.leave(for_good)

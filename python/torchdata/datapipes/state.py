@@ -169,11 +169,7 @@ def fingerprint(datapipe: Any) -> Fingerprint:
 
 
 class _Saving:
-    """Saves the state of a graph. An object is used only once.
-
-    Args:
-        graph: the graph.
-    """
+    """Saves the state of a graph. An object is used only once."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.end, self.pipes = graph, graph.end, graph.pipes

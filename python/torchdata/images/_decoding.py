@@ -276,12 +276,8 @@ def _array_over(out: Any, shape: tuple[int, ...], dtype: str) -> Any:
 
 
 def read(data: Any) -> tuple[Any, str]:
-    """Returns the contents of an image, and the name of the image for messages.
-
-    Raises:
-        TypeError: `data` is neither bytes, nor a path, nor a binary file.
-        ValueError: the contents are empty.
-    """
+    """Returns the contents of an image, and the name of the image for messages. Raises TypeError if `data` is neither
+    bytes, nor a path, nor a binary file, and ValueError if the contents are empty."""
     if isinstance(data, (bytes, bytearray, memoryview)):
         content, name = data, f"an image of {len(data):,} bytes"
     elif isinstance(data, (str, os.PathLike)):

@@ -22,7 +22,6 @@ class PipePosition(PipePasses):
     """Iterates over a pipe in successive epochs, and saves its exact position.
 
     Args:
-        pipe: the last pipe of the graph.
         seed: the seed for the random pipes of the graph in each epoch; None draws a new seed for each epoch.
     """
 

@@ -32,13 +32,8 @@ _STOP, _STOP_ORDER = ("stop", 0, 0), order_of("stop", 0)
 
 
 class Shutdown:
-    """Stops the children of a loader. In a forked child that inherited the object, the methods do nothing.
-
-    Args:
-        children: the children, including children that are not started yet.
-        controls: the link for the commands of each child.
-        bells: the bells, which must exist as long as the children.
-    """
+    """Stops the children of a loader. In a forked child that inherited the object, the methods do nothing. The bells
+    must exist as long as the children."""
 
     def __init__(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:
         self._owner_pid = os.getpid()

@@ -43,10 +43,7 @@ class RestartableEpoch:
 
 
 class EpochRestarts(Restarts):
-    """Replaces children that run a graph, epoch by epoch.
-
-    The arguments are the same as for `Restarts`.
-    """
+    """Replaces children that run a graph, epoch by epoch."""
 
     #: The current epoch; None before the first epoch.
     run: RestartableEpoch | None = None

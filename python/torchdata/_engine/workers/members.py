@@ -26,10 +26,7 @@ class Members:
     """The children of a loader. Each list has one element for each child, and the dispatching process is last.
 
     Args:
-        num_workers: the number of workers.
         num_shards: the number of shards that the children run. Worker `i % num_workers` runs shard i.
-        dispatches: whether there is a dispatching process.
-        bells: the bells of all processes.
         budget: bytes of shared memory for all items.
         program_class: the class of the workers' program, which defines the names of the workers and the messages about
             their exits.
@@ -144,15 +141,10 @@ class Members:
         seconds: float | None = None,
         tick: Callable[[], object] | None = None,
     ) -> None:
-        """Sends a command to a child.
+        """Sends a command to a child. `number` is the number of the epoch or of the function.
 
-        Args:
-            index: the child.
-            kind: "epoch", "repeat" or "call".
-            number: the number of the epoch or of the function.
-            content: the remaining parts of the command.
-            seconds: seconds to wait for free space in the link; None for no limit.
-            tick: a function that is called repeatedly during the wait.
+        The method waits for free space in the link for at most `seconds` (None for no limit), and calls `tick`
+        repeatedly during the wait.
         """
         with self.sending:
             self.sent[index] += 1

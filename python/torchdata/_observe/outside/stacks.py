@@ -237,9 +237,7 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
     thread can run Python code.
 
     Args:
-        pid: the id of the process.
         number: the signals, as stored on the page of the process.
-        descriptor: the descriptor that the process writes to.
         seconds: the number of seconds to wait for the answer. A process that is stopped, or blocked in the kernel,
             answers only when it continues.
         wakes: whether to make a stopped process continue, so that it can answer.
@@ -340,13 +338,7 @@ def _main_thread() -> int:
 
 def where_it_stands(pid: int, number: int, descriptor: int, wakes: bool = False) -> tuple[str, str]:
     """Returns the state of a process according to the kernel, and its Python stacks or the reason why there are none.
-
-    Args:
-        pid: the id of the process.
-        number: the signals, as stored on the page of the process.
-        descriptor: the descriptor that the process writes to.
-        wakes: whether a stopped process may be continued so that it can answer.
-    """
+    If `wakes` is True, a stopped process may be continued so that it can answer."""
     where = kernel_state(pid)
     stack = None
     with contextlib.suppress(OSError):

@@ -53,7 +53,6 @@ def told(meaning: str, family: Family | None = None, *, summed: str = "", **opti
         meaning: the text for the class docstring and for exporters.
         family: the exported measurement; None if the field is not exported.
         summed: what the field is a sum over, or "most" for the maximum.
-        options: further arguments of `dataclasses.field`.
     """
     return field(metadata={_HELP: meaning, _FAMILY: family, _SUM: summed}, **options)
 

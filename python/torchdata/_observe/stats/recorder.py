@@ -224,12 +224,8 @@ class Recorder:
         return Recorder("full" if self.full else "counts", self.stall_warning, self.wait_warning)
 
     def diagnose(self, since: LoaderStats | None = None, ended: int = 0) -> Verdict:
-        """Describes what limits the loader; see `DataLoader2.diagnose`.
-
-        Args:
-            since: earlier statistics, where counting starts.
-            ended: the number of epochs that have ended, if no epoch is running.
-        """
+        """Describes what limits the loader; see `DataLoader2.diagnose`. `ended` is the number of epochs that have
+        ended, if no epoch is running."""
         from torchdata._observe.stats.diagnosis import diagnose
 
         stats = self.stats(since)

@@ -94,9 +94,6 @@ def attribute_copier(obj: Any) -> Callable[[Any], Any]:
 class _Sharing:
     """Determines what the copy of a graph shares with the graph.
 
-    Args:
-        graph: the graph.
-
     Attributes:
         memo: the memo for `copy.deepcopy`: the replacement of each object in the copy, by the object's id.
     """
@@ -141,12 +138,8 @@ class _Sharing:
             self._pin(part)
 
     def _refers(self, value: Any, levels: int = 2) -> bool:
-        """Returns whether an object refers to a pipe of the graph.
-
-        Args:
-            value: the object.
-            levels: how many nested objects to search, not counting containers.
-        """
+        """Returns whether an object refers to a pipe of the graph. At most `levels` nested objects are searched, not
+        counting containers."""
         if type(value) in _ATOMS:
             return False
         if id(value) in self._pipes:

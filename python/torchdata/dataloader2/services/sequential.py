@@ -40,11 +40,7 @@ def holds_nothing(serialized_state: Any) -> bool:
 
 def _states_in(serialized_state: Any) -> list[Any]:
     """Returns the states of the services from a result of `SequentialReadingService.checkpoint`, of this version or of
-    0.9.
-
-    Raises:
-        ValueError: the state was not saved by a `SequentialReadingService`, or is damaged.
-    """
+    0.9. Raises ValueError if the state was not saved by a `SequentialReadingService`, or is damaged."""
     if is_sealed(serialized_state):
         saved = unseal(serialized_state, "the state of the reading services")
         states = from_plain(saved, "a reading service").get("states") if isinstance(saved, dict) else None

@@ -26,18 +26,11 @@ def _arrow(module: str) -> Any:
 
 
 def arrow_source(source: Any, filter: Any, format: str, part_rows: int | None = None) -> ArrowSource:
-    """Returns the source that reads the given table part by part.
+    """Returns the source that reads the given table part by part. `source` and `filter` are the arguments of
+    `ArrowParts`.
 
-    Args:
-        source: a table, as `ArrowParts` accepts it.
-        filter: a filter, as `ArrowParts` accepts it.
-        format: the format of files that are given by their paths.
-        part_rows: the number of rows per part of a Lance dataset.
-
-    Raises:
-        TypeError: `source` is not a table.
-        ValueError: `part_rows` is given for a source that is not a Lance dataset.
-        ModuleNotFoundError: pyarrow is not installed.
+    Raises TypeError if `source` is not a table, ValueError if `part_rows` is given for a source that is not a Lance
+    dataset, and ModuleNotFoundError if pyarrow is not installed.
     """
     library = type(source).__module__.partition(".")[0]
     if library == "lance" or (isinstance(source, (str, os.PathLike)) and format == "lance"):

@@ -24,8 +24,6 @@ def tables_of(
     """Yields tables of consecutive rows. Each table comes with the position after it: a part, and a row in this part.
 
     Args:
-        read: a function that returns the table of a part.
-        parts: the numbers of the parts to read.
         row: the first row to read in the first part.
         size: the number of rows per table, except for the last table. A table may span several parts. None yields one
             table per part.

@@ -33,8 +33,6 @@ def explain(
     KeyboardInterrupt and other non-`Exception` types keep their frames, which show where a program hangs.
 
     Args:
-        error: the exception.
-        frames: the traceback of the exception so far.
         datapipe: the pipe with the iterator that the exception passes through.
         yielded: the number of items that the pipe had yielded; None if the pipe's iteration had not begun.
         iterator: the pipe's own iterator, if the next item may be requested from it.
@@ -118,12 +116,7 @@ def no_fault_of_an_item(error: E) -> E:
 
 
 def not_the_end(name: str, error: BaseException) -> BaseException:
-    """Returns a function's error. StopIteration is replaced, because it would end the iteration (see PEP 479).
-
-    Args:
-        name: the name of the pipe that called the function.
-        error: the function's error.
-    """
+    """Returns a function's error. StopIteration is replaced, because it would end the iteration (see PEP 479)."""
     if not isinstance(error, StopIteration):
         return error
     raised = RuntimeError(

@@ -23,12 +23,8 @@ LIBRARIES = {"pandas": "parquet", "polars": "polars", "pyarrow": "parquet", "num
 
 
 def check_column_names(pipe: str, columns: Any) -> list[str] | None:
-    """Returns the column names as a list.
-
-    Raises:
-        TypeError: `columns` is not a sequence of str.
-        ValueError: the sequence is empty or has duplicates.
-    """
+    """Returns the column names as a list. Raises TypeError if `columns` is not a sequence of str, and ValueError if the
+    sequence is empty or has duplicates."""
     if columns is None:
         return None
     if isinstance(columns, str) or not isinstance(columns, Sequence):
@@ -53,7 +49,6 @@ class FrameFormat:
     """The library that creates frames, and their dtypes.
 
     Args:
-        pipe: the name of the pipe, for messages.
         library: `"pandas"`, `"polars"`, `"pyarrow"`, or with `arrays` `"numpy"`.
         dtype: None, a `pyarrow.Schema`, a mapping from column to dtype, or one dtype for all columns.
         dtype_generator: a function that returns the dtype, used if `dtype` is None.
@@ -157,12 +152,8 @@ class FrameFormat:
     # -- frames of rows ----------------------------------------------------------------------------
 
     def of_rows(self, rows: list[Any], columns: list[str] | None) -> Any:
-        """Creates a frame from rows, which are tuples or lists, mappings, or single values.
-
-        Raises:
-            ValueError: the rows do not have the same columns.
-            TypeError: the rows are of different kinds.
-        """
+        """Creates a frame from rows, which are tuples or lists, mappings, or single values. Raises ValueError if the
+        rows do not have the same columns, and TypeError if the rows are of different kinds."""
         return self._of_columns(self._columns_of(rows, columns))
 
     def _columns_of(self, rows: list[Any], columns: list[str] | None) -> dict[Any, Sequence[Any]]:
@@ -229,12 +220,8 @@ class FrameFormat:
     # -- frames of Arrow tables --------------------------------------------------------------------
 
     def of_table(self, table: Any) -> Any:
-        """Creates a frame from an Arrow table.
-
-        Raises:
-            ValueError: the dtype contains a column that the table lacks, a value does not fit its dtype, or NumPy
-                cannot represent a null (see `arrays_of`).
-        """
+        """Creates a frame from an Arrow table. Raises ValueError if the dtype contains a column that the table lacks, a
+        value does not fit its dtype, or NumPy cannot represent a null (see `arrays_of`)."""
         types = self._by_column(table.column_names)
         if self.library in ("pyarrow", "numpy") or self._has_schema():
             fields = [field.with_type(self._arrow_type(types.get(field.name)) or field.type) for field in table.schema]

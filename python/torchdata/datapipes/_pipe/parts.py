@@ -74,8 +74,6 @@ class Parts:
     """One of several results that are unfolded at the same time, with its remaining members.
 
     Args:
-        function: the function that creates the result.
-        item: the argument of the function.
         done: how many members of the result to leave out.
     """
 

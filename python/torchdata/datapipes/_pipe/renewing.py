@@ -29,8 +29,6 @@ class Renewal(Iterator[Iterator[Any]]):
     """The successive iterators of one pass of a pipe.
 
     Args:
-        datapipe: the pipe.
-        function: the pipe's own `__iter__`.
         sources: the pipes that the next iterator reads. If these sources made no progress, the next iterator would
             raise at the same item.
     """
@@ -97,12 +95,7 @@ class Renewal(Iterator[Iterator[Any]]):
 
 
 def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renewal | None:
-    """Prepares a pass for skipped exceptions; returns None if the pipe cannot continue after an exception.
-
-    Args:
-        datapipe: the pipe that begins a pass.
-        function: the pipe's own `__iter__`.
-    """
+    """Prepares a pass for skipped exceptions; returns None if the pipe cannot continue after an exception."""
     record, kind = record_of(datapipe), type(datapipe)
     record.renewal = None
     if not (kind.__module__.startswith(_OURS) and kind._renews and hasattr(kind, "iteration_state")):

@@ -33,7 +33,6 @@ class SampledStream:
     """One pass over a stream, from the stream's beginning or from a saved position.
 
     Args:
-        name: a description of the stream.
         saved: the result of `state` when the position was saved; None if nothing was saved.
 
     Raises:
@@ -100,7 +99,6 @@ class SampledStream:
         """Warns, or raises RuntimeError, because the stream does not repeat itself.
 
         Args:
-            position: the number of items that were reread.
             is_noise: whether the items differ only in numbers that the stream may draw anew for each item.
         """
         if is_noise:

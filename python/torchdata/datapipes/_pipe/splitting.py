@@ -119,12 +119,7 @@ class _Untold(Iterator[Any]):
 
 def watched_info(module: Any, **truth: Any) -> Any:
     """Returns the `WorkerInfo` for PyTorch. The result is accurate, except that it reports a single worker to pipes
-    that a filter reads.
-
-    Args:
-        module: `torch.utils.data._utils.worker`.
-        **truth: the actual values of `id`, `num_workers`, `seed` and `dataset`.
-    """
+    that a filter reads."""
     base: Any = module.WorkerInfo
 
     class WorkerInfo(base):  # type: ignore[misc]

@@ -57,11 +57,8 @@ def _supports_indices(kind: type) -> bool:
 
 
 def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
-    """Starts a guarded iteration over indices; returns the iterator and the function that loads an item.
-
-    Raises:
-        ValueError: the loaded state counts indices, but the pipe does not support indices.
-    """
+    """Starts a guarded iteration over indices; returns the iterator and the function that loads an item. Raises
+    ValueError if the loaded state counts indices, but the pipe does not support indices."""
     if not _supports_indices(type(datapipe)):
         raise ValueError(
             f"the loaded state is damaged, or belongs to another pipeline: it counts indices that "
@@ -105,7 +102,6 @@ class PipeStep:
     """Applies one pipe's step to an index or item. An exception names the pipe.
 
     Args:
-        datapipe: the pipe.
         function: what the pipe does with an index or item.
         before: a function that loads the item of an index first.
     """

@@ -65,8 +65,6 @@ class SampleWatch:
     """The samples of one filter. Sampling stops at the first item that occurs twice.
 
     Args:
-        number: the number of the filter in the graph.
-        source: a description of the source.
         start: the position where the filter begins to read.
         splits_itself: see `Note`.
     """
@@ -102,11 +100,7 @@ class SampleWatch:
 
 
 class Witness:
-    """The `SampleWatch` of each sharding filter, for one epoch in one worker.
-
-    Args:
-        filters: the sharding filters to take samples of, each with a description of its sources.
-    """
+    """The `SampleWatch` of each sharding filter, for one epoch in one worker."""
 
     def __init__(self, filters: Sequence[tuple[Any, str]]) -> None:
         self._filters = filters
@@ -145,11 +139,7 @@ class SampleDigest:
 
     @classmethod
     def of(cls, saved: Any) -> SampleDigest:
-        """Returns the digest for a result of `as_tuple`.
-
-        Raises:
-            TypeError, ValueError: `saved` is damaged.
-        """
+        """Returns the digest for a result of `as_tuple`. Raises TypeError or ValueError if `saved` is damaged."""
         position, checksum = saved
         if type(position) is not int or type(checksum) is not int or position < 0 or not 0 <= checksum < 1 << 64:
             raise ValueError(f"the digest of a stream is {saved!r}")
@@ -203,11 +193,7 @@ def sample_behind(sample: int) -> int:
 
 
 def _plain(item: Any) -> Any:
-    """Converts the item to plain data of the same value.
-
-    Raises:
-        Exception: the item cannot be converted.
-    """
+    """Converts the item to plain data of the same value. Raises Exception if the item cannot be converted."""
     if type(item) in _PLAIN:
         return item
     if type(item) is dict:

@@ -19,9 +19,6 @@ __all__ = ["Graph", "graph_of"]
 class Graph:
     """The pipes of the graph that ends in a pipe, as found when this object is created.
 
-    Args:
-        end: the last pipe.
-
     Attributes:
         end: the last pipe.
         pipes: all pipes of the graph without duplicates, with sources before their readers.
@@ -87,11 +84,8 @@ class Graph:
         return list(found.values())
 
     def breadth_first(self, exclude: Iterable[Any] = ()) -> list[Any]:
-        """Returns all pipes, each once, in breadth-first order from the last pipe.
-
-        Args:
-            exclude: pipes to leave out together with all their sources.
-        """
+        """Returns all pipes, each once, in breadth-first order from the last pipe. The pipes in `exclude` are left out
+        together with all their sources."""
         seen = {id(pipe) for root in exclude for pipe in walk(root, self._sources)}
         found: list[Any] = []
         waiting = deque([self.end])

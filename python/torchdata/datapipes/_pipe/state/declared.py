@@ -135,11 +135,8 @@ class DeclaredState:
         """Checks that a value in a state has the type of the attribute's initial value. An integer must be a valid
         count.
 
-        An attribute is not checked if its initial value is None, a tuple, or a function's result.
-
-        Raises:
-            TypeError: the value has another type.
-            LookupError: the value is not a valid count.
+        An attribute is not checked if its initial value is None, a tuple, or a function's result. Raises TypeError if
+        the value has another type, and LookupError if the value is not a valid count.
         """
         kind = self.begins if isinstance(self.begins, type) else type(self.begins)
         kind = list if kind in (deque, set) else kind

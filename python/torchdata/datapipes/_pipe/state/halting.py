@@ -124,11 +124,7 @@ class Halt:
 
 
 class Halts:
-    """The points where all threads of a replayed graph pause.
-
-    Args:
-        entries: each pipe, with the entry that the replay starts from.
-    """
+    """The points where all threads of a replayed graph pause."""
 
     def __init__(self, entries: Iterable[tuple[Any, PipeEntry]]) -> None:
         self._halts = [(pipe, pipe._halt_at(Lead(*one.ahead))) for pipe, one in entries if one.ahead is not None]

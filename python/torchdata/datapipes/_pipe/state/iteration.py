@@ -49,12 +49,7 @@ _tick = count(1).__next__
 
 
 def _how_it_begins(graph: Graph, loaded: PipeEntry | None) -> Beginning:
-    """Describes the state of a graph at the beginning of its pass.
-
-    Args:
-        graph: the graph.
-        loaded: the state that was loaded into the graph for this pass, if any.
-    """
+    """Describes the state of a graph at the beginning of its pass."""
     pipe = graph.end
     own = None if loaded is None else with_pending(pipe, record_of(pipe), loaded)
     generators = save_generators()

@@ -49,12 +49,8 @@ def seed_now_or_when_imported(seeds: Mapping[str, int]) -> None:
 
 
 def await_again(seeds: dict[str, int]) -> None:
-    """Restores the awaited seeds of a shard before the shard runs. Modules that another shard has imported are seeded
-    at once.
-
-    Args:
-        seeds: the value of `awaited` when this shard last ran.
-    """
+    """Restores the awaited seeds of a shard, which are the value of `awaited` when the shard last ran. Modules that
+    another shard has imported are seeded at once."""
     global awaited
     awaited = seeds
     if seeds and not sys.modules.keys().isdisjoint(seeds):

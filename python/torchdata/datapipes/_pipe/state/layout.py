@@ -193,11 +193,8 @@ def check_checksums(state: dict[str, Any]) -> None:
 
 
 def checksum(value: Any) -> int:
-    """Returns the CRC-32 of plain data. Equal data has equal checksums.
-
-    Raises:
-        ValueError: the data has more parts than any valid state, for example because of repeated references.
-    """
+    """Returns the CRC-32 of plain data. Equal data has equal checksums. Raises ValueError if the data has more parts
+    than any valid state, for example because of repeated references."""
     crc, left, waiting = 0, _PARTS, [value]
     while waiting:
         part = waiting.pop()
@@ -223,10 +220,7 @@ def checksum(value: Any) -> int:
 @contextmanager
 def explaining_damage(name: str) -> Iterator[None]:
     """Context in which a pipe of this package loads its state, and reports a wrong layout of the state as damage.
-
-    Raises:
-        ValueError: loading failed because the state has another layout.
-    """
+    Raises ValueError if loading failed because the state has another layout."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:

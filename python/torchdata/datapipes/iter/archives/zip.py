@@ -85,10 +85,7 @@ def open_zip(file_obj: Any, path: str, kind: type[zipfile.ZipFile] = zipfile.Zip
 
 def _check_places(archive: zipfile.ZipFile) -> None:
     """Checks that members do not share bytes. If members shared bytes, a small archive could contain many large files.
-
-    Raises:
-        zipfile.BadZipFile: a member begins before the archive, or overlaps the next member or the directory.
-    """
+    Raises zipfile.BadZipFile if a member begins before the archive, or overlaps the next member or the directory."""
     end: int = archive.start_dir
     for info in sorted(archive.infolist(), key=lambda info: info.header_offset, reverse=True):
         if info.header_offset < 0:

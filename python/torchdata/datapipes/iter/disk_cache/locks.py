@@ -95,10 +95,7 @@ def release_all_of(thread: int | None) -> None:
 
 def _locked(file: str) -> int | None:
     """Opens and locks a lock file. Returns None, with a warning, if the file system or the folder does not allow locks.
-
-    Raises:
-        BlockingIOError: another holder has the lock.
-    """
+    Raises BlockingIOError if another holder has the lock."""
     while (fd := _opened(file)) is not None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -360,12 +360,8 @@ class _Tensors(_Arrays):
 
 
 def _kind_of(name: str, values: Any) -> type[_Lists]:
-    """Returns the kind of a sequence.
-
-    Raises:
-        TypeError: the value is not a sequence.
-        ValueError: the value has several dimensions, or none.
-    """
+    """Returns the kind of a sequence. Raises TypeError if the value is not a sequence, and ValueError if the value has
+    several dimensions, or none."""
     kind = _KINDS.get(type(values)) or _kind_of_class(type(values))
     if kind is _Lists:
         return _Lists
@@ -407,11 +403,7 @@ def _kind_of_all(name: str, parts: list[Any]) -> type[_Lists]:
 
 
 def _by_column(pieces: list[Piece]) -> dict[str, list[Any]]:
-    """Returns the pieces of each column.
-
-    Raises:
-        ValueError: a piece has other columns than the first piece.
-    """
+    """Returns the pieces of each column. Raises ValueError if a piece has other columns than the first piece."""
     by_name = [piece if type(piece) is dict else {_TOKENS: piece} for piece in pieces]
     columns = by_name[0].keys()
     for piece in by_name:

@@ -39,7 +39,6 @@ class _Cluster:
     """The arguments of a pipe for creating its client.
 
     Args:
-        pipe: the pipe's name, for messages.
         endpoint: the URL of the cluster's proxy.
         timeout: the time limit in seconds for one answer, and for all attempts to get an answer.
     """
@@ -100,11 +99,8 @@ def split_url(pipe: str, url: Any, *, needs_name: bool = False) -> tuple[str, st
 
 
 def _cluster(pipe: object, url: Any, timeout: Any) -> _Cluster:
-    """Checks the library and the arguments that the lister and the loader share.
-
-    Raises:
-        ModuleNotFoundError, ImportError: `aistore` is not installed, or too old.
-    """
+    """Checks the library and the arguments that the lister and the loader share. Raises ModuleNotFoundError or
+    ImportError if `aistore` is not installed, or too old."""
     name = type(pipe).__name__
     require("aistore", extra="aistore", needed_by=name)
     from importlib.metadata import version
@@ -187,8 +183,6 @@ class _AISRecipe:
     """The recipe to open or reopen an object.
 
     Args:
-        url: the object's URL.
-        cluster: the arguments for the client.
         version: the version and size of the object when it was first opened; None if it was not opened yet.
     """
 

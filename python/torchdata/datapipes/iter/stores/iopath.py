@@ -24,11 +24,8 @@ __all__ = ["IoPathFileLister", "IoPathFileOpener", "IoPathSaver"]
 
 
 def _path_manager(pipe: str, given: Any) -> Any:
-    """Returns the given path manager, or a new one for local paths, HTTP, OneDrive and, with boto3, S3.
-
-    Raises:
-        TypeError: the argument is not a path manager.
-    """
+    """Returns the given path manager, or a new one for local paths, HTTP, OneDrive and, with boto3, S3. Raises
+    TypeError if the argument is not a path manager."""
     file_io = optional_import("iopath.common.file_io", extra="iopath", needed_by=pipe)
     if given is not None:
         if not isinstance(given, file_io.PathManager):

@@ -261,11 +261,7 @@ class LanceReader(ArrowReader):
 
 def _table_of(pipe: Any) -> ArrowSource:
     """Returns the table that is listed in a graph. The reader keeps this table, because a dispatching process may run
-    the lister.
-
-    Raises:
-        TypeError: the graph lists no table, or several.
-    """
+    the lister. Raises TypeError if the graph lists no table, or several."""
     if isinstance(pipe, ArrowSource):
         return pipe
     found = [source for each in Graph(pipe) if isinstance(source := getattr(each, "source", None), ArrowSource)]

@@ -84,11 +84,8 @@ class _PrefetchData(ReadAhead):
         return items, error
 
     def leave(self, for_good: bool) -> None:
-        """Makes the thread end after its current item. Only the first call determines the reason.
-
-        Args:
-            for_good: whether the iteration cannot continue, but only start over.
-        """
+        """Makes the thread end after its current item. Only the first call determines the reason. If `for_good` is
+        True, the iteration cannot continue, but only start over."""
         if not self._left:
             self._left, self.abandoned = True, for_good
         self.queue.close()
@@ -292,11 +289,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
                 pause.release()
 
     def _held(self, data: _PrefetchData) -> ReadAheadHold:
-        """Returns a hold on the thread, which is paused after the return.
-
-        Raises:
-            TimeoutError: the source took longer than `patience` seconds for an item.
-        """
+        """Returns a hold on the thread, which is paused after the return. Raises TimeoutError if the source took longer
+        than `patience` seconds for an item."""
         hold = data.queue.hold()
         try:
             if not hold.wait(self.patience) or not data.await_release(self.patience):
