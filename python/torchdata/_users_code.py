@@ -45,8 +45,8 @@ class UsersCode:
 
 
 def codes_of_dataset(dataset: Any, methods: tuple[str, ...]) -> list[UsersCode]:
-    """Returns the user's code that creates the samples of a dataset, outermost function first. The code begins in the
-    first of `methods` that is found."""
+    """Returns the user's code that creates the samples of a dataset, outermost function first. If a class
+    has several of `methods`, only the first is used."""
     found: list[UsersCode] = []
     waiting, seen = [dataset], 0
     while waiting and seen < _DEEPEST:

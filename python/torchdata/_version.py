@@ -32,7 +32,7 @@ def warn_of_upstream() -> None:
 
 
 def warn_if_replaced(package: str) -> None:
-    """Warns if the imported `torchdata` is not this package, because upstream's files have replaced some of its files."""
+    """Warns if the imported `torchdata` is not this package, because upstream's files have replaced its files."""
     found = getattr(sys.modules["torchdata"], "__version__", "without a version")
     if found == VERSION:
         return

@@ -32,7 +32,7 @@ _STOP, _STOP_ORDER = ("stop", 0, 0), order_of("stop", 0)
 
 
 class Shutdown:
-    """Stops the children of a loader. In a forked child that inherited the object, the methods do nothing. The bells
+    """Stops the children of a loader. In a forked child that inherited the object, the methods do nothing. `bells`
     must exist as long as the children."""
 
     def __init__(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:

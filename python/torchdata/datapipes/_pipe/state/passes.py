@@ -14,7 +14,7 @@ __all__ = ["PipePasses"]
 
 
 class PipePasses:
-    """Iterates over a pipe. Each iteration is a new pass, except for the first iteration after a position was loaded."""
+    """Iterates over a pipe. Each iteration is a new pass, except the first iteration after a position was loaded."""
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
