@@ -18,12 +18,34 @@ class TooLargeError(Exception):
     """Raised if the pickles of a `bounded` context are too large.
 
     Args:
-        size: the number of bytes of the pickles.
+        size: the number of bytes of the pickles so far.
     """
 
     def __init__(self, size: int) -> None:
         super().__init__(f"{size} bytes are too many")
         self.size = size
+
+
+class LimitedFile:
+    """A file for one pickle, which stops the pickling once there are too many bytes.
+
+    Attributes:
+        content: the bytes.
+        left: the number of further bytes that fit.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.content = bytearray()
+        self.left = most
+
+    def write(self, data: Any) -> int:
+        """Raises TooLargeError if the bytes do not fit."""
+        size = memoryview(data).nbytes
+        self.left -= size
+        if self.left < 0:
+            raise TooLargeError(len(self.content) + size)
+        self.content += data
+        return size
 
 
 class _Bound:

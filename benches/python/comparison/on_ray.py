@@ -55,7 +55,8 @@ def loader(order: dict[str, Any]) -> Any:
     from torchdata.dataloader2 import DataLoader2, RayReadingService
 
     pipe = pipes.shared_out(range(items.ENDLESS), items.MAKERS[order["item"]])
-    return DataLoader2(pipe, reading_service=RayReadingService(order["workers"], scheduling="SPREAD"))
+    service = RayReadingService(order["workers"], ray_remote_args={"scheduling_strategy": "SPREAD"})
+    return DataLoader2(pipe, reading_service=service)
 
 
 def raw(ray: Any, order: dict[str, Any]) -> Iterator[Any]:

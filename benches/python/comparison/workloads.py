@@ -146,7 +146,14 @@ def small_ones(item: str, title: str, arrays: str, share: float) -> Workload:
     return Workload(item.replace("_", "-"), title, item, (ours, torch, rival), goals)
 
 
-def of_numbers(item: str, title: str) -> Workload:
+def timed(name: str, title: str, item: str, least: float) -> Workload:
+    """Returns workloads in which each pipe is timed, compared with pipes that are only counted."""
+    both = (Contender(OURS, "ours", {"stats": "full"}), Contender("only counted", "ours"))
+    goal = Goal(f"at least {least:g} of the rate without", both[1].name, at_least=least)
+    return Workload(name, f"{title}, the time of each pipe taken", item, both, (goal,))
+
+
+def of_objects(item: str, title: str) -> Workload:
     """Returns workloads with plain Python objects, compared with torch, which pickles them."""
     goals = (Goal("no slower than torch", torch.name, at_least=1.0),)
     return Workload(item.replace("_", "-"), title, item, (ours, torch), goals)
@@ -422,20 +429,8 @@ WORKLOADS = (
     in_splits("tiny", "tiny items in batches of 32", "tiny", "batched", 1.15),
     in_splits("arrays", "150 KiB arrays in batches of 32", "array", "batched", 1.05),
     in_splits("tar", "members of tar files, 100 KiB", "content", "members", 1.05),
-    Workload(
-        "stats",
-        "tiny items one by one, the time of each pipe taken",
-        "tiny",
-        (Contender(OURS, "ours", {"stats": "full"}), Contender("only counted", "ours")),
-        (Goal("at least 0.95 of the rate without", "only counted", at_least=0.95),),
-    ),
-    Workload(
-        "stats-arrays",
-        "150 KiB arrays, the time of each pipe taken",
-        "array",
-        (Contender(OURS, "ours", {"stats": "full"}), Contender("only counted", "ours")),
-        (Goal("at least 0.97 of the rate without", "only counted", at_least=0.97),),
-    ),
+    timed("stats", "tiny items one by one", "tiny", 0.95),
+    timed("stats-arrays", "150 KiB arrays", "array", 0.97),
     Workload(
         "auto",
         'training images decoded, num_workers="auto"',
@@ -464,13 +459,7 @@ WORKLOADS = (
     laid_out("transposed", "150 KiB images, channels first"),
     laid_out("cropped", "150 KiB images, cut out of larger ones"),
     laid_out("times", "150 KiB of datetime64"),
-    Workload(
-        "shared-text",
-        "one string of 1 MiB, 300 times in an item",
-        "shared_text",
-        (ours, upstream, torch),
-        (Goal("no slower than torch", torch.name, at_least=1.0),),
-    ),
+    of_objects("shared_text", "one string of 1 MiB, 300 times in an item"),
     Workload(
         "objects",
         "1,000 dataclass objects in an item",
@@ -478,11 +467,11 @@ WORKLOADS = (
         (ours, upstream, torch, Contender("torch loaded, moved by us", "ours", {"imports": ["torch"]})),
         (Goal("no slower than torch", torch.name, at_least=1.0),),
     ),
-    of_numbers("hashes", "1,000 ints of 64 bits in an item"),
-    of_numbers("large_ints", "1,000 ints of 100 bits in an item"),
-    of_numbers("floats", "100,000 floats in an item"),
-    of_numbers("float_lists", "1,000 lists of four floats in an item"),
-    of_numbers("times_and_uuids", "1,000 pairs of datetime and UUID in an item"),
+    of_objects("hashes", "1,000 ints of 64 bits in an item"),
+    of_objects("large_ints", "1,000 ints of 100 bits in an item"),
+    of_objects("floats", "100,000 floats in an item"),
+    of_objects("float_lists", "1,000 lists of four floats in an item"),
+    of_objects("times_and_uuids", "1,000 pairs of datetime and UUID in an item"),
     Workload(
         "nodes",
         "nodes: ParallelMapper over processes, ints one by one",

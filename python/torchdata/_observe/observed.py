@@ -5,6 +5,7 @@ Role: a base class of the loaders, in the main process. The methods of this clas
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -48,13 +49,14 @@ class ObservedLoader:
         """Iterates over an epoch and shows its progress: items per second, the completed part, and the time spent
         waiting.
 
-        `tqdm` draws the bar. If `tqdm` is not installed, `rich` draws the bar, which requires ipywidgets in notebooks.
-        The bar appears in terminals and notebooks. In other outputs, or if neither library is installed, nothing is
-        drawn, so that logs stay clean.
+        `tqdm` draws the bar in terminals and notebooks. In other outputs, nothing is drawn, so that logs stay clean.
 
         Args:
-            options: `description` (text before the bar), `file` (the output instead of stderr), `interval` (seconds
-                between two updates of the waiting time, 0.5 by default) and `backend` ("tqdm" or "rich" to choose one).
+            options: `description` (text before the bar), `file` (the output instead of stderr) and `interval` (seconds
+                between two updates of the waiting time, 0.5 by default).
+
+        Raises:
+            ModuleNotFoundError: tqdm is not installed (extra `progress`).
 
         Example:
             >>> from torchdata.dataloader2 import DataLoader2
@@ -70,7 +72,11 @@ class ObservedLoader:
         """Returns the process ids of the running workers in order, followed by the id of the dispatching process, if
         there is one. Workers on other machines are left out.
         """
-        return []
+        return [pid for group in self._groups() for pid in group.pids]
+
+    def _groups(self) -> Sequence[Any]:
+        """Returns the groups of processes that currently work for the loader."""
+        raise NotImplementedError
 
     def _epochs_ended(self) -> int:
         """Returns the number of epochs that have ended. Must be called while no epoch is running."""

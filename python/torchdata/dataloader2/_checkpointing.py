@@ -6,30 +6,25 @@ States are taken in any thread, and loaded in the thread that uses the loader.
 
 from __future__ import annotations
 
+import copy
+import pickle
+import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from torchdata.dataloader2._epochs import EpochRun
-from torchdata.dataloader2._rank_states import SavedPositions, read
+from torchdata.dataloader2._rank_states import ALONE, SavedPositions
 from torchdata.dataloader2.graph import DataPipe
-from torchdata.dataloader2.graph.serialization import GraphTemplate, unpickled
+from torchdata.dataloader2.graph.serialization import GraphTemplate, damaged
 from torchdata.dataloader2.state.identity import require_same_settings
-from torchdata.dataloader2.state.layout import SERIALIZED_DATAPIPE_KEY_NAME, dump, entries_in
+from torchdata.dataloader2.state.layout import SERIALIZED_DATAPIPE_KEY_NAME, dump, parse
 from torchdata.dataloader2.state.position import LoaderState, Position, Randomness, SavedRanks
 from torchdata.datapipes._pipe.graph.fingerprint import fingerprint, require_arguments
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
 #: A resume whose recomputation takes fewer seconds than this causes no warning.
 _LEAST = 5.0
-
-#: The minimum number of items for measuring the speed of an epoch. In shorter epochs, most of the time is the startup
-#: of the workers.
-_FEW = 100
-
-#: The maximum size in bytes of a snapshot that is read for the warning. In larger snapshots, buffers hold most of the
-#: items.
-_LARGE = 4 << 20
 
 #: The position in the epoch, the seeds and generators, and the ranks of a loader; None for each missing part.
 Whereabouts: TypeAlias = tuple[Position | None, Randomness, SavedRanks | None]
@@ -181,10 +176,89 @@ class StateKeeper:
         self._run.saved_positions = positions
         self._pipeline.service_state = state.service
         self._seeds.take(state.randomness)
-        if state.position is not None:
-            _warn_of_replay(state.position)
+        _warn_of_replay(state.recomputed)
         self._run.resume_at = None if state.position is None else (state.position, strict)
         self.loaded = state
+
+
+def read(state: Any, *, allow_pickle: bool = True) -> tuple[LoaderState, SavedPositions]:
+    """Returns the state to load, and the positions of all ranks, from one state or from the states of all ranks.
+
+    Args:
+        state: the state, or the states.
+        allow_pickle: whether the states may contain pickled values. The pipe may be pickled in any case, because the
+            loader need not unpickle it.
+
+    Raises:
+        TypeError, ValueError: a state is invalid, of another version, or damaged; or the states do not belong together.
+    """
+    if not isinstance(state, Mapping) or not state or not all(type(rank) is int for rank in state):
+        one = parse(state, allow_pickle=allow_pickle)
+        return one, SavedPositions(one.ranks, _positions({(one.ranks or ALONE)[0]: one}))
+    states = {rank: parse(each, allow_pickle=allow_pickle) for rank, each in state.items()}
+    _check_ranks(states)
+    first = states[min(states)]
+    _check_alike(states)
+    return first, SavedPositions(first.ranks, _positions(states))
+
+
+def _positions(states: Mapping[int, LoaderState]) -> dict[int, Position]:
+    return {rank: state.position for rank, state in states.items() if state.position is not None}
+
+
+def _check_ranks(states: Mapping[int, LoaderState]) -> None:
+    """Raises ValueError if the state of a rank is missing, or occurs twice."""
+    worlds = {(state.ranks or ALONE)[1] for state in states.values()}
+    if len(worlds) > 1:
+        raise ValueError(f"these states are of jobs with different numbers of ranks: {sorted(worlds)}")
+    world = worlds.pop()
+    for rank, state in states.items():
+        if state.ranks is not None and state.ranks[0] != rank:
+            raise ValueError(f"what is given as the state of rank {rank} was saved by rank {state.ranks[0]}")
+    missing = sorted(set(range(world)) - set(states))
+    if missing:
+        raise ValueError(
+            f"the state was saved by {world} ranks, but the states of rank {', '.join(map(str, missing))} are "
+            "missing: load the states of all ranks"
+        )
+    surplus = sorted(set(states) - set(range(world)))
+    if surplus:
+        raise ValueError(
+            f"the state was saved by {world} ranks, numbered from 0, but there is a state of rank {surplus[0]}, too"
+        )
+
+
+def _check_alike(states: Mapping[int, LoaderState]) -> None:
+    """Raises ValueError if the states were saved after different steps, or belong to different loaders."""
+    first = min(states)
+    other = states[first]
+    for rank, state in states.items():
+        for name, is_alike in (
+            ("pipeline", (state.outline and state.outline.words) == (other.outline and other.outline.words)),
+            ("service", state.service == other.service),
+        ):
+            if not is_alike:
+                raise ValueError(
+                    f"the states of rank {first} and rank {rank} are not of the same {name}. Where each rank has "
+                    "its own, it has to load its own state"
+                )
+        moments = [_moment(other), _moment(state)]
+        if moments[0] != moments[1]:
+            raise ValueError(
+                f"the states of rank {first} and rank {rank} are of different moments: {moments[0][0]}, and "
+                f"{moments[1][0]}. Save them on all ranks after the same step"
+            )
+
+
+def _moment(state: LoaderState) -> tuple[str, Any]:
+    """Returns a description of the moment at which a state was saved, and the seed that determines the following
+    epoch."""
+    position, randomness = state.position, state.randomness
+    if position is None:
+        return "between two epochs", None
+    words = f"after {position.given} items of an epoch" + (" that has ended" if position.ended else "")
+    # All ranks share this seed after they have agreed on it.
+    return words, None if randomness is None else copy.copy(randomness.generator).generate_shared_seed()
 
 
 def warn_of_0_9(stacklevel: int) -> None:
@@ -219,6 +293,33 @@ def unpacked_pipe(state: LoaderState) -> DataPipe:
     return datapipe
 
 
+def unpickled(field: str, pickled: Any) -> Any:
+    """Unpickles a field of a state.
+
+    Raises:
+        ValueError: the field cannot be unpickled; the message distinguishes damage from missing modules.
+    """
+    if not isinstance(pickled, bytes):
+        raise damaged(field, f"it holds an object of type {type(pickled).__name__} where bytes should be")
+    try:
+        return pickle.loads(pickled)
+    except (ImportError, AttributeError) as error:
+        name = re.search(r"attribute '(.+?)' on <module '__(?:mp_)?main__'", str(error))
+        if name is not None:
+            raise ValueError(
+                f"the field {field!r} of this loader state cannot be loaded, because it names {name[1]!r} of the "
+                "program's own file (`__main__`), and the program that runs now defines no such name there: define "
+                "it, or put it into a module that both programs import and save the state again"
+            ) from error
+        raise ValueError(
+            f"the field {field!r} of this loader state cannot be loaded, because something that it was made of cannot "
+            f"be imported here ({type(error).__name__}: {error}); load it where the modules and names of the program "
+            "that saved it exist. If they do, the state is damaged"
+        ) from error
+    except Exception as error:
+        raise damaged(field, f"unpickling it fails with {type(error).__name__}: {error}") from error
+
+
 def number_of_items(name: str, count: Any) -> int:
     """Returns the value of the argument `name`, after checking that it is a number of items."""
     if isinstance(count, bool) or not isinstance(count, int):
@@ -229,21 +330,20 @@ def number_of_items(name: str, count: Any) -> int:
 
 
 def _warn_of_oversized(size: int) -> None:
-    """Warns that a worker has sent no snapshots because they are too large."""
+    """Warns that a worker holds more data than snapshots may contain."""
     warnings.warn(
-        f"the pipes of a worker hold {size / 1e6:.0f} MB, so this worker has sent no snapshots before this call of "
-        "state_dict(). A loader that resumes from this state recomputes the worker's items since the beginning of the "
-        "epoch, or since an earlier snapshot. Later states contain these MB. Give the reading service a larger "
-        "snapshot_budget (None for no limit) to resume from the first state without recomputing, or shuffle and cache "
-        "before the items are loaded, which needs less memory",
+        f"the pipes of a worker hold {size / 1e6:.0f} MB, which is more than its part of snapshot_budget. A loader "
+        "that resumes from this state recomputes the worker's items since the beginning of the epoch, or since an "
+        "earlier snapshot. Later states contain these MB, except for items of caches that can be recomputed. Give the "
+        "reading service a larger snapshot_budget (None for no limit) to resume without recomputing, or shuffle and "
+        "cache before the items are loaded, which needs less memory",
         RuntimeWarning,
         stacklevel=4,
     )
 
 
-def _warn_of_replay(position: Position) -> None:
+def _warn_of_replay(found: Sequence[tuple[str, int, float]]) -> None:
     """Warns if a resume takes seconds because items must be recomputed, and names the pipes and the time."""
-    found = list(_again(position))
     seconds = max((seconds for *_, seconds in found), default=0.0)  # processes work at the same time
     if seconds < _LEAST:
         return
@@ -255,25 +355,3 @@ def _warn_of_replay(position: Position) -> None:
         RuntimeWarning,
         stacklevel=4,
     )
-
-
-def _again(position: Position) -> Iterator[tuple[str, int, float]]:
-    """Yields the name, the number of items and the duration in seconds of each part that must be recomputed."""
-    lasted = position.seconds or 0.0
-    if position.drop >= _FEW:
-        yield "the epoch", position.drop, lasted * position.drop / position.given
-    yield from _in_graph(position.graph, "")
-    for number, shard in enumerate(() if position.workers is None else position.workers.shards):
-        snapshot, again = shard.snapshot, shard.recomputed
-        if again >= _FEW:
-            yield f"worker {number}", again, lasted * again / shard.given[0]
-        if snapshot:
-            yield from _in_graph(snapshot[3], f" in worker {number}")
-
-
-def _in_graph(sealed: bytes | None, where: str) -> Iterator[tuple[str, int, float]]:
-    if sealed is None or len(sealed) > _LARGE:
-        return
-    for entry in entries_in(sealed):
-        if entry.drop:
-            yield f"{entry.type}{where}", entry.drop, entry.seconds or 0.0

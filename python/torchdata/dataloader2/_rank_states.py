@@ -1,20 +1,19 @@
-"""States of all ranks of a distributed job, and the parts that a loader uses to resume.
+"""Positions of all ranks of a distributed job, and the parts that a loader uses to resume.
 
-Role: pure functions over states. Runs in the main process. A loader uses its own state if its rank and the number of
+Role: pure functions over positions. Runs in the main process. A loader uses its own state if its rank and the number of
 ranks are the same. If the number of ranks or workers differs, the loader computes its position from the states of all
 ranks.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torchdata.dataloader2.services.interface import ReadingServiceInterface
-from torchdata.dataloader2.state.layout import entries_in, parse
-from torchdata.dataloader2.state.position import LoaderState, Position, SavedRanks, Shard
+from torchdata.dataloader2.state.layout import entries_in
+from torchdata.dataloader2.state.position import Position, SavedRanks, Shard
 from torchdata.dataloader2.state.shards import AHEAD, among_ranks, in_workers, shards_of
 from torchdata.datapipes._pipe.graph.graph import Graph
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from torchdata.dataloader2.services.worker_output import WorkerOutput
 
 #: The rank of a loader without ranks.
-_ALONE: SavedRanks = (0, 1, False)
+ALONE: SavedRanks = (0, 1, False)
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class SavedPositions:
             ranks = contract.count_shares().ranks or 1
         except TypeError:
             return False
-        return ranks != (self.ranks or _ALONE)[1]
+        return ranks != (self.ranks or ALONE)[1]
 
     def shards(self, pipeline: Pipeline) -> Sequence[Shard] | None:
         """Returns the shards of a loader that resumes, once its rank is known; None if the main process runs the same
@@ -64,14 +63,14 @@ class SavedPositions:
 
     def _has_rank_of(self, contract: ReadingServiceInterface) -> bool:
         """Whether the job had the same number of ranks, and the position of this loader's rank was saved."""
-        rank, world, _ = contract.rank_in_epoch() or _ALONE
-        return (self.ranks or _ALONE)[1] == world and rank in self.positions
+        rank, world, _ = contract.rank_in_epoch() or ALONE
+        return (self.ranks or ALONE)[1] == world and rank in self.positions
 
     def _of_rank(self, contract: ReadingServiceInterface, pipes: int | None = None) -> Position:
         """Returns the position of this rank. If the number of ranks was different, all shards are distributed among the
         current ranks."""
-        rank, world, _ = contract.rank_in_epoch() or _ALONE
-        old_rank, old_world, _ = self.ranks or _ALONE
+        rank, world, _ = contract.rank_in_epoch() or ALONE
+        old_rank, old_world, _ = self.ranks or ALONE
         if self._has_rank_of(contract):
             return self.positions[rank]
         if len(self.positions) < old_world:
@@ -124,83 +123,3 @@ class SavedPositions:
             service.keep_seeds()
         elif service.rank_in_epoch() is None:
             seeds.agree()
-
-
-def read(state: Any, *, allow_pickle: bool = True) -> tuple[LoaderState, SavedPositions]:
-    """Returns the state to load, and the positions of all ranks, from one state or from the states of all ranks.
-
-    Args:
-        state: the state, or the states.
-        allow_pickle: whether the states may contain pickled values. The pipe may be pickled in any case, because the
-            loader need not unpickle it.
-
-    Raises:
-        TypeError, ValueError: a state is invalid, of another version, or damaged; or the states do not belong together.
-    """
-    if not isinstance(state, Mapping) or not state or not all(type(rank) is int for rank in state):
-        one = parse(state, allow_pickle=allow_pickle)
-        return one, SavedPositions(one.ranks, _positions({(one.ranks or _ALONE)[0]: one}))
-    states = {rank: parse(each, allow_pickle=allow_pickle) for rank, each in state.items()}
-    _check_ranks(states)
-    first = states[min(states)]
-    _check_alike(states)
-    return first, SavedPositions(first.ranks, _positions(states))
-
-
-def _positions(states: Mapping[int, LoaderState]) -> dict[int, Position]:
-    return {rank: state.position for rank, state in states.items() if state.position is not None}
-
-
-def _check_ranks(states: Mapping[int, LoaderState]) -> None:
-    """Raises ValueError if the state of a rank is missing, or occurs twice."""
-    worlds = {(state.ranks or _ALONE)[1] for state in states.values()}
-    if len(worlds) > 1:
-        raise ValueError(f"these states are of jobs with different numbers of ranks: {sorted(worlds)}")
-    world = worlds.pop()
-    for rank, state in states.items():
-        if state.ranks is not None and state.ranks[0] != rank:
-            raise ValueError(f"what is given as the state of rank {rank} was saved by rank {state.ranks[0]}")
-    missing = sorted(set(range(world)) - set(states))
-    if missing:
-        raise ValueError(
-            f"the state was saved by {world} ranks, but the states of rank {', '.join(map(str, missing))} are "
-            "missing: load the states of all ranks"
-        )
-    surplus = sorted(set(states) - set(range(world)))
-    if surplus:
-        raise ValueError(
-            f"the state was saved by {world} ranks, numbered from 0, but there is a state of rank {surplus[0]}, too"
-        )
-
-
-def _check_alike(states: Mapping[int, LoaderState]) -> None:
-    """Raises ValueError if the states were saved after different steps, or belong to different loaders."""
-    first = min(states)
-    other = states[first]
-    for rank, state in states.items():
-        for name, is_alike in (
-            ("pipeline", (state.outline and state.outline.words) == (other.outline and other.outline.words)),
-            ("service", state.service == other.service),
-        ):
-            if not is_alike:
-                raise ValueError(
-                    f"the states of rank {first} and rank {rank} are not of the same {name}. Where each rank has "
-                    "its own, it has to load its own state"
-                )
-        moments = [_moment(other), _moment(state)]
-        if moments[0] != moments[1]:
-            raise ValueError(
-                f"the states of rank {first} and rank {rank} are of different moments: {moments[0][0]}, and "
-                f"{moments[1][0]}. Save them on all ranks after the same step"
-            )
-
-
-def _moment(state: LoaderState) -> tuple[str, Any]:
-    """Returns a description of the moment at which a state was saved, and the seed that determines the following
-    epoch."""
-    position, randomness = state.position, state.randomness
-    if position is None:
-        return "between two epochs", None
-    words = f"after {position.given} items of an epoch" + (" that has ended" if position.ended else "")
-    # All ranks share this seed after they have agreed on it.
-    return words, None if randomness is None else copy.copy(randomness.generator).generate_shared_seed()

@@ -17,13 +17,12 @@ from torchdata._observe.observed import ObservedLoader
 from torchdata._observe.stats.recorder import Recorder, StatsLevel
 from torchdata._reporting import fold
 from torchdata.dataloader2._arguments import adapter_list, refuse_arguments, require_pipe, service_of
-from torchdata.dataloader2._checkpointing import StateKeeper, number_of_items, unpacked_pipe, warn_of_0_9
+from torchdata.dataloader2._checkpointing import StateKeeper, number_of_items, read, unpacked_pipe, warn_of_0_9
 from torchdata.dataloader2._datasets import pipe_over, pipeline_over
 from torchdata.dataloader2._ending import Ending
 from torchdata.dataloader2._epochs import EpochRun
 from torchdata.dataloader2._iterator import DataLoader2Iterator
 from torchdata.dataloader2._pipeline import Pipeline
-from torchdata.dataloader2._rank_states import read
 from torchdata.dataloader2._seeds import Seeds
 from torchdata.dataloader2.adapter import Adapter
 from torchdata.dataloader2.graph import DataPipe
@@ -522,12 +521,11 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     def _epochs_ended(self) -> int:
         return 0 if self._run.is_iterating else self._run.epochs
 
-    def worker_pids(self) -> list[int]:
-        """Returns the process ids of the workers; see `ObservedLoader`."""
+    def _groups(self) -> list[Any]:
         processes = None
         if self.reading_service is not None and not self._terminated:
             processes = self._pipeline.contract.engine_processes()
-        return [] if processes is None else processes.pids
+        return [] if processes is None else [processes]
 
     def picture(self) -> Picture:
         """Draws the loader's processes with their counts. Before the first epoch, draws its pipeline. See

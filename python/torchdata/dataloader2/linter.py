@@ -134,6 +134,7 @@ class _Linter:
         self.num_workers = num_workers
         self.seeded = seeded
         self.pipes = graph.pipes
+        self.numbers = {id(pipe): number for number, pipe in enumerate(graph, 1)}
         self.sources = {id(pipe): graph.sources(pipe) for pipe in self.pipes}
         cut = find_lca_round_robin_sharding_dp(graph)
         self.cut = cut
@@ -150,12 +151,11 @@ class _Linter:
 
     def findings(self) -> Iterator[Finding]:
         """Yields all findings, sources first."""
-        order = {id(pipe): place for place, pipe in enumerate(self.pipes)}
         found = [*self._unshuffled(), *self._sharded_twice()]
         if self.num_workers > 1:
             found += [*self._shuffled_after_dispatch(), *self._replicated(), *self._split_and_sharded()]
             found += [*self._own_order(), *self._work_before_sharding(), *self._mix_before_sharding()]
-        yield from sorted(found, key=lambda finding: order[id(finding.datapipe)])
+        yield from sorted(found, key=lambda finding: self.numbers[id(finding.datapipe)])
 
     # -- one check for each kind of mistake ---------------------------------------------------------
 
@@ -391,26 +391,9 @@ class _Linter:
         )
 
     def _place(self, pipe: Any) -> str:
-        """Returns the pipe with its position in the graph: `Mapper (second from the end: IterableWrapper → Mapper)`."""
-        way = [pipe]
-        while (sources := self.sources[id(way[-1])]) and all(sources[0] is not member for member in way):
-            way.append(sources[0])
-        names = [_name(member) for member in reversed(way)]
-        shown = " → ".join(names if len(names) <= _LONGEST_WAY else ["…", *names[-_LONGEST_WAY:]])
-        return f"{_name(pipe)} ({_ordinal(self._distance(pipe))}{f': {shown}' if len(names) > 1 else ''})"
+        """Returns the pipe with its number in `str(datapipe)`: `Mapper (2 of 3 pipes)`."""
+        return f"{_name(pipe)} ({self.numbers[id(pipe)]} of {len(self.pipes)} pipes)"
 
-    def _distance(self, pipe: Any) -> int:
-        """Returns the smallest number of connections between the pipe and the end of the graph."""
-        steps, seen, reached = 0, {id(self.end)}, [self.end]
-        while not any(member is pipe for member in reached):
-            steps += 1
-            reached = [s for member in reached for s in self.sources[id(member)] if id(s) not in seen]
-            seen.update(map(id, reached))
-        return steps
-
-
-#: Maximum number of pipes in the path that a message shows.
-_LONGEST_WAY = 6
 
 #: Pipes that join inputs: one item after another, items in a tuple, or items that are looked up by key.
 _ONE_BY_ONE = {"Concater", "Multiplexer", "MultiplexerLongest", "SampleMultiplexer"}
@@ -422,14 +405,6 @@ _LOOKING_UP = {"IterKeyZipper", "MapKeyZipper"}
 
 #: Pipes that call the user's function for each item.
 _MAPPING = {"Mapper", "ThreadPoolMapper", "BatchMapper", "BatchAsyncMapper"}
-
-_ORDINALS = ["the last pipe", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"]
-
-
-def _ordinal(steps: int) -> str:
-    if steps == 0:
-        return _ORDINALS[0]
-    return f"{_ORDINALS[steps] if steps < len(_ORDINALS) else f'number {steps + 1}'} from the end"
 
 
 def _calls_users(pipe: Any) -> bool:

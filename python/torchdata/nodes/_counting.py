@@ -1,23 +1,25 @@
 """The counters of a `Loader` of nodes.
 
-Role: belongs to one loader, in the main process. The loader's items are always counted. With `stats="full"`, each node
+Role: belongs to one loader, in the main process. The loader's items are always counted, and the processes of its nodes
+have pages on the loader's board. With `stats="full"`, each node
 has a row in the statistics, and the nodes and the loader read it through a guard that counts and measures its items.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-from torchdata._native import IterationToken, SharedIterator
+from torchdata._native import IterationToken, SharedIterator, StatsBoard
 from torchdata._observe.stats.batches import BatchRecorder
-from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting
+from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting, Pages
 from torchdata._observe.stats.labels import Flag, location_of
 from torchdata._observe.stats.model import NODES
 from torchdata._reporting import is_users, with_function
 from torchdata._users_code import INDEXED, ITERATED, codes_of_dataset, place_of
+from torchdata.nodes._read_ahead import ThreadedNode
 from torchdata.nodes.base_node import BaseNode, nodes_of, sources_of
-from torchdata.nodes.prefetch import ThreadedNode
 
 __all__ = ["NodeRecorder"]
 
@@ -32,9 +34,15 @@ class NodeRecorder(BatchRecorder):
 
     def begin_graph(self, iterator: SharedIterator, root: BaseNode[Any]) -> None:
         """Begins an epoch of the graph that ends in `root`, before the graph is reset."""
-        counting = self._counting_here()
+        mappers: list[Any] = [node for node in nodes_of(root) if getattr(node, "processes", None) is not None]
+        new_board = partial(StatsBoard, 1 + sum(node.num_workers for node in mappers), 1, PIPES, self.full)
+        counting = self._counting_here(new_board)
         if counting is None:
             return
+        first = 1
+        for node in mappers:
+            node._pages = Pages(counting, first, new_board)
+            first += node.num_workers
         if self._bound is None or self._bound[0] is not counting:
             rows = list(_rows_of(root))[-PIPES + 1 :] if self.full else []
             rows.append((IterationToken(), NODES, "", None, 0, 0))

@@ -1,4 +1,10 @@
-"""Reads the fields of a saved state. If a field is missing or out of range, an error names the field."""
+"""Reads the fields of a saved state, and takes the states of sources.
+
+If a field is missing or out of range, an error names the field. Some nodes save the position of their source even if
+the program requests no state. For example, nodes that read ahead save the position at each item. These nodes must also
+work with a source that does not support states. The source's error is therefore stored instead of its position, and is
+raised only if the program requests a state.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +15,7 @@ from typing import Any
 
 from torchdata.nodes.base_node import BaseNode, T, advance_of
 
-__all__ = ["StateFields"]
+__all__ = ["StateFields", "Unsaved", "position_of", "state_at"]
 
 #: A placeholder for the default of a required field.
 _REQUIRED: Any = object()
@@ -138,3 +144,33 @@ class StateFields:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+class Unsaved:
+    """Replaces the position of a node that does not support states.
+
+    Args:
+        error: the error that the node raised.
+    """
+
+    def __init__(self, error: NotImplementedError) -> None:
+        self.error = error.with_traceback(None)  # the frames of the traceback would keep their variables alive
+
+
+def position_of(node: BaseNode[Any]) -> Any:
+    """Returns the state of a node, or `Unsaved` if it raises NotImplementedError."""
+    try:
+        return node.state_dict()
+    except NotImplementedError as error:
+        return Unsaved(error)
+
+
+def state_at(position: Any) -> Any:
+    """Returns a result of `position_of` if it is a state.
+
+    Raises:
+        NotImplementedError: the node does not support states.
+    """
+    if type(position) is Unsaved:
+        raise position.error.with_traceback(None)
+    return position

@@ -11,47 +11,38 @@ from torchdata._engine.items.failures import describe, reraise
 __all__ = ["Failure", "MapEach", "error_of", "not_the_end"]
 
 
-def not_the_end(what: str) -> RuntimeError:
+def not_the_end(what: str, cause: BaseException) -> RuntimeError:
     """Returns the error that replaces a StopIteration of a user's function (see PEP 479).
 
     Args:
         what: the function and its node, for the error message.
+        cause: the StopIteration.
     """
-    return RuntimeError(
+    error = RuntimeError(
         f"the {what} raised StopIteration, which would end the epoch although the source has more items; catch it in "
         "the function (`next(iterator, default)` does not raise it)"
     )
+    error.__cause__ = cause
+    return error
 
 
 class Failure:
     """Replaces the result of a function that raised an error, within a list of results.
 
     Args:
-        error: the error.
+        error: the error, or the description of an error in another process.
     """
 
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-        #: The description of an error in another process, for recreating the error here.
-        self.description: tuple[Any, ...] | None = None
+    def __init__(self, error: BaseException | tuple[Any, ...]) -> None:
+        self._error = error
 
     def raisable(self) -> BaseException:
         """Returns the error to raise. The error of another process is recreated from its description."""
-        return self.error if self.description is None else error_of(self.description)
+        return error_of(self._error) if isinstance(self._error, tuple) else self._error
 
     def __reduce__(self) -> Any:
-        return _described, (describe(self.error, name_of_this_process()),)
-
-
-def _described(description: tuple[Any, ...]) -> Failure:
-    failure = Failure(RuntimeError())
-    failure.description = description
-    return failure
-
-
-def name_of_this_process() -> str:
-    """Returns the name of this process for error messages."""
-    return multiprocessing.current_process().name.removeprefix("torchdata ")
+        name = multiprocessing.current_process().name.removeprefix("torchdata ")
+        return Failure, (describe(self.raisable(), name),)
 
 
 def error_of(description: tuple[Any, ...]) -> BaseException:
@@ -78,9 +69,7 @@ class MapEach:
             try:
                 results.append(self.function(item))
             except StopIteration as error:
-                failure: BaseException = not_the_end("map_fn of ParallelMapper")
-                failure.__cause__ = error
-                results.append(Failure(failure))
+                results.append(Failure(not_the_end("map_fn of ParallelMapper", error)))
             except BaseException as error:
                 results.append(Failure(error))
         return results

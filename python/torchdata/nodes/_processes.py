@@ -5,6 +5,10 @@ group of the engine. The command link carries items to a process, and a second l
 item, or several small items in one message, and waits for the answers. Each answer is a separate message, so if a
 process exits, only unfinished answers are lost. The first message to a process also contains the seed of its random
 numbers. Each replacement process has its own seed.
+
+A seed is the number that PyTorch's loader would draw from the global generator, but is drawn from a copy of this
+generator. The random numbers of the main process are therefore the same as in a program without worker processes. If a
+program restores the global generator before it resumes, the processes get the same seeds as in the uninterrupted run.
 """
 
 from __future__ import annotations
@@ -13,9 +17,12 @@ import multiprocessing
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from time import monotonic
 from typing import Any, ClassVar
+
+import torch
 
 from torchdata._engine.items.failures import describe
 from torchdata._engine.items.torch_worker import seed_worker
@@ -27,15 +34,38 @@ from torchdata._engine.workers.restart import Gone, Restarts
 from torchdata._native import Link, ReadAheadQueue
 from torchdata._observe.outside import stalls
 from torchdata._observe.outside.stalls import Patience, warn_in_thread
+from torchdata._observe.stats.counting import Pages
 from torchdata.nodes._functions import error_of, not_the_end
-from torchdata.nodes._seeds import base_seed
 
-__all__ = ["MapWorker", "Workers"]
+__all__ = ["MapWorker", "Workers", "one_reset"]
 
 #: While a thread waits for an answer, it checks at intervals of this many seconds whether the process is running.
 _SLICE = 0.2
 #: Seconds after which a process returns the items that it has not begun, so that other processes can take them.
 _LONG = 0.01
+
+_local = threading.local()
+
+
+@contextmanager
+def one_reset() -> Iterator[None]:
+    """Returns a context in which each call of `base_seed` by this thread returns a different number. Nested contexts
+    have no effect."""
+    if getattr(_local, "copy", None) is not None:
+        yield
+        return
+    _local.copy = torch.Generator()
+    _local.copy.set_state(torch.default_generator.get_state())
+    try:
+        yield
+    finally:
+        _local.copy = None
+
+
+def base_seed() -> int:
+    """Returns the seed of a group of processes, which is reproducible after `torch.manual_seed`."""
+    with one_reset():
+        return int(torch.empty((), dtype=torch.int64).random_(generator=_local.copy).item())
 
 
 class Workers(Group):
@@ -47,6 +77,7 @@ class Workers(Group):
         context: the multiprocessing context; None for Python's default.
         survived: the kinds of process exits after which the process is replaced, instead of raising an error.
         timeout: seconds until a process must have returned a result; None for no limit.
+        pages: the pages of the processes on the board of the loader; None without a loader.
 
     Raises:
         ValueError: the start method does not exist.
@@ -61,19 +92,16 @@ class Workers(Group):
         context: str | None,
         survived: Survived = NONE,
         timeout: float | None = None,
+        pages: Pages | None = None,
     ) -> None:
         half = default_budget() // 2  # items may be as large as results
         starting = multiprocessing.get_context(context)
-        super().__init__(starting, count, _Function(function), memory_budget=half, commands=half // count)
-        self._restarts = self.replace_exited(Restarts, survived)
-        self._patience = patience = Patience(self, stalls.STALL)
+        super().__init__(starting, count, _Function(function), memory_budget=half, commands=half // count, pages=pages)
+        self.replace_exited(Restarts, survived)
+        self.patience, self.timeout, self.base_seed = Patience(self, stalls.STALL), timeout, base_seed()
         try:
             outputs = self.start()
-            seed = base_seed()
-            self.functions: Sequence[MapWorker] = [
-                MapWorker(self, number, link, patience, self._restarts, timeout, seed)
-                for number, link in enumerate(outputs)
-            ]
+            self.functions: Sequence[MapWorker] = [MapWorker(self, *numbered) for numbered in enumerate(outputs)]
         except BaseException:
             self.shutdown()
             raise
@@ -81,11 +109,11 @@ class Workers(Group):
     @property
     def serve_on(self) -> bool:
         """Whether another run can use the processes, because all are running or exited processes are replaced."""
-        return self._restarts is not None or not any(process.ended for process in self.members.processes)
+        return self.restarts is not None or not any(process.ended for process in self.members.processes)
 
     def serve(self, queue: ReadAheadQueue) -> None:
         """Begins a run. The processes return results for the queue of this run."""
-        self._patience.is_awaited = lambda: queue.is_awaited
+        self.patience.is_awaited = lambda: queue.is_awaited
         self.end_epoch()  # the previous run's epoch
         self.begin_epoch()
 
@@ -93,25 +121,15 @@ class Workers(Group):
 class MapWorker:
     """Calls one process from its thread in the main process. A `MapWorker` does not keep the worker group alive."""
 
-    def __init__(
-        self,
-        group: Group,
-        number: int,
-        output: Link,
-        patience: Patience,
-        restarts: Restarts | None,
-        timeout: float | None,
-        seed: int,
-    ) -> None:
+    def __init__(self, group: Workers, number: int, output: Link) -> None:
         self._group, self._members, self._index = weakref.ref(group), group.members, number
-        self._base_seed = seed
+        self._base_seed, self._timeout = group.base_seed, group.timeout
         #: Worker numbers for seeding. The first number is for this process, and each replacement takes the next number.
         self._numbers = count(number, group.members.num_workers)
         #: The base seed and the number of the process, until they are sent.
         self._seed: tuple[int, int] | None = None
-        self._patience, self._restarts = patience, restarts
+        self._patience, self._restarts = group.patience, group.restarts
         self._look = group.look_at(number)
-        self._timeout = timeout
         #: The number of processes that were killed because they returned no result for this item.
         self._tries = 0
         self._read(group, output)
@@ -245,7 +263,8 @@ class _Caller:
 
     def __init__(self, child: ChildLoop) -> None:
         self._sender, self._where, self._counting = child.sender, child.setup.where, child.counting
-        self._function: Callable[[Any], Any] = _unprepared
+        #: None if the function could not be loaded, in which case `failure` contains the reason.
+        self._function: Any = None
         self.failure: tuple[Any, ...] | None = None
 
     def prepare(self, program: _Function) -> None:
@@ -279,15 +298,8 @@ class _Caller:
 
     def _described(self, error: BaseException) -> tuple[Any, ...]:
         if isinstance(error, StopIteration):
-            ended = not_the_end("map_fn of ParallelMapper")
-            ended.__cause__ = error
-            return describe(ended, self._where)
+            error = not_the_end("map_fn of ParallelMapper", error)
         return describe(error, self._where)
-
-
-def _unprepared(_item: Any) -> Any:
-    """Replaces a function that could not be loaded. The failure of the process contains the reason."""
-    raise RuntimeError("map_fn was not loaded")
 
 
 class _Function(Program):

@@ -1,4 +1,4 @@
-"""Reads a source ahead in threads, with an exact position. ParallelMapper, Prefetcher and PinMemory use this module.
+"""Reads a source ahead in threads, with an exact position, for ParallelMapper, Prefetcher and PinMemory.
 
 Role: the thread that reads a node uses `ReadSource`, and the threads that read ahead use `_Work`. One thread at a time
 takes an item from the source. The thread then calls the function with the item, while another thread takes the next
@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torchdata._native import SourceReader
 from torchdata._read_ahead import ReadAhead, without_own_frame
 from torchdata._stateful import copied
-from torchdata.nodes._fields import StateFields
+from torchdata.datapipes._pipe.checks import check_int
+from torchdata.nodes._fields import StateFields, Unsaved, position_of, state_at
 from torchdata.nodes._functions import not_the_end
-from torchdata.nodes._positions import Unsaved, position_of, state_at
-from torchdata.nodes.base_node import BaseNode, advance_of, is_repeatable
+from torchdata.nodes.base_node import BaseNode, PassingNode, T, advance_of, check_node, is_repeatable
 
 if TYPE_CHECKING:
     from torchdata.nodes._processes import MapWorker
 
-__all__ = ["Function", "ReadSource"]
+__all__ = ["ReadSource", "ThreadedNode"]
 
 #: The function that is called with each item; None for nodes that return items unchanged.
 Function = Callable[[Any], Any] | None
@@ -41,6 +41,8 @@ Function = Callable[[Any], Any] | None
 _MOST_TOGETHER, _TOGETHER = 128, 0.001
 #: Work that takes fewer seconds is given to a single process, because further messages would take as long.
 _WORTH_A_MESSAGE = 0.00005
+#: The number of seconds that `shutdown` waits for threads, which end after their current call.
+_SECONDS = 5.0
 
 
 class _Work(ReadAhead):
@@ -48,42 +50,19 @@ class _Work(ReadAhead):
 
     Args:
         name: the name of the node in messages and in names of threads.
-        source: the node to read, which was reset.
         limit: the maximum number of items that are taken but not yet yielded.
-        in_order: whether results keep the source's order.
-        frequency: the number of items between two snapshots; 0 for no snapshots.
-        position: a snapshot of the source, the number of items to drop after the snapshot, and the numbers of further
-            items to drop.
-        grows: the maximum of `limit` for small items, the number of consecutive small items so far, and the number of
-            items that may have been taken but not yielded; None for a limit that does not grow.
+        reader: reads the source, which was reset.
+        wanted: the number of items that must be read from the source.
+        **options: the arguments `in_order`, `place` and `grows` of the queue. `place` is a snapshot of the source, the
+            number of items to drop after the snapshot, and the numbers of further items to drop. `grows` is the maximum
+            of `limit` for small items, the number of consecutive small items so far, and the number of items that may
+            have been taken but not yielded; None for a limit that does not grow.
     """
 
-    def __init__(
-        self,
-        name: str,
-        source: BaseNode[Any],
-        limit: int,
-        in_order: bool,
-        frequency: int,
-        position: tuple[Any, int, list[int]],
-        grows: tuple[int, int, int] | None,
-    ) -> None:
-        super().__init__(
-            name,
-            limit,
-            f"torchdata-{name}",
-            several=True,
-            in_order=in_order,
-            keeps=False,
-            when_closed=f"{name} was shut down: reset it, or make a new iterator of its Loader",
-            place=position,
-            grows=grows,
-        )
-        self.name = name
-        _, dropped, ahead = position
-        self.reader = SourceReader(advance_of(source), source.state_dict, Unsaved, frequency, dropped, set(ahead))
-        #: The number of items that must be read from the source.
-        self.wanted = max(ahead, default=dropped - 1) + 1
+    def __init__(self, name: str, limit: int, reader: SourceReader, wanted: int, **options: Any) -> None:
+        options["when_closed"] = f"{name} was shut down: reset it, or make a new iterator of its Loader"
+        super().__init__(name, limit, f"torchdata-{name}", several=True, keeps=False, **options)
+        self.name, self.reader, self.wanted = name, reader, wanted
         #: The last number to read from the source after the queue is closed.
         self.read_on_to = 0
 
@@ -163,8 +142,7 @@ class _Work(ReadAhead):
         try:
             result = function(item)
         except StopIteration as error:
-            failure = not_the_end(f"function of {self.name}")
-            failure.__cause__ = without_own_frame(error)
+            failure = not_the_end(f"function of {self.name}", without_own_frame(error))
             self.queue.fail(slot, failure, index, snapshot)
         except BaseException as error:
             self.queue.fail(slot, without_own_frame(error), index, snapshot)
@@ -184,14 +162,12 @@ class ReadSource:
     """The results and the position of one run. The threads end when this object is deleted.
 
     Args:
-        name: the name of the node in messages and in names of threads.
-        source: the node to read, which is reset here.
+        node: the node that reads ahead. Its source is reset here.
         functions: for each thread, the function that the thread calls with its items.
+        state: a result of `state` to resume from; None starts from the beginning.
         limit: the maximum number of items that are taken but not yet yielded.
         in_order: whether results keep the source's order. If `in_order` is False, results are yielded once they are
             ready.
-        frequency: the number of items between two snapshots; 0 for no snapshots.
-        state: a result of `state` to resume from; None starts from the beginning.
         prepare: a function that each thread calls first.
         workers: instead of `functions`, the objects that call processes, one for each thread. An additional thread
             reads the source.
@@ -209,21 +185,18 @@ class ReadSource:
 
     def __init__(
         self,
-        name: str,
-        source: BaseNode[Any],
+        node: ThreadedNode[Any],
         functions: Sequence[Function],
+        state: dict[str, Any] | None,
         *,
         limit: int,
-        in_order: bool,
-        frequency: int,
-        state: dict[str, Any] | None,
+        in_order: bool = True,
         prepare: Callable[[], object] | None = None,
         workers: Sequence[MapWorker] = (),
         grows_to: int = 0,
     ) -> None:
-        self._name = name
-        self._source = source
-        self._limit = limit
+        name, source = node._called, node.source
+        self._source, self._limit = source, limit
         #: The number of items of the epoch that were yielded before the snapshot.
         self._before = 0
         row, ahead = 0, 0
@@ -238,30 +211,29 @@ class ReadSource:
             source.reset(copied(position[0]))  # `reset` may modify the copy, but not the saved position
         # Without a fixed order, items cannot be identified by their numbers, so the source's state must be complete.
         repeatable = is_repeatable(source)
-        frequency = frequency if repeatable else 1
+        frequency = node.snapshot_frequency if repeatable else 1
         if type(position[0]) is Unsaved:
             frequency = 0
         grows = (grows_to, row, ahead) if grows_to > limit else None
-        self._work = _Work(name, source, limit, in_order or not repeatable, frequency, position, grows)
+        _, dropped, later = position
+        reader = SourceReader(advance_of(source), source.state_dict, Unsaved, frequency, dropped, set(later))
+        options = {"in_order": in_order or not repeatable, "place": position, "grows": grows}
+        self.work = _Work(name, limit, reader, max(later, default=dropped - 1) + 1, **options)
         #: Returns the next result. If the function or the source has failed, raises the error in the position of its
         #: item, and the next call returns the following result. Raises StopIteration at the end, and RuntimeError if
         #: the threads were shut down or belong to another process.
-        self.next: Callable[[], Any] = self._work.queue.pop
-        self.queue = self._work.queue
+        self.next: Callable[[], Any] = self.work.queue.pop
+        work = self.work
         for function in functions:
-            if not self._work.start(self._work.serve, function, prepare):
+            if not work.start(work.serve, function, prepare):
                 break
         if workers:
-            self._start_calling(workers)
-
-    def _start_calling(self, workers: Sequence[MapWorker]) -> None:
-        work = self._work
-        work.start(work.read)
+            work.start(work.read)
         for number, worker in enumerate(workers):
             if not work.start(work.call, worker, len(workers)):
                 if number == 0:
                     work.close()
-                    raise RuntimeError(f"{self._name} cannot start: the system cannot create more threads")
+                    raise RuntimeError(f"{name} cannot start: the system cannot create more threads")
                 break
 
     def _grown(self, fields: StateFields) -> tuple[int, int]:
@@ -287,7 +259,7 @@ class ReadSource:
 
     def state(self) -> dict[str, Any]:
         """Returns the position after the last result: a snapshot of the source, and the later items yielded."""
-        position = self._work.queue.place()
+        position = self.work.queue.place()
         assert position is not None
         snapshot, steps, given, ahead = position
         state = {
@@ -295,7 +267,7 @@ class ReadSource:
             self.STEPS_KEY: steps,
             self.NUM_YIELDED_KEY: self._before + given,
         }
-        growth = self._work.queue.growth()
+        growth = self.work.queue.growth()
         if growth is not None and growth > (0, self._limit):
             state[self.GROWTH_KEY] = [*growth]
         return {**state, self.AHEAD_KEY: ahead} if ahead else state
@@ -313,7 +285,7 @@ class ReadSource:
         Raises:
             TimeoutError: the source took longer than `patience` seconds for an item.
         """
-        work = self._work
+        work = self.work
         work.close()
         if work.is_inherited:
             return
@@ -329,7 +301,7 @@ class ReadSource:
         work.read_on_to = position[2] + (self._limit if growth is None else growth[1])
         if work.reader.index >= work.read_on_to:
             return
-        last = ReadAhead(self._name, 1, f"torchdata-{self._name}_last")
+        last = ReadAhead(work.name, 1, f"torchdata-{work.name}_last")
         try:
             last.start(work.read_on)
         except RuntimeError:  # the system cannot start another thread
@@ -341,19 +313,75 @@ class ReadSource:
 
     def _stuck(self) -> TimeoutError:
         return TimeoutError(
-            f"{self._name} cannot be reset: its source {type(self._source).__name__} has been busy with one item for "
-            f"{self.patience:g} s; look for what blocks there"
+            f"{self.work.name} cannot be reset: its source {type(self._source).__name__} has been busy with one item "
+            f"for {self.patience:g} s; look for what blocks there"
         )
 
-    def close(self) -> None:
-        """Requests the end of the threads, without waiting for it."""
-        self._work.close()
-
-    def join(self, seconds: float) -> bool:
-        """Waits until the threads have ended; returns whether they have ended within `seconds`."""
-        return self._work.join(seconds)
-
     def __del__(self) -> None:
-        work = getattr(self, "_work", None)
+        work = getattr(self, "work", None)
         if work is not None:
             work.close()
+
+
+class ThreadedNode(PassingNode[T]):
+    """A node that reads its source in threads. Subclasses define the work of the threads in `_begin`."""
+
+    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_run"})
+
+    _run: ReadSource | None = None
+
+    def __init__(self, source: BaseNode[Any], snapshot_frequency: int) -> None:
+        super().__init__()
+        #: The name of the node in messages.
+        self._called = type(self).__name__
+        self.source = check_node(self._called, "source", source)
+        self.snapshot_frequency = check_int(self._called, "snapshot_frequency", snapshot_frequency, least=0)
+
+    def _begin(self, state: dict[str, Any] | None) -> ReadSource:
+        raise NotImplementedError(f"{type(self).__name__} must define _begin")
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        """See `BaseNode.reset`. The threads of the last run end, and new threads read ahead from the new position.
+
+        If the last epoch is not over, the source is first read ahead up to the limit. The state of the source (for
+        example, the number of epochs in a sampler) therefore does not depend on how far the threads had read.
+
+        Raises:
+            TimeoutError: the source took more than a minute for one item.
+            ValueError: a field of the state is missing or out of range.
+        """
+        if self._run is not None:
+            self._run.leave(read_on=initial_state is None)
+            self._run = None
+        self._run = self._begin(initial_state)
+        self._advance = self._run.next
+        super().reset(initial_state)
+
+    def get_state(self) -> dict[str, Any]:
+        """See `BaseNode.get_state`. The state does not include items that were read ahead. A load rereads them."""
+        if self._run is None:  # `state_dict` resets a new node, so the last reset has failed
+            raise RuntimeError(f"{self._called} has no state: its last reset() has failed; reset it")
+        return self._run.state()
+
+    def __len__(self) -> int:
+        """Returns the number of items per epoch.
+
+        Raises:
+            TypeError: the length of the source is unknown.
+        """
+        return len(self.source)
+
+    def shutdown(self) -> None:
+        """See `BaseNode.shutdown`. Waits a few seconds for user functions that are running in threads."""
+        run = self._close_run()
+        super().shutdown()
+        if run is not None:
+            run.work.join(_SECONDS)
+
+    def _close_run(self) -> ReadSource | None:
+        """Ends the threads of the current run, if there is one. Another thread may begin the next run during this
+        call."""
+        run = self._run
+        if run is not None:
+            run.work.close()
+        return run

@@ -1,21 +1,27 @@
-"""Nodes at the beginning of a graph: IterableWrapper, SamplerWrapper, MapStyleWrapper."""
+"""Nodes at the beginning of a graph: IterableWrapper, SamplerWrapper, MapStyleWrapper.
+
+`IteratingNode`, the base of the first two nodes, counts the items of an iterable, and saves its position. An iterable
+with a state is read by a `StatefulStream`. Any other iterable is reread up to a saved position.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, TypeVar
 
 from torch.utils.data import Sampler, SequentialSampler
 
 from torchdata._observe.observed import ObservedLoader
-from torchdata._stateful import give, is_stateful
+from torchdata._reporting import warn_outside
+from torchdata._stateful import Stateful, StatefulStream, StreamState, give, is_stateful
 from torchdata.datapipes._pipe.checks import check_callable, check_int, check_iterable
 from torchdata.datapipes._pipe.datasets import has_fixed_order, in_fixed_order
-from torchdata.datapipes._pipe.seeking import is_stream
+from torchdata.datapipes._pipe.seeking import is_stream, seek
+from torchdata.datapipes._pipe.witnessing import SampleDigest
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.nodes._fields import StateFields
-from torchdata.nodes._iterating import IteratingNode
 from torchdata.nodes._pipe_position import PipePosition
 from torchdata.nodes.base_node import BaseNode, T
 from torchdata.nodes.map import ParallelMapper
@@ -23,6 +29,175 @@ from torchdata.nodes.map import ParallelMapper
 __all__ = ["IterableWrapper", "MapStyleWrapper", "SamplerWrapper"]
 
 K = TypeVar("K", covariant=True)
+
+
+class IteratingNode(BaseNode[T]):
+    """A node that reads an iterable. Subclasses set `_stateful`, and define `reset`."""
+
+    NUM_YIELDED_KEY = "_num_yielded"
+    STARTED_KEY = "_started"
+    DIGEST_KEY = "_digest"
+    ENDED_KEY = "_ended"
+    #: The field for the state of the iterable, and the field for the state of its iterator, if there is one.
+    STATE_KEY: ClassVar[str]
+    ITERATOR_KEY = "_iterator"
+
+    _of_a_run: ClassVar[frozenset[str]] = frozenset(
+        {"_digest", "_it", "_loaded_digest", "_num_yielded", "_started", "_stream", "_to_drop"}
+    )
+
+    _it: Iterator[Any] = iter(())
+    #: The iterable, if it has a state, and whether the state is also exact before the first item of an epoch.
+    _stateful: Stateful | None = None
+    _is_exact = False
+    #: The stream that reads the iterable, from the first reset on.
+    _stream: StatefulStream | None = None
+
+    _num_yielded = 0
+    #: Whether an item of this epoch was requested.
+    _started = False
+    #: The number of items to drop before the next item, for an iterable without a state.
+    _to_drop = 0
+    #: A checksum of some items of an iterable without a state, and the checksum in a loaded state. The checksums are
+    #: compared when the items are reread.
+    _digest: SampleDigest | None = None
+    _loaded_digest: SampleDigest | None = None
+
+    #: The name of the attribute with the iterable.
+    ITERABLE: ClassVar[str]
+
+    def _prepare(self) -> None:
+        """Prepares the iterable before an iteration, and before a state is loaded."""
+
+    # -- resets -------------------------------------------------------------------------------------
+
+    def _begin_epoch(self) -> None:
+        """Moves the node to the beginning of an epoch."""
+        if self._to_drop:  # no item was read from the loaded position, but the next epoch depends on this position
+            with contextlib.suppress(Exception):
+                self._arrive()
+        self._num_yielded, self._started, self._to_drop = 0, False, 0
+        self._digest, self._loaded_digest = self._new_digest(), None
+        self._read(None)
+
+    def _read(self, state: StreamState | None) -> bool:
+        """Begins an epoch or restores a position; returns whether the iterable or its iterator has a state."""
+        iterable = getattr(self, self.ITERABLE) if self._stateful is None else self._stateful
+        if self._stateful is None and has_fixed_order(iterable):
+            iterable = in_fixed_order(iterable)
+        if self._stream is None or self._stateful is None:
+            self._stream = StatefulStream(iterable, self._prepare, is_exact=self._is_exact)
+        stream = self._stream
+        rest = stream.begin() if state is None else stream.go_to(state)
+        self._it = rest if stream.has_state else stream.iterator
+        return stream.has_state
+
+    def _new_digest(self) -> SampleDigest | None:
+        """Returns a checksum for an iterable without a state that may yield different items each time it is read."""
+        iterable = getattr(self, self.ITERABLE)
+        is_sampled = self._stateful is None and is_stream(iterable) and type(iterable) is not SequentialSampler
+        return SampleDigest() if is_sampled else None
+
+    def _go_to(self, fields: StateFields) -> None:
+        """Moves the node to a saved position."""
+        yielded = fields.integer(self.NUM_YIELDED_KEY, least=0)
+        started = fields.flag(self.STARTED_KEY, yielded > 0)
+        ended = fields.flag(self.ENDED_KEY, False)
+        self._digest = self._new_digest()
+        self._loaded_digest = self._saved_digest(fields)
+        own = None if self._stateful is None else fields[self.STATE_KEY]
+        inner = fields.get(self.ITERATOR_KEY)
+        has_state = self._read(StreamState(own, inner, started, ended))
+        self._num_yielded, self._started = yielded, started
+        self._to_drop = 0 if has_state and (self._stateful is not None or inner is not None) else yielded
+
+    def _saved_digest(self, fields: StateFields) -> SampleDigest | None:
+        if self.DIGEST_KEY not in fields or self._digest is None:
+            return None
+        try:
+            return SampleDigest.of(fields[self.DIGEST_KEY])
+        except (TypeError, ValueError):
+            raise fields.wrong(self.DIGEST_KEY, "must be two integers") from None
+
+    def _arrive(self) -> None:
+        """Drops the items that an iterable without a state had yielded before the loaded state was saved."""
+        if self._digest is None and seek(self._it, self._to_drop):
+            self._to_drop = 0
+        while self._to_drop:
+            try:
+                item = next(self._it)
+            except StopIteration:
+                raise ValueError(
+                    f"{type(self).__name__}: the state was saved after {self._num_yielded} items, but there are only "
+                    f"{self._num_yielded - self._to_drop} ({self.NUM_YIELDED_KEY!r} in the state); load it with the "
+                    "data that it was saved with"
+                ) from None
+            if self._digest is not None and self._digest.next == self._num_yielded - self._to_drop:
+                self._digest.add(item)
+            self._to_drop -= 1
+        saved, self._loaded_digest = self._loaded_digest, None
+        if saved is not None and self._digest is not None and not self._digest.agrees_with(saved):
+            warn_outside(
+                f"{type(self).__name__}: the first {self._num_yielded} items are not those that were read before the "
+                "state was saved. If their order differs, some items come twice and others never: seed whatever "
+                "shuffles or draws them, in each epoch, or give the iterable state_dict() and load_state_dict().",
+                RuntimeWarning,
+            )
+
+    # -- items --------------------------------------------------------------------------------------
+
+    def next(self) -> T:
+        """Returns the next item; see `BaseNode.next`.
+
+        Raises:
+            ValueError: there are fewer items than were yielded before the state was saved.
+        """
+        if not self._started or self._to_drop:
+            if self._stream is None:
+                self._advance()  # raises an error
+            self._started = True
+            self._arrive()
+        item: T = next(self._it)
+        if self._digest is not None and self._digest.next == self._num_yielded:
+            self._digest.add(item)
+        self._num_yielded += 1
+        return item
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the position; see `BaseNode.get_state`."""
+        state: dict[str, Any] = {self.NUM_YIELDED_KEY: self._num_yielded}
+        if self._stateful is None:
+            digest = self._loaded_digest or self._digest
+            if digest is not None and self._num_yielded:
+                state[self.DIGEST_KEY] = list(digest.as_tuple())
+        stream = self._stream
+        if stream is None or not stream.has_state:
+            return state
+        own, inner, started, ended = stream.state()
+        if not self._is_exact:
+            if started != (self._num_yielded > 0):
+                state[self.STARTED_KEY] = started
+            if ended:
+                state[self.ENDED_KEY] = True
+        if inner is not None:
+            state[self.ITERATOR_KEY] = inner
+        if self._stateful is not None:
+            state[self.STATE_KEY] = own
+        return state
+
+    def __len__(self) -> int:
+        """Returns the length that the iterable reports.
+
+        Raises:
+            TypeError: the length of the iterable is unknown.
+        """
+        iterable: Any = getattr(self, self.ITERABLE)
+        try:
+            return len(iterable)
+        except TypeError:
+            raise
+        except Exception as error:
+            raise TypeError(f"{type(self).__name__}: the length of {type(iterable).__name__} is not known") from error
 
 
 class IterableWrapper(IteratingNode[T]):
@@ -56,7 +231,7 @@ class IterableWrapper(IteratingNode[T]):
         [1, 2, 3]
     """
 
-    ITERABLE_KEY = STATE_KEY = "iterable"
+    ITERABLE = ITERABLE_KEY = STATE_KEY = "iterable"
 
     def __init__(self, iterable: Iterable[T]) -> None:
         super().__init__()
@@ -82,18 +257,9 @@ class IterableWrapper(IteratingNode[T]):
                 in_fixed_order(self.iterable)
         super().reset(initial_state)
 
-    def _source(self) -> Any:
-        return in_fixed_order(self.iterable) if has_fixed_order(self.iterable) else self.iterable
-
-    def _is_sampled(self) -> bool:
-        return is_stream(self.iterable)
-
     def _read_by(self, position: PipePosition) -> None:
         """Reads the pipe through its adapter."""
         self._stateful, self._is_exact = position, True
-
-    def __len__(self) -> int:
-        return self._length(self.iterable)
 
     def _repeats(self) -> bool:
         return not isinstance(self._stateful, PipePosition) or self._stateful.is_repeatable()
@@ -132,6 +298,7 @@ class SamplerWrapper(IteratingNode[T]):
 
     EPOCH_KEY = "_epoch"
     SAMPLER_KEY = STATE_KEY = "_sampler"
+    ITERABLE = "sampler"
     UPDATER_KEY = "_epoch_updater"
 
     def __init__(
@@ -172,21 +339,12 @@ class SamplerWrapper(IteratingNode[T]):
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(self.epoch)
 
-    def _is_sampled(self) -> bool:
-        return is_stream(self.sampler) and type(self.sampler) is not SequentialSampler
-
-    def _source(self) -> Any:
-        return in_fixed_order(self.sampler) if has_fixed_order(self.sampler) else self.sampler
-
     def get_state(self) -> dict[str, Any]:
         """Returns the position; see `BaseNode.get_state`."""
         state = {**super().get_state(), self.EPOCH_KEY: self.epoch, self.STARTED_KEY: self._started}
         if is_stateful(self.epoch_updater):
             state[self.UPDATER_KEY] = self.epoch_updater.state_dict()
         return state
-
-    def __len__(self) -> int:
-        return self._length(self.sampler)
 
     @staticmethod
     def _default_epoch_updater(epoch: int) -> int:

@@ -39,11 +39,6 @@ class NotReset:
             "Loader, which do"
         )
 
-    __next__ = __call__
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
 
 class BaseNode(Iterator[T]):
     """A step of data loading: an iterator that can be reset to its beginning or to a saved position.

@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 from torchdata._stateful import copied
 from torchdata.datapipes._pipe.checks import check_callable, check_int
 from torchdata.datapipes.utils.collate import note_remedy
-from torchdata.nodes._fields import StateFields
+from torchdata.nodes._fields import StateFields, position_of, state_at
 from torchdata.nodes._functions import not_the_end
-from torchdata.nodes._positions import position_of, state_at
 from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node, is_repeatable
 
 __all__ = ["Batcher", "Collator", "Unbatcher"]
@@ -136,7 +135,7 @@ class Collator(Batcher[Any]):
         try:
             return self.collate_fn(batch)
         except StopIteration as error:
-            raise not_the_end("collate_fn of Collator") from error
+            raise not_the_end("collate_fn of Collator", error) from error
         except Exception as error:
             if self._is_default:
                 note_remedy(error, batch)

@@ -62,7 +62,7 @@ class Filter(BaseNode[T]):
             try:
                 wanted = wants(item)
             except StopIteration as error:
-                raise not_the_end("filter_fn of Filter") from error
+                raise not_the_end("filter_fn of Filter", error) from error
             except Exception:
                 raise
             except BaseException:

@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, ClassVar, Generic
 
+from torchdata._engine.workers.group import Group
 from torchdata._native import SharedIterator
 from torchdata._observe.observed import ObservedLoader
 from torchdata._observe.stats.recorder import StatsLevel
 from torchdata._stateful import copied
 from torchdata._threads import end_at_exit
 from torchdata.nodes._counting import NodeRecorder
-from torchdata.nodes._fields import StateFields
-from torchdata.nodes._positions import position_of, state_at
-from torchdata.nodes._seeds import one_reset
+from torchdata.nodes._fields import StateFields, position_of, state_at
+from torchdata.nodes._processes import one_reset
 from torchdata.nodes.base_node import BaseNode, T, check_node, copy_of_graph, nodes_of
 
 __all__ = ["Loader", "LoaderIterator"]
@@ -170,10 +170,9 @@ class Loader(ObservedLoader, Generic[T]):
         """Returns True for any number of items."""
         return True
 
-    def worker_pids(self) -> list[int]:
-        """Returns the process ids of the running processes of all `ParallelMapper` nodes in the graph."""
+    def _groups(self) -> list[Group]:
         running = (getattr(node, "_workers", None) for node in nodes_of(self.root))
-        return [pid for workers in running if workers is not None for pid in workers.pids]
+        return [workers for workers in running if workers is not None]
 
     def shutdown(self) -> None:
         """Ends all threads and processes of the graph. May be called several times. `iter()` starts them again."""

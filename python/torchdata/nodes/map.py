@@ -12,15 +12,14 @@ from functools import partial
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from torchdata._engine.workers.hangs import Survived, check_restarts
+from torchdata._observe.stats.counting import Pages
 from torchdata.datapipes._pipe.checks import check_callable, check_int
 from torchdata.nodes._fields import StateFields
 from torchdata.nodes._functions import Failure, MapEach, not_the_end
-from torchdata.nodes._processes import Workers
-from torchdata.nodes._read_ahead import ReadSource
-from torchdata.nodes._seeds import one_reset
+from torchdata.nodes._processes import Workers, one_reset
+from torchdata.nodes._read_ahead import ReadSource, ThreadedNode
 from torchdata.nodes.base_node import Again, BaseNode, PassingNode, T, advance_of, check_node
 from torchdata.nodes.batch import Batcher, Unbatcher
-from torchdata.nodes.prefetch import ThreadedNode
 
 __all__ = ["MapOverBatch", "Mapper", "ParallelMapper", "X"]
 
@@ -73,7 +72,7 @@ class _InlineMapper(BaseNode[T]):
         try:
             return self.map_fn(item)
         except StopIteration as error:
-            raise not_the_end("map_fn of Mapper") from error
+            raise not_the_end("map_fn of Mapper", error) from error
         except Exception:
             raise
         except BaseException:
@@ -89,50 +88,41 @@ class _ThreadMapper(ThreadedNode[T]):
     """Calls a function in threads, or in processes if each thread sends its items to a process.
 
     Args:
-        source: the node to read.
-        snapshot_frequency: the number of items between saved states of the source.
-        map_fn: the function.
-        num_workers: the number of threads or processes.
-        in_order: whether results keep the source's order.
-        processes: starts the processes; None for threads.
-        **limits: the arguments `limit` and `grows_to` of `ReadSource`.
+        mapper: the node with the source, the function and the settings.
     """
 
-    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_run", "_workers"})
+    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_run", "_workers", "_pages"})
 
-    #: The processes, which are kept between runs.
+    #: The processes, which are kept between runs, and their counters. The loader sets the latter.
     _workers: Workers | None = None
+    _pages: Pages | None = None
 
-    def __init__(
-        self,
-        source: BaseNode[Any],
-        snapshot_frequency: int,
-        map_fn: Callable[[Any], T],
-        num_workers: int,
-        in_order: bool,
-        processes: Callable[[], Workers] | None,
-        **limits: int,
-    ) -> None:
-        super().__init__(source, snapshot_frequency)
+    def __init__(self, mapper: ParallelMapper[T]) -> None:
+        super().__init__(mapper.source, mapper.snapshot_frequency)
         self._called = "ParallelMapper"
-        self.map_fn, self.num_workers, self.in_order = map_fn, num_workers, in_order
-        self.processes, self.limits = processes, limits
+        self.map_fn, self.in_order, self.num_workers = mapper.map_fn, mapper.in_order, (count := mapper.num_workers)
+        #: Starts the processes; None for threads.
+        self.processes: Callable[..., Workers] | None = None
+        #: The arguments `limit` and `grows_to` of `ReadSource`.
+        self.limits = {"limit": mapper.max_concurrent or 2 * count}
+        if mapper.method == "process":
+            how = mapper.multiprocessing_context, Survived.chosen(mapper), mapper.timeout or None
+            self.processes = partial(Workers, self.map_fn, count, *how)
+            if mapper.max_concurrent is None:
+                self.limits["grows_to"] = _FOR_EACH * count
 
     def _begin(self, state: dict[str, Any] | None) -> ReadSource:
-        with one_reset():
-            return self._begin_run(state)
-
-    def _begin_run(self, state: dict[str, Any] | None) -> ReadSource:
         options: dict[str, Any] = {"in_order": self.in_order, **self.limits}
-        if self.processes is None:
-            return self._begin_with([self.map_fn] * self.num_workers, state, **options)
-        workers = self._workers  # another thread may set this attribute to None at any time; see `reset`
-        if workers is None or not workers.serve_on:
-            self._end_workers()
-            workers = self._workers = self.processes()
-        run = self._begin_with([], state, workers=workers.functions, **options)
-        workers.serve(run.queue)
-        return run
+        with one_reset():
+            if self.processes is None:
+                return ReadSource(self, [self.map_fn] * self.num_workers, state, **options)
+            workers = self._workers  # another thread may set this attribute to None at any time; see `reset`
+            if workers is None or not workers.serve_on:
+                self._end_workers()
+                workers = self._workers = self.processes(pages=self._pages)
+            run = ReadSource(self, [], state, workers=workers.functions, **options)
+            workers.serve(run.work.queue)
+            return run
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         super().reset(initial_state)
@@ -280,18 +270,7 @@ class ParallelMapper(PassingNode[T]):
         if self.prebatch is not None:
             self.map_fn = MapEach(self.map_fn)
             self.source = Batcher(self.source, self.prebatch, drop_last=False)
-        mapper: BaseNode[Any]
-        if self.num_workers == 0:
-            mapper = _InlineMapper(self.source, self.map_fn)
-        else:
-            count, processes, limits = self.num_workers, None, {"limit": max_concurrent or 2 * self.num_workers}
-            if method == "process":
-                survived = Survived.chosen(self)
-                processes = partial(Workers, self.map_fn, count, multiprocessing_context, survived, timeout or None)
-                if max_concurrent is None:
-                    limits["grows_to"] = _FOR_EACH * count
-            frequency = self.snapshot_frequency
-            mapper = _ThreadMapper(self.source, frequency, self.map_fn, count, in_order, processes, **limits)
+        mapper: BaseNode[Any] = _ThreadMapper(self) if num_workers else _InlineMapper(self.source, self.map_fn)
         self._it: BaseNode[T] = mapper if self.prebatch is None else _Unpacker(mapper)
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from torchdata.datapipes.utils.pinning import pin_memory_fn
-from torchdata.nodes._read_ahead import ReadSource
+from torchdata.nodes._read_ahead import ReadSource, ThreadedNode
 from torchdata.nodes.base_node import BaseNode, T
-from torchdata.nodes.prefetch import ThreadedNode
 
 __all__ = ["PinMemory"]
 
@@ -55,4 +54,4 @@ class PinMemory(ThreadedNode[T]):
     def _begin(self, state: dict[str, Any] | None) -> ReadSource:
         pin = partial(pin_memory_fn, device=self._device)
         # Without a limit of one thread, torch would use all cores for a copy. Only the pinning thread has this limit.
-        return self._begin_with([pin], state, limit=1, prepare=partial(torch.set_num_threads, 1))
+        return ReadSource(self, [pin], state, limit=1, prepare=partial(torch.set_num_threads, 1))

@@ -6,8 +6,7 @@ import random
 from typing import Any, ClassVar
 
 from torchdata.datapipes._pipe.checks import check_int
-from torchdata.nodes._fields import StateFields
-from torchdata.nodes._positions import position_of, state_at
+from torchdata.nodes._fields import StateFields, position_of, state_at
 from torchdata.nodes.base_node import BaseNode, T, check_node, is_repeatable
 
 __all__ = ["Shuffler"]

@@ -7,8 +7,6 @@ of this memory is copied when a shard writes to the page.
 
 All copies share locks, read-only arrays, and objects that separate processes also share: values and queues of
 multiprocessing, tensors in shared memory, and memory-mapped files.
-
-`holds_shared_memory` finds tensors in shared memory, which must not be copied when workers start by spawn.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from torchdata._engine.items.codec import loads
 from torchdata._engine.processes.crossing import SharedPickle
 from torchdata._engine.workers.group import pickled_program
 
-__all__ = ["Copies", "holds_shared_memory"]
+__all__ = ["Copies"]
 
 #: Modules that define classes of objects shared between processes.
 _SHARED_BY_PROCESSES = frozenset(
@@ -89,36 +87,3 @@ def _is_same_in_all(obj: Any) -> bool:
     if isinstance(obj, torch.Tensor):
         return bool(obj.untyped_storage().is_shared())
     return cls in (_thread.LockType, _thread.RLock) or cls.__module__ in _SHARED_BY_PROCESSES
-
-
-class _SharedMemoryFound(Exception):
-    """Raised when a tensor in shared memory is found."""
-
-
-class _Nowhere:
-    """A file that discards its contents."""
-
-    def write(self, data: bytes) -> int:
-        return len(data)
-
-
-class _Searching(pickle.Pickler):
-    """Searches for tensors in shared memory. The pickle is discarded."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, (torch.Tensor, torch.storage.UntypedStorage, torch.storage.TypedStorage)):
-            if obj.is_shared():
-                raise _SharedMemoryFound
-            return bool, ()
-        return NotImplemented
-
-
-def holds_shared_memory(program: Any) -> bool:
-    """Returns whether the pickled form of a program refers to tensors in shared memory."""
-    try:
-        _Searching(_Nowhere(), protocol=5).dump(program)
-    except _SharedMemoryFound:
-        return True
-    except Exception:  # cloudpickle may be able to pickle the program
-        return False
-    return False

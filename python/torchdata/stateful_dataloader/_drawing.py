@@ -16,11 +16,11 @@ indices shows whether the new iterator repeats the order.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Set
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy
 import torch
@@ -38,6 +38,7 @@ from torchdata.stateful_dataloader._generators import (
     moved_on,
     put_back_afterwards,
     read,
+    set_all,
     torch_parts,
     with_words,
     words_of,
@@ -62,18 +63,17 @@ class Drawing:
         names: the global generators that the samplers may draw from.
     """
 
+    #: For each global generator, how many times a loader of this process has restored it from a loaded state.
+    _restores: ClassVar[Counter[str]] = Counter()
+
     def __init__(self, loader: Any, names: tuple[str, ...]) -> None:
         self._own = found_in(loader)
         self._names = names
         #: For each generator name, the state that the loader sees, and the corresponding state of the global generator.
         self._displaced: dict[str, tuple[Any, Any]] = {}
         self._is_under_way = False
-        #: The global generators when a state was loaded.
-        self._at_load: Moment = {}
-
-    def is_own(self, key: Any, generator: Any) -> bool:
-        """Returns whether the key belongs to this generator, and the loader or a sampler owns the generator."""
-        return isinstance(key, int) and self._own[key] is generator
+        #: The global generators when a state was loaded, and their numbers of restores.
+        self._at_load: dict[str, tuple[Any, int]] = {}
 
     def now(self, keys: Set[Any] | None = None) -> Moment:
         """Returns the states of the generators as the loader sees them.
@@ -92,13 +92,13 @@ class Drawing:
         marks: Moment = {name: mark_of(name) for name in self._names}
         return marks | {number: comparable(read(one)) for number, one in enumerate(self._own)}
 
-    def set(self, moment: Moment) -> None:
-        """Sets the generators to the states of a moment. Must be called while the loader draws."""
+    def set(self, moment: Moment, but: Any = None) -> None:
+        """Sets the generators, except for `but`, to the states of a moment. Must be called while the loader draws."""
         for name in self._names:
             if name in moment:
                 write(name, moment[name])
         for number, one in enumerate(self._own):
-            if number in moment:
+            if number in moment and one is not but:
                 write(one, moment[number])
 
     # -- displaced generators ------------------------------------------------------------------------
@@ -116,9 +116,7 @@ class Drawing:
             if moved is None:  # the program has set the generator to another stream
                 del self._displaced[name]
                 continue
-            words = words_of(state)
-            assert words is not None
-            seen[name] = with_words(state, moved_on(words, moved)) if moved else state
+            seen[name] = _advanced(state, moved)
             write(name, seen[name])
         self._is_under_way = True
         try:
@@ -126,21 +124,13 @@ class Drawing:
         finally:
             self._is_under_way = False
             for name, before in seen.items():
-                self._part(name, before, program[name])
-
-    def _part(self, name: str, before: Any, program: Any) -> None:
-        """Advances the program's generator past the numbers that the loader has drawn."""
-        after = read(name)
-        drawn = _moved(before, after)
-        if drawn is None:  # a sampler has set the generator, which has the same effect as when the program sets it
-            del self._displaced[name]
-            return
-        words = words_of(program)
-        assert words is not None
-        if drawn:
-            program = with_words(program, moved_on(words, drawn))
-        write(name, program)
-        self._displaced[name] = after, program
+                drawn = _moved(before, after := read(name))
+                if drawn is None:  # a sampler has set the generator, which has the same effect as if the program set it
+                    del self._displaced[name]
+                    continue
+                # The program's generator advances past the numbers that the loader has drawn.
+                self._displaced[name] = after, _advanced(program[name], drawn)
+                write(name, self._displaced[name][1])
 
     def loaded(self, names: Iterable[str] = GLOBAL) -> None:
         """Records that a state was loaded.
@@ -148,17 +138,28 @@ class Drawing:
         Args:
             names: the global generators that already have the states intended by the program or by the loaded state.
         """
-        self._at_load |= {name: read(name) for name in names}
+        self._at_load |= {name: (read(name), self._restores[name]) for name in names}
+
+    def restore(self, moment: Moment) -> None:
+        """Sets the program's global generators to the states of a loaded state.
+
+        Other loaders with a loaded state then continue with these generators instead of setting them again.
+        """
+        set_all(moment)
+        self._restores.update([*moment])
+        self.loaded(moment)
 
     def was_set(self, name: str, saved: Any) -> bool:
-        """Returns whether the program has set a global generator, other than to the saved run's seed, since a state was
-        loaded.
+        """Returns whether a global generator was set since a state was loaded, by another loader's state, or by the
+        program to another seed than that of the saved run.
 
         Args:
             name: the name of the generator.
             saved: the generator's state in the loaded state.
         """
-        now, then = read(name), self._at_load.get(name)
+        now, (then, restores) = read(name), self._at_load.get(name, (None, self._restores[name]))
+        if restores != self._restores[name]:
+            return True
         if isinstance(now, bytes):
             seeds = {torch_parts(one)[0] for one in (then, saved) if one is not None}
             return torch_parts(now)[0] not in seeds
@@ -192,11 +193,9 @@ class Drawing:
                 if name in moment and name not in kept and _stand_apart(state, program[name])
             }
 
-    @contextmanager
-    def untouched(self) -> Iterator[None]:
+    def untouched(self) -> AbstractContextManager[None]:
         """Returns a context that restores all generators to their previous states when the context ends."""
-        with put_back_afterwards([*self._names, *self._own]):
-            yield
+        return put_back_afterwards([*self._names, *self._own])
 
     # -- saved form ----------------------------------------------------------------------------------
 
@@ -239,6 +238,12 @@ def _stand_apart(one: Any, other: Any) -> bool:
     return len(seeds) > 1 or ours[1] != theirs[1] or not numpy.array_equal(ours[0], theirs[0])
 
 
+def _advanced(state: Any, count: int) -> Any:
+    """Returns the state of a generator after `count` more words were drawn."""
+    words = words_of(state)
+    return with_words(state, moved_on(words, count)) if count and words is not None else state
+
+
 def _moved(before: Any, after: Any, most: int = _FAR) -> int | None:
     """Returns how many words a generator has produced between two states; None if the generator was set."""
     first, last = words_of(before), words_of(after)
@@ -275,24 +280,20 @@ class Draws:
         """Begins an epoch.
 
         Args:
-            first: the generators before the first index.
+            first: the generators before the first index; empty if no index will be read.
             noted: the draws of this epoch in a loaded state.
             digest: the checksum of the indices that were read; None if no indices were read.
         """
         self._first = first
         self._digest = digest or SampleDigest()
         #: The marks of the generators after the sampler's last use.
-        self._left: Moment = {}
+        self._left: Moment = self._drawing.marks() if first else {}
         self._before: Moment = {}
         self._moment: Moment = {}
         #: For each draw, the number of indices that had been read before, and the generators as plain values.
         self.noted: deque[list[Any]] = deque(noted, maxlen=_MOST)
         #: For each generator, the number of indices that had been read before its last use.
         self.last: dict[Any, int] = {}
-
-    def stand(self) -> None:
-        """Records the current generators as the sampler's last use."""
-        self._left = self._drawing.marks()
 
     def before(self) -> None:
         """Records the generators. Must be called before an index is read."""
@@ -325,18 +326,12 @@ class Draws:
         return self._digest if len(self.noted) < _MOST else None
 
 
-class _Sampled(Iterator[Any]):
-    """An iterator that adds some of its items to a checksum."""
-
-    def __init__(self, iterator: Iterator[Any]) -> None:
-        self._iterator, self._read, self.digest = iterator, 0, SampleDigest()
-
-    def __next__(self) -> Any:
-        item = next(self._iterator)
-        if self._read == self.digest.next:
-            self.digest.add(item)
-        self._read += 1
-        return item
+def _sampled(iterator: Iterator[Any], digest: SampleDigest) -> Iterator[Any]:
+    """Yields the items of an iterator, and adds some of the items to a checksum."""
+    for number, item in enumerate(iterator):
+        if number == digest.next:
+            digest.add(item)
+        yield item
 
 
 class Replay(Iterator[Any]):
@@ -366,23 +361,23 @@ class Replay(Iterator[Any]):
         Raises:
             ValueError: the sampler returns fewer than `given` indices, or different indices.
         """
-        sampled = None if saved is None else _Sampled(self._iterator)
-        iterator, read = sampled or self._iterator, 0
+        digest, read = SampleDigest(), 0
+        iterator = self._iterator if saved is None else _sampled(self._iterator, digest)
         for number, moment in [*draws, (given + ahead, {})]:
             pass_over(iterator, min(number, given) - read)
             self.early.extend(islice(iterator, max(0, number - max(read, given))))
             read = number
             drawing.set(moment)
-        if sampled is None or saved is None:
+        if saved is None:
             return None
-        if not sampled.digest.agrees_with(saved):
+        if not digest.agrees_with(saved):
             raise ValueError(
                 f"the sampler does not repeat itself, so the loader cannot resume from the state: the first {read} "
                 "indices are not those that were read when the state was saved. Seed whatever shuffles them, in each "
                 "epoch, or give the sampler state_dict() and load_state_dict(). load_state_dict(state, strict=False) "
                 "skips the same number of indices of the new order"
             )
-        return sampled.digest
+        return digest
 
     def __next__(self) -> Any:
         return self.early.popleft() if self.early else next(self._iterator)

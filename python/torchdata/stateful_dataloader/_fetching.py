@@ -1,101 +1,164 @@
 """Fetchers, which read the samples of a batch from the dataset and collate them.
 
 Role: used by the reader, in the main process or in a worker. The fetchers read in the same way as PyTorch's fetchers.
-If a sample raises an exception, the fetcher adds a note with the number of the sample. If Ctrl-C interrupts a batch of
-an iterable dataset, the samples that were already read are kept for the next call.
+If a sample raises an exception, the fetcher adds a note with the number of the sample, or omits the sample and reports
+it. If Ctrl-C interrupts a batch of an iterable dataset, the samples that were already read are kept for the next call.
 """
 
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Iterable, Sized
 from itertools import islice, repeat
 from time import perf_counter_ns
-from types import TracebackType
+from types import GeneratorType, TracebackType
 from typing import Any
 
 from torch.utils.data import default_collate
-from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
+from torch.utils.data._utils.fetch import _BaseDatasetFetcher, _IterableDatasetFetcher, _MapDatasetFetcher
 
 from torchdata._reporting import add_note
 from torchdata._users_code import ITERATED, READ, codes_of_dataset, raised_in
+from torchdata.datapipes._pipe.skipping import is_of_an_item, line_of
 from torchdata.datapipes._pipe.witnessing import SampleDigest
 from torchdata.datapipes.utils.collate import note_remedy
 
-__all__ = ["Indexed", "IterableFetcher", "has_passed_a_generator"]
+__all__ = ["ENDS", "NOTHING", "Indexed", "IterableFetcher"]
+
+#: A placeholder for a batch with only skipped samples.
+NOTHING = object()
+#: Maximum number of indices that a note on an exception lists.
+_NAMED = 8
+#: Maximum number of consecutive exceptions. If more exceptions follow without a sample, the iterator counts as stuck.
+_MOST_IN_A_ROW = 10_000
+#: The message for a dataset with an iterator that is a generator, because a generator cannot continue after an
+#: exception.
+ENDS = (
+    "it is a generator, and a generator that raises has ended, so the items that it would have yielded after that are "
+    "lost. Let __iter__ return an object whose __next__ can be called again after it has raised, or catch the "
+    "exception in the generator"
+)
 
 
-class _Timed:
-    """A fetcher that reports when the samples of a batch were read, and the number of samples."""
+class _Fetcher(_BaseDatasetFetcher):
+    """A fetcher that reports when the samples of a batch were read, and which samples were omitted.
+
+    Args:
+        *how: the arguments of PyTorch's fetcher.
+        skips: whether samples are omitted if the dataset raises an exception for them.
+    """
 
     times = False
     read_at = num_read = 0
+    #: The number of samples in the last batch, including omitted samples.
+    seen = 0
 
-    def _note_read(self, samples: int) -> None:
-        self.read_at, self.num_read = perf_counter_ns(), samples
+    def __init__(self, *how: Any, skips: bool) -> None:
+        super().__init__(*how)
+        self.skips = skips
+        #: For each sample omitted from the last batch: its index, and the exception in the form of `line_of`.
+        self.skipped: list[dict[str, Any]] = []
+
+    def _collated(self, data: Any, samples: Any) -> Any:
+        if self.times:
+            self.read_at, self.num_read = perf_counter_ns(), len(data) if self.auto_collation else 1
+        try:
+            return self.collate_fn(data)
+        except Exception as error:
+            if which := self._called(samples):
+                add_note(error, f"raised by collate_fn for the samples {which}")
+            if self.collate_fn is default_collate:
+                note_remedy(error, data)
+            raise
+
+    def _called(self, samples: Any) -> str:
+        """Describes the samples of a batch; empty if they have no numbers."""
+        raise NotImplementedError
 
 
-#: Maximum number of indices that a note on an exception lists.
-_NAMED = 8
-
-
-class Indexed(_Timed, _MapDatasetFetcher):
+class Indexed(_Fetcher, _MapDatasetFetcher):
     """PyTorch's fetcher for map-style datasets."""
 
     def fetch(self, possibly_batched_index: Any) -> Any:
-        """Returns the batch for an index."""
-        if self.auto_collation:
-            data = self._read_batch(possibly_batched_index)
-        else:
-            data = self._read(possibly_batched_index)
-        return self._collated(data, possibly_batched_index)
+        """Returns the batch for an index, or `NOTHING`."""
+        if self.skips:
+            self.skipped, self.seen = [], len(possibly_batched_index) if self.auto_collation else 1
+        index = possibly_batched_index
+        data = self._read_batch(index) if self.auto_collation else self._read(index)
+        return NOTHING if self.skipped and not data else self._collated(data, index)
 
     def _read(self, index: Any) -> Any:
         try:
             return self.dataset[index]
         except Exception as error:
-            add_note(error, f"raised by dataset[{index!r}] of {_whose(error, self.dataset)}")
-            raise
+            if not self._omits(error, index):
+                raise
 
     def _read_batch(self, indices: Any) -> Any:
-        dataset, index = self.dataset, None
+        dataset = self.dataset
+        data: list[Any] = []
         if getattr(dataset, "__getitems__", None):
             try:
                 return dataset.__getitems__(indices)
             except Exception as error:
+                if self.skips and is_of_an_item(error):
+                    return self._read_each(indices, error)
                 whose = _whose(error, dataset)
                 add_note(error, f"raised by __getitems__ of {whose}, for the indices {_named(indices)}")
                 raise
-        data: list[Any] = []
-        try:
-            for index in indices:
+        for index in indices:
+            try:
                 data.append(dataset[index])
-        except Exception as error:
-            add_note(error, f"raised by dataset[{index!r}] of {_whose(error, dataset)}")
-            raise
+            except Exception as error:
+                if not self._omits(error, index):
+                    raise
         return data
 
-    def _collated(self, data: Any, indices: Any) -> Any:
-        if self.times:
-            self._note_read(len(data) if self.auto_collation else 1)
-        try:
-            return self.collate_fn(data)
-        except Exception as error:
-            what = f"the indices {_named(indices)}" if self.auto_collation else f"index {indices!r}"
-            add_note(error, f"raised by collate_fn for the samples of {what}")
-            if self.collate_fn is default_collate:
-                note_remedy(error, data)
-            raise
+    def _read_each(self, indices: Any, error: Exception) -> list[Any]:
+        """Reads the samples of a batch one by one after `__getitems__` has raised."""
+        data: list[Any] = []
+        for index in indices:
+            try:
+                found = self.dataset.__getitems__([index])
+            except Exception as again:
+                if not self._omits(again, index):
+                    raise
+                continue
+            if not isinstance(found, (list, tuple)):
+                add_note(
+                    error,
+                    "on_error does not skip it: __getitems__ of the dataset returns no list of samples "
+                    f"({type(found).__name__}), so those of a batch cannot be read one by one",
+                )
+                self.skipped = []
+                raise error
+            data.extend(found)
+        return data
+
+    def _omits(self, error: Exception, index: Any) -> bool:
+        """Returns whether the sample of an exception is omitted, and records the sample."""
+        if omits := self.skips and is_of_an_item(error):
+            self.skipped.append({"index": _plain(index)} | line_of(error))
+        else:
+            add_note(error, f"raised by dataset[{index!r}] of {_whose(error, self.dataset)}")
+        return omits
+
+    def _called(self, samples: Any) -> str:
+        return f"of the indices {_named(samples)}" if self.auto_collation else f"of index {samples!r}"
 
 
-class IterableFetcher(_Timed, _IterableDatasetFetcher):
-    """PyTorch's fetcher for iterable datasets."""
+class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
+    """PyTorch's fetcher for iterable datasets. After an omitted sample, it continues with the dataset's iterator."""
 
     #: Whether Ctrl-C interrupted the dataset within a sample, so that a generator has ended or the sample is lost.
     is_broken = False
+    #: The number of exceptions since the last sample, and the last exception, if it passed through a generator.
+    _in_a_row = 0
+    _doubtful: Exception | None = None
 
-    def __init__(self, *how: Any) -> None:
-        super().__init__(*how)
+    def __init__(self, *how: Any, skips: bool) -> None:
+        super().__init__(*how, skips=skips)
         #: The number of samples that the iterator has returned or failed at; None after a resume within an epoch.
         self.position: int | None = 0
         #: The samples of the current batch, and whether reading the batch was interrupted.
@@ -111,9 +174,11 @@ class IterableFetcher(_Timed, _IterableDatasetFetcher):
         self.digest = 0
 
     def fetch(self, possibly_batched_index: Any) -> Any:
-        """Returns the next batch."""
+        """Returns the next batch, or `NOTHING`."""
         if not self._is_cut_off:
-            self._begin()
+            self._data = []
+            if self.skips:
+                self.skipped, self.seen = [], 0
             if self.ended:
                 raise StopIteration
         self._is_cut_off = True
@@ -126,13 +191,11 @@ class IterableFetcher(_Timed, _IterableDatasetFetcher):
         return batch
 
     def _end(self) -> None:
+        if self.skips:
+            self.seen = len(self._data) + len(self.skipped)
         self._is_cut_off, self._data = False, []
         if self.digest is not None:
             self.digest = self._samples.checksum
-
-    def _begin(self) -> None:
-        """Drops the last batch."""
-        self._data = []
 
     def _fetch(self, wanted: int) -> Any:
         try:
@@ -142,9 +205,12 @@ class IterableFetcher(_Timed, _IterableDatasetFetcher):
         except BaseException as error:
             self.is_broken = self._is_interrupted(error)
             raise
-        if not self._data or (self.auto_collation and self.drop_last and self._is_short(wanted)):
+        data = self._data
+        if not data or (self.auto_collation and self.drop_last and len(data) + len(self.skipped) < wanted):
+            if self.skipped:
+                return NOTHING
             raise StopIteration
-        return self._collated(self._data)
+        return self._collated(data if self.auto_collation else data[0], data)
 
     def _is_interrupted(self, error: BaseException) -> bool:
         """Returns whether the dataset raised an exception and its iterator can be recreated."""
@@ -154,33 +220,30 @@ class IterableFetcher(_Timed, _IterableDatasetFetcher):
             traceback = traceback.tb_next
         return has_passed_a_generator(error.__traceback__) or (is_within and self.dataset_iter is not self.dataset)
 
-    def _is_short(self, wanted: int) -> bool:
-        """Returns whether the batch has fewer samples than requested."""
-        return len(self._data) < wanted
-
     def _read(self, wanted: int) -> None:
         """Reads the samples of a batch, or the remaining samples of a batch that was interrupted."""
-        data = self._data
-        before = len(data)
-        try:
-            self._extend(wanted - before)
-        except Exception as error:
-            self._count(before, 1)
-            self._add_note(error)
-            raise
-        self._count(before)
-        if self.auto_collation and len(data) < wanted:
-            self.ended = True
+        data, skipped = self._data, self.skipped
+        while (missing := wanted - len(data) - len(skipped)) > 0:
+            before = len(data)
+            try:
+                # No Python code runs between two samples, so an interruption loses no sample. `islice` is not used,
+                # because it would call `iter`, and some iterators are reset by this call.
+                data.extend(map(next, repeat(self.dataset_iter, missing)))
+            except Exception as error:
+                self._count(before, 1)
+                if not self._omits(error):
+                    raise
+                continue
+            self._count(before, 0)
+            if len(data) - before < missing:
+                self._check_end()
+                self.ended = self.auto_collation
+                return
 
-    def _extend(self, count: int) -> None:
-        """Reads `count` samples. No Python code runs between two samples, so an interruption loses no sample.
-
-        `islice` is not used, because it would call `iter`, and some iterators are reset by this call.
-        """
-        self._data.extend(map(next, repeat(self.dataset_iter, count)))
-
-    def _count(self, before: int, raised: int = 0) -> None:
+    def _count(self, before: int, raised: int) -> None:
         """Counts the samples after the first `before` samples of the batch, and `raised` samples that raised errors."""
+        if self._in_a_row and len(self._data) > before:
+            self._in_a_row, self._doubtful = 0, None
         if self.position is None:
             return
         first = self.position
@@ -193,23 +256,53 @@ class IterableFetcher(_Timed, _IterableDatasetFetcher):
             else:
                 samples.add_missing()
 
-    def _add_note(self, error: Exception) -> None:
-        which = "" if self.position is None else f" for its sample number {self.position - 1}, counted from 0"
-        add_note(error, f"raised by the iterator of {_whose(error, self.dataset, ITERATED)}{which}")
+    def _omits(self, error: Exception) -> bool:
+        """Returns whether the sample of an exception is omitted, and records the sample."""
+        position, name = self.position and self.position - 1, f"the iterator of {type(self.dataset).__name__}"
+        self._in_a_row += 1
+        if not self.skips:
+            which = "" if position is None else f" for its sample number {position}, counted from 0"
+            add_note(error, f"raised by the iterator of {_whose(error, self.dataset, ITERATED)}{which}")
+        elif not is_of_an_item(error):
+            return False
+        elif isinstance(self.dataset_iter, GeneratorType):
+            add_note(error, f"on_error does not skip what {name} raises: {ENDS}")
+        elif self._in_a_row == _MOST_IN_A_ROW:
+            add_note(
+                error, f"on_error stops skipping: {name} has raised {_MOST_IN_A_ROW} times without a sample in between"
+            )
+        else:
+            self._doubtful = error.with_traceback(None) if has_passed_a_generator(error.__traceback__) else None
+            self.skipped.append({"index": position} | line_of(error))
+            return True
+        return False
 
-    def _collated(self, data: list[Any]) -> Any:
-        if self.times:
-            self._note_read(len(data) if self.auto_collation else 1)
-        try:
-            return self.collate_fn(data if self.auto_collation else data[0])
-        except Exception as error:
-            if self.position is not None:
-                first, last = self.position - len(data), self.position - 1
-                which = f"numbers {first} to {last}" if last > first else f"number {last}"
-                add_note(error, f"raised by collate_fn for the samples {which} of the iterator, counted from 0")
-            if self.collate_fn is default_collate:
-                note_remedy(error, data)
-            raise
+    def _check_end(self) -> None:
+        """Raises the last exception again if this exception has probably ended the iterator."""
+        error, self._doubtful = self._doubtful, None
+        if error is None:
+            return
+        add_note(
+            error,
+            f"on_error cannot skip it: it came out of a generator in the iterator of {type(self.dataset).__name__}, "
+            "which yielded nothing after it, because a generator that raises has ended. Catch the exception in the "
+            "generator, or read without one",
+        )
+        raise error from None
+
+    def _called(self, samples: Any) -> str:
+        if self.position is None:
+            return ""
+        first, last = self.position - len(samples), self.position - 1
+        return f"number{f's {first} to' if last > first else ''} {last} of the iterator, counted from 0"
+
+
+def _plain(index: Any) -> int | float | str | None:
+    """Returns an index in a form that JSON can represent."""
+    try:
+        return operator.index(index)
+    except TypeError:
+        return index if index is None or type(index) in (float, str) else repr(index)
 
 
 def _whose(error: Exception, dataset: Any, methods: tuple[str, ...] = READ) -> str:

@@ -31,7 +31,7 @@ from torchdata.stateful_dataloader.sampler import (
 )
 
 __all__ = [
-    "facts_of", "fitted", "innermost_of", "is_own_iterator", "iterates_as", "shards_of", "unstarted",
+    "facts_of", "fitted", "innermost_of", "iterates_as", "shards_of", "unstarted",
     "unstarted_sampler",
 ]  # fmt: skip
 
@@ -39,11 +39,6 @@ __all__ = [
 def innermost_of(index_sampler: Any) -> Any:
     """Returns the sampler that a batch sampler wraps; any other sampler is returned unchanged."""
     return getattr(index_sampler, "sampler", index_sampler)
-
-
-def is_own_iterator(dataset: Any) -> bool:
-    """Returns whether an iterable dataset is its own iterator, so that the keys of the iterator's state are known."""
-    return hasattr(dataset, "__next__")
 
 
 def iterates_as(one: Any, cls: Any) -> bool:
@@ -60,13 +55,14 @@ def unstarted(loader: Any) -> EpochState:
     kind, workers = int(loader._dataset_kind), loader.num_workers
     dataset = source_of(loader.dataset) if kind else loader.dataset
     sampler, iterator = unstarted_sampler(loader._index_sampler)
+    is_own_iterator = hasattr(dataset, "__next__")
     generators = loader._drawing.encoded(loader._drawing.now())
     # Without workers, the dataset may draw random numbers from the program's generators.
     random = None if workers else {name: encoded(read(name)) for name in GLOBAL}
     positions = []
     for _ in range(workers or 1):  # each worker has a separate state, because a checkpoint is loaded into the state
         told = _told(dataset)
-        own, inner = (None, told) if kind and is_own_iterator(dataset) else (told, None)
+        own, inner = (None, told) if kind and is_own_iterator else (told, None)
         positions.append(ReadingPosition(own, inner, random=random, later=[] if kind else None))
     return EpochState(
         OrderState(sampler=sampler, iterator=iterator, generators=generators),
@@ -76,7 +72,7 @@ def unstarted(loader: Any) -> EpochState:
         unstarted=True,
         length_called=loader._IterableDataset_len_called,
         kind=kind,
-        is_own_iterator=is_own_iterator(dataset),
+        is_own_iterator=is_own_iterator,
     )
 
 
@@ -86,8 +82,8 @@ def unstarted_sampler(index_sampler: Any) -> tuple[Any, Any]:
     if isinstance(inner, _InfiniteConstantSampler):
         iterator = None if index_sampler is inner else endless_state(0, 0)
     elif iterates_as(index_sampler, BatchSampler):
-        told = _told(inner)
-        iterator = BatchIndices(index_sampler).state_unstarted(None if told is UNKNOWN else told)
+        told, iterator = _told(inner), BatchIndices(index_sampler).state_before(0)
+        iterator |= {} if told is None or told is UNKNOWN else {"sampler_state": told}
     elif iterates_as(index_sampler, RandomSampler):
         iterator = RandomIndices(index_sampler).state_dict()
     return own, iterator

@@ -16,7 +16,6 @@ import base64
 import ctypes
 import functools
 import random
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -33,6 +32,9 @@ __all__ = [
 
 #: The global generators of torch (on the CPU), Python and NumPy.
 GLOBAL = ("torch", "python", "numpy")
+_OBJECTS: dict[str, Any] = {
+    "torch": torch.default_generator, "python": random._inst, "numpy": numpy.random.mtrand._rand
+}  # fmt: skip
 #: The states of generators at one moment. Keys are names of global generators, or numbers of other generators.
 Moment = dict[Any, Any]
 
@@ -43,12 +45,7 @@ def read(which: Any) -> Any:
     Args:
         which: the name of a global generator, or a generator object of torch, Python or NumPy.
     """
-    if which == "torch":
-        return torch_state(torch.default_generator)
-    if which == "python":
-        return random.getstate()
-    if which == "numpy":
-        return numpy.random.get_state(legacy=False)
+    which = _OBJECTS[which] if isinstance(which, str) else which
     if isinstance(which, torch.Generator):
         return torch_state(which)
     if isinstance(which, random.Random):
@@ -60,13 +57,8 @@ def read(which: Any) -> Any:
 
 def write(which: Any, state: Any) -> None:
     """Sets a generator to a result of `read`."""
-    if which == "torch":
-        set_torch_state(torch.default_generator, state)
-    elif which == "python":
-        random.setstate(state)
-    elif which == "numpy":
-        numpy.random.set_state(state)
-    elif isinstance(which, torch.Generator):
+    which = _OBJECTS[which] if isinstance(which, str) else which
+    if isinstance(which, torch.Generator):
         set_torch_state(which, state)
     elif isinstance(which, random.Random):
         which.setstate(state)
@@ -111,20 +103,14 @@ def _is_generator(value: Any) -> bool:
 # -- changes -----------------------------------------------------------------------------------------------
 
 
-class _NumpyWords(ctypes.Structure):
-    """The struct at the address that NumPy reports for an MT19937."""
-
-    _fields_ = [("key", ctypes.c_uint32 * 624), ("place", ctypes.c_int)]
-
-
 def mark_of(name: str) -> Any:
     """Returns a value that changes when this global generator is used. Faster than reading the generator's state."""
-    if name == "torch":
+    if name != "numpy":
         return read(name)
-    if name == "python":
-        return random.getstate()
-    address = _numpy_address()
-    return ctypes.string_at(address, ctypes.sizeof(_NumpyWords)) if address else repr(read("numpy"))
+    bits = _OBJECTS[name]._bit_generator
+    if type(bits) is not numpy.random.MT19937:
+        return repr(read(name))
+    return ctypes.string_at(bits.ctypes.state_address, 625 * 4)  # 624 words, and the index of the next word
 
 
 def comparable(state: Any) -> Any:
@@ -133,11 +119,6 @@ def comparable(state: Any) -> Any:
         return state
     words = words_of(state)
     return repr(state) if words is None else (words[0].tobytes(), words[1])
-
-
-def _numpy_address() -> int:
-    bits: Any = numpy.random.mtrand._rand._bit_generator
-    return int(bits.ctypes.state_address) if type(bits) is numpy.random.MT19937 else 0
 
 
 # -- saved form --------------------------------------------------------------------------------------------
@@ -164,36 +145,29 @@ def with_words(state: Any, words: Words) -> Any:
     return {**state, "state": {"key": words[0], "pos": words[1]}}
 
 
-def _torch_encoded(state: bytes) -> Any:
-    """Converts a torch generator's state to plain values: [seed, number of words drawn] if this number can be found."""
-    seed, words, rest = torch_parts(state)
-    count = count_from(seed, lambda: torch.Generator().manual_seed(seed), words)
-    plain: Any = [seed, count] if count is not None else [seed, *_packed(words)]
-    return plain + [_text(rest)] if any(rest) else plain
-
-
 def encoded(state: Any, seeded: Any = None) -> Any:
-    """Converts a generator's state to plain values, which are small if its stream is known.
+    """Converts a generator's state to plain values: [seed, number of words drawn] if this number can be found.
 
     Args:
         state: a result of `read`.
         seeded: for NumPy and Python, the state at the beginning of the expected stream.
     """
+    origin: Any = None
+    seed, kept = None, list[Any]()  # normal numbers are drawn in pairs, and the generator stores the second number
+    words: Words | None
     if isinstance(state, bytes):
-        return _torch_encoded(state)
-    words = words_of(state)
-    if words is None:
+        origin, words, rest = torch_parts(state)
+        seed, kept = origin, [_text(rest)] if any(rest) else []
+    elif (words := words_of(state)) is None:
         return {"bits": _plain(state)}
-    count = None
-    if seeded is not None and (first := words_of(seeded)) is not None:
-        key = (first[0].tobytes(), first[1])
-        count = count_from(key, lambda: stream_of(first), words)
-    kept: list[Any] = []  # normal numbers are drawn in pairs, and the generator stores the second number
-    if isinstance(state, tuple):
+    elif isinstance(state, tuple):
         kept = [] if state[2] is None else [float(state[2])]
     elif state.get("has_gauss"):
         kept = [float(state["gauss"])]
-    return [None, count, *kept] if count is not None else [None, *_packed(words), *kept]
+    if seeded is not None and (first := words_of(seeded)) is not None and seed is None:
+        origin = first[0].tobytes(), first[1]
+    count = None if origin is None else count_from(origin, words)
+    return [seed, *(_packed(words) if count is None else [count]), *kept]
 
 
 def decoded(which: Any, plain: Any, seeded: Any = None) -> Any:
@@ -440,33 +414,34 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
 
 
 class _Known:
-    """Known positions in one stream. A search tries the known positions first, which affects only its speed."""
+    """Known positions in one stream. A search tries the known positions first, which affects only its speed.
 
-    def __init__(self, seeded: torch.Generator) -> None:
-        self.seeded = seeded
-        self.count, self.stream = 0, _clone(seeded)
+    Args:
+        origin: the beginning of the stream: a seed, or words as bytes and the index of the next word.
+    """
+
+    def __init__(self, origin: int | tuple[bytes, int]) -> None:
+        if isinstance(origin, int):
+            self.seeded = torch.Generator().manual_seed(origin)
+        else:
+            self.seeded = stream_of((numpy.frombuffer(origin[0], dtype="<u4"), origin[1]))
+        self.count, self.stream = 0, _clone(self.seeded)
         self.target: tuple[bytes, int] | None = None
         #: A position beyond `LIMIT`. Positions shortly after this position are beyond the limit as well.
         self.beyond: torch.Generator | None = None
 
 
-_known: OrderedDict[Any, _Known] = OrderedDict()
+_known = functools.lru_cache(maxsize=64)(_Known)
 
 
-def count_from(key: Any, seeded: Any, target: Words) -> int | None:
+def count_from(origin: int | tuple[bytes, int], target: Words) -> int | None:
     """Returns how many words were drawn since a generator was seeded; None beyond `LIMIT` or for another stream.
 
     Args:
-        key: an identifier of the stream.
-        seeded: returns a generator at the beginning of the stream.
+        origin: the beginning of the stream; see `_Known`.
         target: the position.
     """
-    known = _known.get(key)
-    if known is None:
-        known = _known[key] = _Known(seeded())
-        if len(_known) > 64:
-            _known.popitem(last=False)
-    _known.move_to_end(key)
+    known = _known(origin)
     if known.target is not None and known.target[1] == target[1] and known.target[0] == target[0].tobytes():
         return known.count
     position = stream_of(target)

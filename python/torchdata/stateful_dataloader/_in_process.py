@@ -23,6 +23,7 @@ from torchdata.dataloader2.graph.settings import random_pipes
 from torchdata.datapipes._pipe.exchanging import ShardGlobals, one_at_a_time
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.stateful_dataloader._drawing import Drawing
+from torchdata.stateful_dataloader._fetching import NOTHING
 from torchdata.stateful_dataloader._generators import (
     GLOBAL,
     Moment,
@@ -38,7 +39,7 @@ from torchdata.stateful_dataloader._pipes import seeded
 from torchdata.stateful_dataloader._pool import pinned
 from torchdata.stateful_dataloader._position import Counts, EpochState, ReadingPosition
 from torchdata.stateful_dataloader._reading import EpochReader
-from torchdata.stateful_dataloader._skipping import NOTHING, Skipped
+from torchdata.stateful_dataloader._skipping import Skipped
 from torchdata.stateful_dataloader._with_workers import WorkersIterator
 from torchdata.stateful_dataloader._worker import Batches, EpochStart, Job, News, ShardReader
 
@@ -62,7 +63,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
                 seeded(self._dataset, state.shared_seed)  # the base class has seeded the graph for a new epoch
         # The previous epoch's reader has stored the state of the dataset at its end.
         self._reader: EpochReader = loader._reader or EpochReader(self._reading)
-        self._reader.reading = self._reading
+        self._reader.use(self._reading)
         loader._reader = self._reader
         how = self._reading
         self._reader.time_by(self._recorder.begin_here(self, how.dataset, how.is_iterable, how.collate_fn))
@@ -93,8 +94,8 @@ class InProcessIterator(SharedIterator, StatefulIterator):
     def _set_program_s(self, drawing: Drawing, state: EpochState) -> Moment:
         """Restores the program's global generators if they were used while the epoch was read.
 
-        The dataset and the program share these generators. A generator that the program has seeded for a new epoch is
-        not changed.
+        The dataset and the program share these generators. For a new epoch, a generator is not changed if the program
+        has seeded it, or if another loader has restored it.
         """
         position = state.positions[0]
         if state.workers or position is None:
@@ -102,8 +103,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         moved = {name: decoded(name, one) for name, one in (position.random or {}).items()}
         if state.is_over:
             moved = {name: one for name, one in moved.items() if not drawing.was_set(name, one)}
-        set_all(moved)
-        drawing.loaded(moved)
+        drawing.restore(moved)
         return {} if state.is_over else moved
 
     def _go_on(self, state: EpochState) -> None:
@@ -153,7 +153,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             self._index = _NONE  # if all samples of a batch were skipped, the next batch is read
             if skipped is not None:
                 self._counts = skipped.counts
-            self._index = self._next_index()
+            self._index = self._order.draw()
             if not self._marks:
                 self._marks = {name: mark_of(name) for name in GLOBAL}
             if self._reader.must_go_back:
@@ -211,7 +211,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         position = self._reader.position(is_given=not is_under_way).copied()
         if not is_under_way:
             self._reader.took(position)
-        begins = not self._has_read and not self._finished
+        begins = not self._has_read and not self.is_finished
         again = self._reading.is_iterable and not self._reader.restores_position
         # Before the first batch, it is unknown which generators the samples use.
         moved = GLOBAL if begins else self._moved_names()
@@ -243,7 +243,6 @@ class LocalPool:
     #: See `WorkerPool`. Without workers, batches never arrive out of order, and no other thread ends the epoch.
     is_ordered = False
     orders: ClassVar[list[Any]] = []
-    pids: ClassVar[list[int]] = []
 
     def __init__(self, job: Job, pin: Callable[[Any], Any] | None) -> None:
         self._job, self._pin = job, pin
@@ -306,7 +305,7 @@ class LocalPool:
                 job = self._job.copied()
                 if job.reading.collate_fn in (default_collate, default_convert):
                     job.reading.collate_fn = _Unseen(job.reading.collate_fn)
-                self._running = shard = ShardReader(job, number, "", is_local=True, counting=self.counting)
+                self._running = shard = ShardReader(job, number, self.counting)
                 self._shards.append(shard)
                 units = shard.begin_epoch(True, shared_seed, fresh, EpochStart(position))
                 self._units.append(units)

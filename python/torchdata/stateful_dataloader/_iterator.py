@@ -19,7 +19,7 @@ from torchdata._native import Turn
 from torchdata._observe.stats.batches import BatchRecorder
 from torchdata._threads import end_at_exit
 from torchdata.stateful_dataloader._drawing import Drawing
-from torchdata.stateful_dataloader._fitting import facts_of, is_own_iterator, shards_of
+from torchdata.stateful_dataloader._fitting import facts_of, shards_of
 from torchdata.stateful_dataloader._layout import dump
 from torchdata.stateful_dataloader._order import IndexOrder
 from torchdata.stateful_dataloader._position import Counts, EpochState, ReadingPosition
@@ -64,46 +64,37 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._drawing: Drawing = loader._drawing
         self._recorder: BatchRecorder = loader._recorder
         self._order = IndexOrder(loader, self._drawing, loader.num_workers * (loader.prefetch_factor or 0))
-        self._finished = False
         #: The properties of the loader that must be the same in a loader that loads the state.
         self._facts = facts_of(loader)
         #: The loader, if it loaded a state since this iterator was created, and the iterator that resumes from this
         #: state.
         self._loading: Any = None
         self._successor: Iterator[Any] | None = None
-        #: How many batches of this epoch earlier runs had returned.
-        self._given_before = 0
-        #: Whether the loaded state is from the end of an epoch with workers that would run the next epoch as well.
-        self._lives_on = False
+        #: Whether the epoch is over, and whether the loaded state is from the end of an epoch with workers that would
+        #: run the next epoch as well.
+        self.is_finished = self._lives_on = False
         #: The counts of samples skipped in the epoch; None if samples are not skipped.
         self._skipped = Skipped.of(loader, None if state is None or state.is_over else state.skipped)
-        #: The number of batches that were not returned because all their samples were skipped.
-        self._num_empty = 0
+        #: The number of batches that were not returned because all their samples were skipped; that earlier runs had
+        #: returned in this epoch; and to read and drop, for a state without a position in the dataset.
+        self._num_empty = self._given_before = self._passing_over = 0
         if state is not None and not state.is_over and state.skipped is not None:
             self._num_empty = state.order.yielded - state.given
-        #: The number of batches to read and drop, for a state without a position in the dataset.
-        self._passing_over = 0
         #: The number of workers that the dataset sees. A resumed epoch keeps its number of workers, even if the loader
         #: has another number.
         self._num_shards: int = shards_of(state, loader)
-        if state is None:
-            self._begin_drawing(loader)
-        elif state.is_over:
+        if state is not None and state.is_over:
             self._order.follow(state.order, state.unstarted)
-            self._lives_on = (
-                bool(loader.persistent_workers and state.workers and state.base_seed is not None)
-                and not state.unstarted
-            )
-            if self._lives_on:
-                with self._drawing.untouched():
-                    super().__init__(loader)
-                self._base_seed = state.base_seed
-            else:
-                self._begin_drawing(loader)
-        else:
-            with self._drawing.untouched():
-                super().__init__(loader)
-            self._base_seed = state.base_seed if state.base_seed is not None else self._base_seed
+            had_workers = bool(state.workers and state.base_seed is not None and not state.unstarted)
+            self._lives_on = loader.persistent_workers and had_workers
+        draws = state is None or (state.is_over and not self._lives_on)
+        with self._drawing.under_way() if draws else self._drawing.untouched():
+            if draws:
+                self._order.note_random()
+            super().__init__(loader)
+        if state is not None and not draws and state.base_seed is not None:
+            self._base_seed = state.base_seed
+        if state is not None and not state.is_over:
             if state.shared_seed is not None:
                 self._shared_seed = state.shared_seed
             self._IterableDataset_len_called = state.length_called
@@ -118,16 +109,6 @@ class StatefulIterator(_BaseDataLoaderIter):
             skips=self._skipped is not None,
             shared_seed=self._shared_seed,
         )
-
-    def _begin_drawing(self, loader: Any) -> None:
-        with self._drawing.under_way():
-            self._order.note_random()
-            super().__init__(loader)
-
-    @property
-    def is_finished(self) -> bool:
-        """Returns whether the epoch is over."""
-        return self._finished
 
     def is_inherited(self) -> bool:
         """Returns whether this iterator is a copy in a forked child process."""
@@ -144,11 +125,11 @@ class StatefulIterator(_BaseDataLoaderIter):
             RuntimeError: a state was loaded after this iterator had returned a batch, and no new loop has begun since.
         """
         loader = self._loading
-        if loader is not None and loader.has_state_to_take:
-            if self._finished or self._num_given > self._given_before:
+        if loader is not None and loader._loaded is not None:  # no loop has begun since the state was loaded
+            if self.is_finished or self._num_given > self._given_before:
                 raise RuntimeError(
                     f"StatefulDataLoader: load_state_dict() was called after this iterator had "
-                    f"{'ended' if self._finished else 'given batches'}, so the state cannot apply to it. Call "
+                    f"{'ended' if self.is_finished else 'given batches'}, so the state cannot apply to it. Call "
                     "iter(loader) after load_state_dict(), or begin a new loop"
                 )
             self.shutdown()
@@ -156,16 +137,8 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._loading = None
         return self._successor
 
-    @property
-    def worker_pids(self) -> list[int]:
-        """Returns the process ids of the workers."""
-        return []
-
     def shutdown(self) -> None:
         """Stops the readers of this iterator."""
-
-    def _next_index(self) -> Any:
-        return self._order.draw()
 
     @property
     def _num_given(self) -> int:
@@ -181,7 +154,7 @@ class StatefulIterator(_BaseDataLoaderIter):
         try:
             return super().__next__()
         except StopIteration:
-            self._finished = True
+            self.is_finished = True
             self._recorder.end()
             if self._skipped is not None:
                 self._skipped.end()
@@ -237,19 +210,19 @@ class StatefulIterator(_BaseDataLoaderIter):
         batches = (self._num_given, (reading.batch_size or 0) * reading.auto_collation)
         iterable = batches if reading.is_iterable else None
         state = EpochState(
-            self._order.state(waiting, self._finished, iterable, self._in_order),
+            self._order.state(waiting, self.is_finished, iterable, self._in_order),
             positions,
             self._num_shards,
             self._facts,
             given=self._num_yielded,
-            finished=self._finished,
+            finished=self.is_finished,
             skipped=None if self._skipped is None else skipped or self._skipped.counts,
             length_called=self._IterableDataset_len_called,
             base_seed=self._base_seed,
             shared_seed=self._shared_seed,
             next_worker=next_worker,
             kind=int(reading.kind),
-            is_own_iterator=is_own_iterator(reading.dataset),
+            is_own_iterator=hasattr(reading.dataset, "__next__"),
         )
         return dump(state)
 

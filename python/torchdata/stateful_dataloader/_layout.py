@@ -32,6 +32,7 @@ import json
 import zlib
 from typing import Any
 
+from torchdata._stateful import is_same
 from torchdata.datapipes._pipe.witnessing import SampleDigest
 from torchdata.stateful_dataloader._position import (
     UNKNOWN,
@@ -119,26 +120,19 @@ def _shown(order: OrderState) -> Any:
 
 
 def _dump_ours(state: EpochState) -> dict[str, Any]:
-    order, moments = state.order, dict[str, Any]()
-    if order.at_iter is not None:
-        moments["iter"] = order.at_iter
-    if order.at_first is not None:
-        moments["first"] = order.at_first
-    moments["now"] = order.generators
+    order = state.order
+    moments = {"iter": order.at_iter, "first": order.at_first, "now": order.generators}
+    moments = {name: moment for name, moment in moments.items() if moment is not None}
     facts = {name: fact for name, fact in zip(LoaderFacts._fields, state.facts, strict=True) if fact is not None}
     ours: dict[str, Any] = {"generators": moments, "loader": facts}
     ours |= {"unstarted": True} if state.unstarted else {"batch_size": order.batch_size}
     if order.is_users:
         saved = {"_index_sampler_state": order.sampler, "_sampler_iter_state": order.iterator}
         ours["sampler"] = {key: one for key, one in saved.items() if one is not None}
-    if order.indices:
-        ours["indices"] = list(order.indices)
-    if order.indices_since:
-        ours["indices_since"] = order.indices_since
-    if order.at_iter is not None:
-        digest = order.digest and list(order.digest.as_tuple())
-        more = {"ahead": order.ahead, "used_up": order.used_up, "draws": list(order.draws), "digest": digest}
-        ours |= {key: value for key, value in more.items() if value}
+    digest, indices = order.digest and list(order.digest.as_tuple()), list(order.indices)
+    more = {"indices": indices, "indices_since": order.indices_since, "ahead": order.ahead, "used_up": order.used_up}
+    more |= {"draws": list(order.draws), "digest": digest}
+    ours |= {key: value for key, value in more.items() if value}
     if order.epoch is not None:
         ours["epoch"] = order.epoch
     if state.skipped is not None:
@@ -166,15 +160,8 @@ def _dump_position(position: ReadingPosition | None, state: EpochState) -> tuple
             base = {key: getattr(position.base, name) for key, name in _STATES.items()}
             base |= {"ended": position.base.ended, "unbegun": position.base.unbegun}
             now = own | told  # parts of the base that are equal to the current parts are left out
-            own["base"] = {key: one for key, one in base.items() if one is not False and not _equals(one, now.get(key))}
+            own["base"] = {key: one for key, one in base.items() if one is not False and not is_same(one, now.get(key))}
     return theirs, own | told
-
-
-def _equals(one: Any, other: Any) -> bool:
-    try:
-        return bool(one == other)
-    except Exception:  # comparing arrays or objects of user classes may raise an error
-        return False
 
 
 def _mark(*states: Any) -> int:

@@ -17,15 +17,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from torch.utils.data import BatchSampler as TorchBatchSampler
-from torch.utils.data import (
-    DistributedSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import DistributedSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data import RandomSampler as TorchRandomSampler
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
@@ -100,18 +96,7 @@ class IndexOrder:
             innermost, (SequentialSampler, _InfiniteConstantSampler, list, tuple, range)
         )
         self._never_ends = type(innermost) is _InfiniteConstantSampler
-        self._iterator: Iterator[Any] = iter(())
-        #: Indices that `draw` returns before further indices of the sampler.
-        self._owed: deque[Any] = deque()
-        #: Indices that a restored sampler has already returned, but which count as not yet drawn.
-        self._early: deque[Any] = deque()
-        #: Whether a restored sampler had ended.
-        self._is_used_up = False
-        #: Whether some indices that were drawn earlier were not returned, so that a state must contain these indices.
-        self._has_holes = False
-        #: The number of indices that the sampler has returned, and whether the sampler has ended.
-        self.drawn = 0
-        self._ended = False
+        self.begin(iter(()))
         #: The generators before the sampler's iterator was created, and before its first index.
         self._at_iter: Moment = {}
         self._at_first: Moment | None = None
@@ -119,9 +104,6 @@ class IndexOrder:
         self._draws = Draws(drawing)
         #: Whether a user's sampler has a state, which is saved after its indices.
         self._is_kept = False
-        #: Saved states of a user's sampler, as tuples: the number of indices that the sampler had returned, the states
-        #: of the sampler and its iterator, and the generators.
-        self._kept: deque[tuple[int, Any, Any, Moment]] = deque()
 
     def note_random(self) -> None:
         """Saves the generators. Call this function before the sampler's iterator is created."""
@@ -134,11 +116,19 @@ class IndexOrder:
         Args:
             iterator: the sampler's iterator, created after `note_random`.
         """
-        for indices in (self._owed, self._kept):
-            indices.clear()
-        self._early, self._is_used_up = deque(), False
-        self.drawn, self._ended, self._has_holes = 0, False, False
-        self._iterator = iterator
+        self._iterator: Iterator[Any] = iterator
+        #: Indices that `draw` returns before further indices of the sampler.
+        self._owed: deque[Any] = deque()
+        #: Indices that a restored sampler has already returned, but which count as not yet drawn, and whether this
+        #: sampler had ended.
+        self._early, self._is_used_up = deque[Any](), False
+        #: Saved states of a user's sampler, as tuples: the number of indices that the sampler had returned, the states
+        #: of the sampler and its iterator, and the generators.
+        self._kept: deque[tuple[int, Any, Any, Moment]] = deque()
+        #: Whether some indices that were drawn earlier were not returned, so that a state must contain these indices.
+        self._has_holes = False
+        #: The number of indices that the sampler has returned, and whether the sampler has ended.
+        self.drawn, self._ended = 0, False
 
     def draw(self) -> Any:
         """Returns the next index.
@@ -157,7 +147,6 @@ class IndexOrder:
             if self.drawn == 0 and not self._early:
                 self._at_first = self._drawing.now()
                 self._draws.begin(self._at_first)
-                self._draws.stand()
             if self._is_known:
                 return self._next()
             early, drawn = len(self._early), self.drawn
@@ -237,7 +226,9 @@ class IndexOrder:
         elif isinstance(self._iterator, (BatchIndices, RandomIndices)):
             iterator = self._iterator.state_before(self._size_of(waiting))
         state = OrderState(given, None, iterator, indices=indices, batch_size=self._size, epoch=epoch)
-        if self._is_plain or self._comes_of_a_generator or finished:
+        # The generator in the state of a `RandomSampler` determines its order.
+        is_random = type(inner) is RandomSampler and (self._sampler is inner or type(self._sampler) is BatchSampler)
+        if self._is_plain or is_random or finished:
             return state._replace(generators=self._drawing.encoded(now))
         return self._with_beginning(state, now, waiting)
 
@@ -272,17 +263,9 @@ class IndexOrder:
         """Returns whether the sampler has a user-defined state, even before its iterator begins."""
         return self._keeps_position or is_stateful(innermost_of(self._sampler))
 
-    @property
-    def _comes_of_a_generator(self) -> bool:
-        innermost = innermost_of(self._sampler)
-        batches = type(self._sampler) is BatchSampler or self._sampler is innermost
-        return batches and type(innermost) is RandomSampler
-
     def _draw_ahead(self) -> None:
-        try:
+        with suppress(StopIteration):
             self._owed.append(self._draw())
-        except StopIteration:
-            return
 
     def _kept_state(self, state: OrderState, waiting: list[Any]) -> tuple[OrderState, Moment]:
         """Adds the state of a user's sampler after the indices that the user received, and returns its generators."""
@@ -316,7 +299,9 @@ class IndexOrder:
         with self._drawing.going_on(now):
             if state.at_iter is None or self._never_ends:
                 self._load(state)
-                self._drawing.set(self._settled(now))
+                # A PyTorch sampler draws from its own generator again.
+                inner = innermost_of(self._sampler)
+                self._drawing.set(now, but=inner.generator if isinstance(inner, TorchRandomSampler) else None)
                 if self._is_kept and self.drawn:
                     number = self.drawn - state.indices_since
                     self._kept.append((number, state.sampler, state.iterator, self._drawing.now()))
@@ -377,7 +362,6 @@ class IndexOrder:
         draws = [(number, self._drawing.decoded(moment, first)) for number, moment in state.draws]
         digest = replay.run(given, ahead, draws, self._drawing, state.digest)
         self._draws.begin(first, state.draws, digest)
-        self._draws.stand()
         self._early, self._is_used_up, self._is_kept = replay.early, state.used_up, False
         if batches is None:
             self._iterator = replay
@@ -392,13 +376,6 @@ class IndexOrder:
             pass_over(self._iterator, count)
         else:  # the last batch may have been shorter than `old` indices
             self._iterator.pass_samples(count * old, most_missing=old - 1)
-
-    def _settled(self, now: Moment) -> Moment:
-        """Returns the saved generators without the own generator of a PyTorch sampler, because the sampler draws from
-        this generator again."""
-        inner = innermost_of(self._sampler)
-        own = inner.generator if isinstance(inner, TorchRandomSampler) else None
-        return {key: one for key, one in now.items() if own is None or not self._drawing.is_own(key, own)}
 
     def follow(self, state: OrderState, unstarted: bool) -> None:
         """Moves the sampler and the generators to their positions at the end of a state's epoch.

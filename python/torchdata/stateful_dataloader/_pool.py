@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from multiprocessing.context import BaseContext
+from multiprocessing import get_context
 from typing import Any, ClassVar
 
 import torch
@@ -31,7 +31,6 @@ from torchdata._engine.workers.restart import Gone, Received, Restarts
 from torchdata._native import ItemStream
 from torchdata._observe.outside import stalls
 from torchdata._read_ahead import ReadAhead, without_own_frame
-from torchdata._threads import end_at_exit
 from torchdata.stateful_dataloader._worker import EpochStart, Job
 from torchdata.stateful_dataloader.errors import WorkerTimeoutError
 
@@ -57,14 +56,9 @@ class WorkerPool(Group):
     """The workers of one iterator.
 
     Args:
-        context: the multiprocessing context that starts the workers.
-        num_workers: the number of workers.
+        loader: the loader, which has the settings of the workers.
         job: the task of the workers, which run the shards of the job. If there are more shards than workers, the
             workers are kept for a single epoch.
-        in_order: whether batches are taken from the workers in strict turn.
-        timeout: the number of seconds that the main process waits for a batch; None for no limit.
-        full_stats: whether each batch is timed.
-        survived: the kinds of exits after which a worker is replaced instead of raising an error.
         owner: a weak reference to the iterator, which sends a replacement its orders.
 
     Raises:
@@ -72,38 +66,29 @@ class WorkerPool(Group):
         OSError: the system cannot start another process.
     """
 
-    def __init__(
-        self,
-        context: BaseContext,
-        num_workers: int,
-        job: Job,
-        *,
-        in_order: bool,
-        timeout: float | None,
-        full_stats: bool,
-        survived: Survived,
-        owner: Callable[[], Any],
-    ) -> None:
-        self._is_iterable, self._timeout = job.reading.is_iterable, timeout
+    def __init__(self, loader: Any, job: Job, owner: Callable[[], Any]) -> None:
+        self._is_iterable, self._timeout = job.reading.is_iterable, loader.timeout if loader.timeout > 0 else None
+        in_order: bool = loader.in_order
         #: Whether workers read only what the main process orders, instead of reading ahead as far as there is room.
         #: Persistent workers need orders even for an iterable dataset. If the program leaves an epoch, the workers
         #: complete their outstanding orders.
         self.is_ordered = not self._is_iterable or (job.persistent and not job.lasts_one_epoch)
         self._epoch, self._first, num_shards = 0, 0, max(1, job.num_shards)
-        super().__init__(context, num_workers, job, num_shards=num_shards, commands=_ORDERS, full_stats=full_stats)
+        context, workers = loader.multiprocessing_context or get_context(), min(num_shards, loader.num_workers)
+        full_stats = loader._recorder.full
+        super().__init__(context, workers, job, num_shards=num_shards, commands=_ORDERS, full_stats=full_stats)
         #: For each shard, the outstanding orders by number and index, and how many of them the worker has taken, while
         #: the other orders wait for space in the link.
         self.orders: list[deque[tuple[int, Any]]] = [deque() for _ in range(num_shards)]
         self._taken = [0] * num_shards
-        self._restarts = self.replace_exited(_Restarts, survived, in_order)
-        if self._restarts is not None:
-            self._restarts.owner = owner
+        if (restarts := self.replace_exited(_Restarts, Survived.chosen(loader), in_order)) is not None:
+            restarts.owner = owner
         try:
             outputs = self.start()
             self._senders, self._processes = self.members.commanders, self.members.processes
             #: For each worker, the checks that run while the main process waits for room for an order.
-            self._looks = [self.look_at(worker) for worker in range(num_workers)]
-            self.collector = self.collect(outputs, num_shards=num_shards, in_order=in_order, timeout=timeout)
+            self._looks = [self.look_at(worker) for worker in range(workers)]
+            self.collector = self.collect(outputs, num_shards=num_shards, in_order=in_order, timeout=self._timeout)
             self._finish_when_shut_down()
             self.watch(self.collector)
             stalls.warn_of_stalls(self, stalls.STALL)
@@ -136,13 +121,13 @@ class WorkerPool(Group):
         Raises:
             WorkerExitedError: a worker process has exited.
         """
-        if self._restarts is None:
+        if self.restarts is None:
             self.members.check_alive()
         self._epoch, self._first = self._epoch + 1, first
         self._finish_when_shut_down()
         self.collector.start_epoch(self._epoch, ahead, None, first)
-        if self._restarts is not None:
-            self._restarts.begin(self._epoch)
+        if self.restarts is not None:
+            self.restarts.begin(self._epoch)
         for worker, (orders, taken) in enumerate(zip(self.orders, self._taken, strict=True)):
             for order in islice(orders, taken, None):  # the worker completes these orders first
                 self._send(worker, self._shown(order))
@@ -150,8 +135,8 @@ class WorkerPool(Group):
         self._taken = [0] * len(self.orders)
         processes = list(self._processes)
         self.begin_epoch()
-        if self._restarts is not None:  # from now on, `instruct` sends orders to replacement processes
-            self._restarts.replace_dead(self.collector)
+        if self.restarts is not None:  # from now on, `instruct` sends orders to replacement processes
+            self.restarts.replace_dead(self.collector)
         for number in range(len(processes)):
             if self._processes[number] is processes[number]:
                 starts = [EpochStart(positions[shard]) for shard in self.members.shards_of(number)]
@@ -264,11 +249,16 @@ class _Epoch(ReadAhead):
     """The pinning thread of one epoch."""
 
     def __init__(self, pool: WorkerPool, device: str | None) -> None:
-        super().__init__("StatefulDataLoader", _AHEAD, "torchdata-pin-memory", keeps=False)
         self.pool, self.device = pool, device
+        super().__init__("StatefulDataLoader", _AHEAD, "torchdata-pin-memory", keeps=False)
         self.index = torch.accelerator.current_device_index()
         #: The error that ended the epoch early, and that each later request raises again.
         self.failure: BaseException | None = None
+
+    def close(self) -> None:
+        """Requests the end of the thread, without waiting for it."""
+        super().close()
+        self.pool.stop()
 
     def run(self) -> None:
         """Pins units until the epoch ends or is abandoned."""
@@ -307,7 +297,6 @@ class PinnedUnits:
     def __init__(self, pool: WorkerPool, device: str | None) -> None:
         self._pool, self._device = pool, device
         self._epoch: _Epoch | None = None
-        end_at_exit(self)
 
     def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, first: int) -> None:
         """Begins an epoch; see `WorkerPool.begin`."""
@@ -328,31 +317,21 @@ class PinnedUnits:
                 raise self._epoch.failure from None
             raise
 
-    def close(self) -> None:
-        """Requests the end of the thread, without waiting for it."""
-        if self._epoch is not None:
-            self._epoch.close()
-            self._pool.stop()
-
-    def join(self, seconds: float) -> None:
-        """Waits at most `seconds` until the thread has ended."""
-        if self._epoch is not None:
-            self._epoch.join(seconds)
-
     def leave(self) -> None:
         """Stops the thread and waits for its end, so that it neither takes units of the next epoch nor replaces workers
         during the next epoch.
         """
-        self.close()
-        self.join(_LEAVING)
+        if self._epoch is not None:
+            self._epoch.close()
+            self._epoch.join(_LEAVING)
 
     def shutdown(self) -> None:
         """Stops the thread and the workers."""
         if self._epoch is not None:
-            self._epoch.close()
+            self._epoch.queue.close()
         self._pool.shutdown()
 
     def __del__(self) -> None:
         if self._epoch is not None:
-            self._epoch.close()
+            self._epoch.queue.close()
         self._pool.release()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torchdata._stateful import copied
@@ -219,6 +220,7 @@ class EpochState(NamedTuple):
         return self.finished or self.unstarted
 
 
+@dataclass
 class _Trail:
     """The steps that led an iterable dataset to its position.
 
@@ -235,14 +237,10 @@ class _Trail:
             its first item.
     """
 
-    def __init__(
-        self,
-        base: ReadingPosition | bytes | None = None,
-        since: int = 0,
-        later: Sequence[int] = (),
-        is_whole: bool = True,
-    ) -> None:
-        self.base, self.since, self.later, self.is_whole = base, since, [*later], is_whole
+    base: ReadingPosition | bytes | None = None
+    since: int = 0
+    later: list[int] = field(default_factory=list)
+    is_whole: bool = True
 
     @property
     def is_walked(self) -> bool:
@@ -274,7 +272,7 @@ class Trails:
             base = position.origin
             if base is not None and position.later is not None:
                 base = base._replace(random=position.random)
-            self._trails = [_Trail(base, position.since, position.later or ())]
+            self._trails = [_Trail(base, position.since, list(position.later or ()))]
 
     @property
     def stand_at_an_end(self) -> bool:

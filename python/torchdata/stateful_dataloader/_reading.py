@@ -32,17 +32,9 @@ from torchdata._stateful import copied, give, is_same, is_stateful, state_of
 from torchdata.datapipes._pipe.witnessing import SampleDigest
 from torchdata.stateful_dataloader._cadence import SnapshotCadence
 from torchdata.stateful_dataloader._fetching import Indexed, IterableFetcher
-from torchdata.stateful_dataloader._generators import (
-    GLOBAL,
-    Moment,
-    mark_of,
-    put_back_afterwards,
-    read,
-    set_all,
-)
+from torchdata.stateful_dataloader._generators import GLOBAL, Moment, mark_of, put_back_afterwards, read, set_all
 from torchdata.stateful_dataloader._pipes import source_of
 from torchdata.stateful_dataloader._position import ReadingPosition, Trails, freeze
-from torchdata.stateful_dataloader._skipping import IndexedFetcher, StreamFetcher
 
 __all__ = ["EpochReader", "ReadingSettings"]
 
@@ -99,17 +91,15 @@ class EpochReader:
     """
 
     def __init__(self, reading: ReadingSettings, generators: Callable[[], Moment] | None = None) -> None:
-        self.reading = reading
+        self.use(reading)
         self._generators = generators
         self._fetcher: Any = None
+        self._trails = Trails()
         #: The number of batches requested from this fetcher, and the number of calls of `read` in this epoch.
         self._fetched = self.count = 0
-        self._is_over = False
-        self._trails = Trails()
-        #: Whether the last batch was read but not counted by the trails, because the program may not have received it.
-        self._is_uncounted = False
-        #: Whether a batch was interrupted, for example by Ctrl-C.
-        self._is_cut_off = False
+        #: Whether the dataset has ended; whether the last batch was read but not counted by the trails, because the
+        #: program may not have received it; and whether a batch was interrupted, for example by Ctrl-C.
+        self._is_over = self._is_uncounted = self._is_cut_off = False
         #: The snapshot that this epoch resumed from; None if the epoch started from its beginning.
         self._came_from: ReadingPosition | None = None
         #: Whether the dataset loaded a state in this process, which a generator may not have applied yet.
@@ -127,14 +117,9 @@ class EpochReader:
 
     # -- properties of the dataset -------------------------------------------------------------------
 
-    @property
-    def reading(self) -> ReadingSettings:
-        """The dataset and the settings, which may be replaced in each epoch."""
-        return self._reading
-
-    @reading.setter
-    def reading(self, reading: ReadingSettings) -> None:
-        self._reading = reading
+    def use(self, reading: ReadingSettings) -> None:
+        """Replaces the dataset and the settings, which may differ in each epoch."""
+        self.reading = reading
         #: The object to iterate over: the dataset, or an adapter that saves the dataset's position.
         self._source = reading.dataset
         if reading.is_iterable:
@@ -159,8 +144,8 @@ class EpochReader:
 
     @property
     def skipped(self) -> list[dict[str, Any]]:
-        """Returns the samples that were skipped in the last requested batch; see `IndexedFetcher`."""
-        return self._fetcher.skipped if self.reading.skips and self._fetcher is not None else []
+        """Returns the samples that were skipped in the last requested batch; see `Indexed`."""
+        return self._fetcher.skipped if self._fetcher is not None else []
 
     @property
     def seen(self) -> int:
@@ -205,12 +190,10 @@ class EpochReader:
 
     def _states_now(self) -> ReadingPosition:
         """Returns the states of the dataset and the collate function before the first epoch."""
-        states = []
-        for one in (self._source, self.reading.collate_fn):
-            try:
-                states.append(copied(state_of(one)))
-            except Exception:  # the dataset has no state before it begins
-                states.append(None)
+        states: list[Any] = [None, None]
+        for number, one in enumerate((self._source, self.reading.collate_fn)):
+            with contextlib.suppress(Exception):  # the dataset has no state before it begins
+                states[number] = copied(state_of(one))
         return ReadingPosition(dataset=states[0], collate=states[1], unbegun=True)
 
     def restore(self, position: ReadingPosition) -> None:
@@ -247,10 +230,7 @@ class EpochReader:
     def _fetch_anew(self) -> None:
         reading = self.reading
         how = self._source, reading.auto_collation, reading.collate_fn, reading.drop_last
-        if reading.is_iterable:
-            self._fetcher = StreamFetcher(*how) if reading.skips else IterableFetcher(*how)
-        else:
-            self._fetcher = IndexedFetcher(*how) if reading.skips else Indexed(*how)
+        self._fetcher = (IterableFetcher if reading.is_iterable else Indexed)(*how, skips=reading.skips)
         self._fetcher.dataset = reading.dataset  # error messages name this dataset
         self._fetched, self._timed_next = 0, _NEVER if self._clock is None else 1
         self._keeps = self.reading.is_iterable and self.restores_position
@@ -341,13 +321,13 @@ class EpochReader:
         An iterator with its own state is already at its end, and reading it again would count the end twice.
         """
         if self._iterator is self._source or not is_stateful(self._iterator):
-            with put_back_afterwards(GLOBAL), contextlib.suppress(StopIteration, _Reported):
-                self._read_reported(self.reading.iterable_index())
-                # The dataset has already prepared the next epoch. Iterating over the dataset now would begin this epoch
-                # too early.
-                if self._of_dataset(base) is not None:
-                    give(self._source, self._of_dataset(base))
-                self._trial = None
+            with put_back_afterwards(GLOBAL):
+                if self._read_once_more(self.reading.iterable_index()) is None:
+                    # The dataset has already prepared the next epoch. Iterating over the dataset now would begin this
+                    # epoch too early.
+                    if self._of_dataset(base) is not None:
+                        give(self._source, self._of_dataset(base))
+                    self._trial = None
         if self._trial is not None:
             self._trial.first = _ENDED
         self._fetched = max(self._fetched, 1)  # the end counts as the first batch
@@ -366,26 +346,22 @@ class EpochReader:
         for number, index in enumerate(indices):
             if now[0] is not None and number == since - now[1]:
                 set_all(now[0])
-            try:
-                with contextlib.suppress(_Reported):
-                    self._read_reported(index)
-            except StopIteration:
-                if is_left:
-                    return
-                raise ValueError(
-                    f"the dataset ended after {number} batches, but {since} were read before the state was saved: "
-                    "the state belongs to another dataset, or the dataset does not repeat itself"
-                ) from None
+            if not isinstance(self._read_once_more(index), StopIteration) or not self.reading.is_iterable:
+                continue
+            if is_left:
+                return
+            raise ValueError(
+                f"the dataset ended after {number} batches, but {since} were read before the state was saved: "
+                "the state belongs to another dataset, or the dataset does not repeat itself"
+            )
 
-    def _read_reported(self, index: Any) -> None:
-        """Reads a batch again. A `_Reported` exception replaces an error that the program has already received."""
+    def _read_once_more(self, index: Any) -> Exception | None:
+        """Reads a batch that the program has received, and returns the error that it raises, if any."""
         try:
             self._fetch(index)
-        except StopIteration:
-            if self.reading.is_iterable:
-                raise
         except Exception as error:
-            raise _Reported from error
+            return error
+        return None
 
     # -- reading -------------------------------------------------------------------------------------
 
@@ -401,11 +377,8 @@ class EpochReader:
         self._is_cut_off = True
         try:
             batch = self._fetch(index)
-        except StopIteration:
-            self._is_over = self.reading.is_iterable
-            self._has_read()
-            raise
-        except Exception:
+        except Exception as error:
+            self._is_over = self.reading.is_iterable and isinstance(error, StopIteration)
             self._has_read()
             raise
         self._has_read()
@@ -545,7 +518,3 @@ class _Trial:
     loaded: bytes
     #: The states after the first batch that was read after the load; `_ENDED` if the dataset had ended.
     first: tuple[bytes, bytes] | None = None
-
-
-class _Reported(Exception):
-    """Raised if a recomputed batch raises an error, which the program has already received."""

@@ -14,7 +14,6 @@ the new epoch.
 from __future__ import annotations
 
 import functools
-import multiprocessing
 import threading
 import weakref
 from collections import deque
@@ -31,7 +30,6 @@ from torch.utils.data.dataloader import _sharding_worker_init_fn
 from torchdata._engine.items.failures import reraise
 from torchdata._engine.processes.interrupts import InterruptsDeferred, is_of_handler
 from torchdata._engine.snapshots import Account
-from torchdata._engine.workers.hangs import Survived
 from torchdata._native import HandingIterator
 from torchdata._stateful import is_stateful
 from torchdata.stateful_dataloader._copying import Copies
@@ -68,9 +66,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self.lasts_one_epoch = self._num_shards != loader.num_workers
         #: Whether an epoch has begun in this iterator.
         self._has_begun = False
-        self._prefetch_factor, self._in_order = loader.prefetch_factor, loader.in_order
-        if not loader.num_workers:
-            self._prefetch_factor = 1
+        self._prefetch_factor = loader.prefetch_factor if loader.num_workers else 1
+        self._in_order = loader.in_order
         #: Threads that were reading an epoch when another thread began the next epoch. Each thread gets an error.
         self._left_behind: set[int] = set()
         if self._prefetch_factor <= 0:
@@ -115,19 +112,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
     def _new_pool(self, loader: Any, job: Job) -> Any:
         """Returns the object that reads the shards."""
-        context = loader.multiprocessing_context or multiprocessing.get_context()
-        timeout = loader.timeout if loader.timeout > 0 else None
-        workers = min(self._num_workers, loader.num_workers)
-        return WorkerPool(
-            context,
-            workers,
-            job,
-            in_order=self._in_order,
-            timeout=timeout,
-            full_stats=self._recorder.full,
-            survived=Survived.chosen(loader),
-            owner=weakref.ref(self),
-        )
+        return WorkerPool(loader, job, weakref.ref(self))
 
     def _count_into_pool(self) -> None:
         """Prepares the statistics of the next epoch."""
@@ -204,7 +189,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             fresh: whether the epoch of the snapshots is over.
             first: the worker that returns the next batch.
         """
-        self._finished = False
+        self.is_finished = False
         #: Threads that have read in this epoch.
         self._readers: set[int] = set()
         reading = self._reading
@@ -241,7 +226,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begins another epoch with the same workers. Other threads that were reading the last epoch get an error."""
-        if not self._finished:
+        if not self.is_finished:
             self._left_behind = self._readers - {threading.get_ident()}
         self._skipped, self._num_empty, self._given_before = Skipped.of(loader, None), 0, 0
         self._begin_again(loader, first_iter)
@@ -278,7 +263,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 )
             if self._held or self._hand:
                 return
-            if self._finished or not (any(self._pool.orders) or self._reading.is_iterable):
+            if self.is_finished or not (any(self._pool.orders) or self._reading.is_iterable):
                 self._end()
                 raise StopIteration
             if self._pool.is_ending:
@@ -364,7 +349,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     def _hear_all(self) -> None:
         """Waits for the first unit of each worker that has not sent a unit in this epoch."""
         iterates, orders = self._reading.is_iterable, self._pool.orders
-        while not self._finished and any(iterates or orders[worker] for worker in self._unheard):
+        while not self.is_finished and any(iterates or orders[worker] for worker in self._unheard):
             try:
                 self._units.wait(self._hand)
             except StopIteration:
@@ -379,18 +364,13 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     # -- shutdown ------------------------------------------------------------------------------------
 
     def _end(self) -> None:
-        self._finished = True
+        self.is_finished = True
         self._pool.end_epoch()
         self._recorder.end()
         if not self._persistent_workers:
             self.shutdown()
         if self._skipped is not None:
             self._skipped.end()
-
-    @property
-    def worker_pids(self) -> list[int]:
-        """Returns the process ids of the workers."""
-        return self._pool.pids  # type: ignore[no-any-return]
 
     def shutdown(self) -> None:
         """Stops the workers. The state remains available. Threads that wait for a batch are notified."""

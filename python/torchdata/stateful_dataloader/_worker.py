@@ -37,11 +37,11 @@ from torchdata._observe.stats.batches import bind_reading
 from torchdata._observe.stats.counting import Counting
 from torchdata.datapipes._pipe.exchanging import ShardGlobals
 from torchdata.stateful_dataloader._cadence import GeneratorWatch, SnapshotCadence
-from torchdata.stateful_dataloader._copying import Copies, holds_shared_memory
+from torchdata.stateful_dataloader._copying import Copies
+from torchdata.stateful_dataloader._fetching import NOTHING
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment, set_all
 from torchdata.stateful_dataloader._pipes import seeded
 from torchdata.stateful_dataloader._reading import EpochReader, ReadingSettings
-from torchdata.stateful_dataloader._skipping import NOTHING
 
 __all__ = ["NO_NEWS", "Batches", "EpochStart", "Job", "News", "ShardReader"]
 
@@ -103,31 +103,19 @@ class ShardReader:
     Args:
         job: the task, with the shard's own dataset.
         number: the number of the shard.
-        name: the name of the process in messages.
-        order: returns the next index that the main process orders.
-        is_local: whether this is the main process, where exceptions are raised unchanged.
         counting: the counters of the process; None if batches are not timed.
+        worker: the worker that runs the shard; None in the main process, where exceptions are raised unchanged.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        number: int,
-        name: str,
-        order: Callable[[], Any] | None = None,
-        is_local: bool = False,
-        counting: Counting | None = None,
-    ) -> None:
-        self.job, self.number, self.name, self.is_local = job, number, name, is_local
-        self.order, self.counting = order, counting
+    reader: EpochReader | None = None
+    #: The error that prevents the shard from reading.
+    failure: Any = None
+
+    def __init__(self, job: Job, number: int, counting: Counting | None, worker: _Worker | None = None) -> None:
+        self.job, self.number, self.counting, self.worker = job, number, counting, worker
         #: The shard's global generators and worker info, while another shard runs in the process.
         self.globals = ShardGlobals()
-        #: Whether this epoch reads without orders, as far ahead as the main process allows.
-        self.iterates = False
-        self.reader: EpochReader | None = None
         self.watch: GeneratorWatch
-        #: The error that prevents the shard from reading.
-        self.failure: Any = None
         if job.num_shards:
             seed_worker(job.base_seed, number)
         else:  # the worker continues an epoch that the main process has begun to read, with the same generators
@@ -135,11 +123,10 @@ class ShardReader:
         self._tell_torch()
 
     @classmethod
-    def failed(cls, number: int, name: str, order: Callable[[], Any], failure: Any) -> ShardReader:
-        """Returns a shard that cannot read because of a failure."""
+    def failed(cls, number: int, worker: _Worker) -> ShardReader:
+        """Returns a shard that cannot read because of the failure of its worker."""
         shard = cls.__new__(cls)
-        shard.number, shard.name, shard.order, shard.is_local = number, name, order, False
-        shard.reader, shard.failure = None, failure
+        shard.number, shard.worker, shard.failure = number, worker, worker.failure
         return shard
 
     def _tell_torch(self) -> None:
@@ -147,12 +134,12 @@ class ShardReader:
         if not job.num_shards:
             torch.utils.data._utils.worker._worker_info = None
         else:
-            tell = show_worker if self.is_local else tell_torch
+            tell = show_worker if self.worker is None else tell_torch
             tell(self.number, job.num_shards, job.reading.dataset)
 
     def described(self, error: BaseException) -> Any:
         """Returns an exception in the form that is sent to the main process."""
-        return error if self.is_local else describe(error, self.name)
+        return error if self.worker is None else describe(error, self.worker.setup.name)
 
     def index_of(self, ordered: Any) -> Any:
         """Returns the index to read for an order."""
@@ -180,8 +167,8 @@ class ShardReader:
             fresh: whether the snapshot's epoch is over, so that only state that is kept between epochs is loaded.
             start: the snapshot at the beginning of the epoch, and the batches that were already received.
         """
-        self.iterates, position, again = iterates, start.position, start.again
-        batches = Batches(self)
+        position, again = start.position, start.again
+        batches = Batches(self, iterates)
         try:
             if self.failure is None:
                 self._begin(shared_seed, position, fresh)
@@ -191,7 +178,7 @@ class ShardReader:
                 batches.begin(self.reader, went_on, told=bool(again))
                 batches.is_over = has_ended
         except BaseException as error:
-            if self.is_local:
+            if self.worker is None:
                 raise
             self.failure = self.described(error)
         if self.failure is not None:
@@ -235,7 +222,7 @@ class ShardReader:
             self.reader = EpochReader(reading, self.watch.states)
             if self.counting is not None:
                 how = reading.dataset, reading.is_iterable, reading.collate_fn
-                self.reader.time_by(bind_reading(self.counting, *how, hands_out=self.is_local)[0])
+                self.reader.time_by(bind_reading(self.counting, *how, hands_out=self.worker is None)[0])
         self.watch.look()  # `begin` may take a snapshot of the end of the last epoch, with the used generators
         if position is not None:
             self.reader.restore(position)
@@ -265,7 +252,7 @@ class _Worker:
             if self.shards:
                 self.shards[-1].globals.leave(is_all=True)
             job = program if program.copies is None else program.copied()
-            self.shards.append(ShardReader(job, number, self.setup.name, self._ordered, counting=self.child.counting))
+            self.shards.append(ShardReader(job, number, self.child.counting, self))
         of_each = [shard.globals for shard in self.shards]
         self._turns = ShardTurns(of_each, self._exchange, len(of_each) - 1)
 
@@ -288,7 +275,7 @@ class _Worker:
             order, self.pending = self.pending, None
         return True
 
-    def _ordered(self) -> tuple[int, Any]:
+    def ordered(self) -> tuple[int, Any]:
         """Returns the number and index of the next order. A command that is not an order ends the epoch."""
         order = self.child.next_command()
         if type(order[0]) is not int:
@@ -310,8 +297,7 @@ class _Worker:
         turn = next((place for place, shard in enumerate(self.setup.shards) if shard >= first), 0)
         self.sender.start_epoch(epoch, 1, [(one.account, 0, None) for one in starts], turn)
         if self.failure is not None:
-            rest = self.setup.name, self._ordered, self.failure
-            self.shards = [ShardReader.failed(number, *rest) for number in self.setup.shards]
+            self.shards = [ShardReader.failed(number, self) for number in self.setup.shards]
         each = []
         for number, (shard, start) in enumerate(zip(self.shards, starts, strict=True)):
             if self.failure is None:
@@ -368,8 +354,8 @@ class Job(Program):
         )
 
     def holds_shared_memory(self) -> bool:
-        """Returns whether the job contains tensors that must stay in shared memory."""
-        return self.copies is not None or holds_shared_memory(self)
+        """Returns whether the job contains copies, which refer to shared objects."""
+        return self.copies is not None
 
     @classmethod
     def exit_error(
@@ -388,23 +374,20 @@ class Batches(Iterator[Unit]):
 
     Args:
         shard: the shard that reads.
+        iterates: whether this epoch reads without orders, as far ahead as the main process allows.
     """
 
-    def __init__(self, shard: ShardReader) -> None:
-        self._shard = shard
-        self._iterates = shard.iterates
+    def __init__(self, shard: ShardReader, iterates: bool) -> None:
+        self._shard, self._iterates = shard, iterates
         self._reader: EpochReader | None = None
         #: Units that precede all other units.
         self._owed: list[Unit] = []
         self._order = NO_ORDER
-        #: The additional data of the next unit.
-        self.news = NO_NEWS
-        #: The additional data of the last unit.
-        self._brought = NO_NEWS
-        #: Whether no batch remains to be read.
-        self.is_over = False
-        #: Whether snapshots include the position in the dataset and not only the generators.
-        self._takes_positions = False
+        #: The additional data of the next unit, and of the last unit.
+        self.news = self._brought = NO_NEWS
+        #: Whether no batch remains to be read, and whether snapshots include the position in the dataset and not only
+        #: the generators.
+        self.is_over = self._takes_positions = False
         self._cadence = SnapshotCadence(shard.job.every) if shard.failure is None else SnapshotCadence(1)
         #: The time before which no snapshot is taken and no generator is checked.
         self._due = 0.0
@@ -442,16 +425,13 @@ class Batches(Iterator[Unit]):
         began = time.monotonic()
         try:
             batch = reader.read(index)
-        except StopIteration as error:
-            if self._shard.job.reading.is_iterable:
-                return self._end(news)
-            return self._unit(None, news._replace(failure=self._shard.described(error)))
         except BaseException as error:
-            if self._shard.is_local and not isinstance(error, Exception):
+            if isinstance(error, StopIteration) and self._shard.job.reading.is_iterable:
+                return self._end(news)
+            if self._shard.worker is None and not isinstance(error, Exception):
                 raise  # Ctrl-C
-            if self._shard.job.reading.skips:
-                news = self._with_skipped(news, reader, index)
-            return self._unit(None, news._replace(failure=self._shard.described(error)))
+            news = self._with_skipped(news, reader, index)._replace(failure=self._shard.described(error))
+            return self._unit(None, news)
         if self._shard.job.reading.skips:
             news = self._with_skipped(news, reader, index)
             if batch is NOTHING:
@@ -485,9 +465,9 @@ class Batches(Iterator[Unit]):
 
     def _ordered(self) -> Any:
         """Returns the next index that the main process orders."""
-        assert self._shard.order is not None
+        assert self._shard.worker is not None
         try:
-            self._order, index = self._shard.order()
+            self._order, index = self._shard.worker.ordered()
         except StopIteration:
             self.is_over = True
             raise
@@ -517,7 +497,8 @@ class Batches(Iterator[Unit]):
 
     def _with_skipped(self, news: News, reader: EpochReader, index: Any) -> News:
         """Adds the skipped samples of a batch to the additional data of its unit."""
-        if not reader.skipped and reader.seen == self._shard.job.reading.samples_of(index):
+        reading = self._shard.job.reading
+        if not reading.skips or (not reader.skipped and reader.seen == reading.samples_of(index)):
             return news
         return news._replace(skipped=reader.skipped, seen=reader.seen)
 

@@ -7,7 +7,7 @@ the same numbers from the same generators at the same times. The states have the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -52,21 +52,9 @@ class RandomSampler(torch.utils.data.RandomSampler):
         True
     """
 
-    def __init__(
-        self,
-        data_source: Sized,
-        replacement: bool = False,
-        num_samples: int | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__(data_source, replacement, num_samples, generator)
-
     def __iter__(self) -> Iterator[int]:
         """Returns an iterator over the indices of an epoch, with `state_dict` and `load_state_dict`."""
         return RandomIndices(self)
-
-    def __len__(self) -> int:
-        return self.num_samples
 
 
 class RandomIndices(Iterator[int]):
@@ -77,14 +65,12 @@ class RandomIndices(Iterator[int]):
     """
 
     def __init__(self, sampler: RandomSampler) -> None:
-        self._sampler = sampler
-        self._yielded = 0
+        self._sampler, self._yielded = sampler, 0
         #: The generator's state before the order was drawn; None if the order was not drawn yet.
         self._origin: bytes | None = None
         self._chunks: Iterator[list[int]] = iter(())
-        self._chunk: list[int] = []
-        #: The position of the next index in the chunk.
-        self._place = 0
+        #: A chunk, and the position of the next index in the chunk.
+        self._chunk, self._place = list[int](), 0
 
     def __next__(self) -> int:
         indices = self.take(1)
@@ -190,9 +176,6 @@ class BatchSampler(torch.utils.data.BatchSampler):
         [[2, 3], [4]]
     """
 
-    def __init__(self, sampler: Any, batch_size: int, drop_last: bool) -> None:
-        super().__init__(sampler, batch_size, drop_last)
-
     def __iter__(self) -> Iterator[list[int]]:
         """Returns an iterator over the batches of an epoch, with `state_dict` and `load_state_dict`."""
         return BatchIndices(self)
@@ -270,10 +253,6 @@ class BatchIndices(Iterator[list[int]]):
         if is_stateful(sampler) and state is not None and "sampler_state" in state:
             give(sampler, state["sampler_state"])
 
-    def state_unstarted(self, sampler: Any) -> dict[str, Any]:
-        """Returns the state before the first index, including the state `sampler` of the sampler if it is not None."""
-        return self.state_before(0) | ({} if sampler is None else {"sampler_state": sampler})
-
     def state_before(self, count: int) -> dict[str, Any]:
         """Returns the state from before the last `count` samples, for a sampler without a user-defined state."""
         state: dict[str, Any] = endless_state(1, self.samples_yielded - count)
@@ -335,9 +314,6 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
         [2, 4]
     """
 
-    # The name of the state's field, which is the same as in torchdata 0.11 because programs read this field.
-    _YIELDED = "yielded"
-
     def __init__(
         self,
         dataset: Any,
@@ -362,7 +338,7 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the number of indices that were yielded."""
-        return {self._YIELDED: self.yielded if self.next_yielded is None else self.next_yielded}
+        return {"yielded": self.yielded if self.next_yielded is None else self.next_yielded}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next iterator resume from a saved position.
@@ -373,9 +349,9 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
         Raises:
             ValueError: `state_dict` is not a result of `state_dict`.
         """
-        if self._YIELDED not in state_dict:
+        if "yielded" not in state_dict:
             raise ValueError("Invalid state_dict: the state of a StatefulDistributedSampler has 'yielded'")
-        self.next_yielded = count_in(state_dict, self._YIELDED)
+        self.next_yielded = count_in(state_dict, "yielded")
 
 
 def endless_state(batches: int, size: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import default_collate, default_convert, get_worker_info
 
+from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.hangs import Survived, check_restarts
 from torchdata._observe.observed import ObservedLoader
 from torchdata._observe.stats.batches import BatchRecorder
@@ -177,7 +178,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
                 "StatefulDataLoader: num_workers must be an integer, but got 'auto'; the loader that chooses by itself "
                 'is DataLoader2.from_dataset(dataset, batch_size, num_workers="auto")'
             )
-        recorder = BatchRecorder(stats, wait_warning)
+        self._recorder = BatchRecorder(stats, wait_warning)
         any_dataset: Any = dataset  # despite its annotation, torch's loader accepts any object with samples
         super().__init__(
             any_dataset,
@@ -205,7 +206,6 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         self.error_log = None if error_log is None else os.fspath(error_log)
         #: The number of epochs that have begun, which `error_log` contains.
         self._epochs_begun = 0
-        self._recorder = recorder
         # PyTorch refuses to replace samplers. The new samplers have the same order, so the check is bypassed.
         own = vars(self)
         if sampler is None and type(self.sampler) is torch.utils.data.RandomSampler:
@@ -255,9 +255,9 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
 
     # -- introspection -------------------------------------------------------------------------------
 
-    def worker_pids(self) -> list[int]:
-        """Returns the process ids of the workers; see `ObservedLoader`."""
-        return [] if self._iterator is None else self._iterator.worker_pids
+    def _groups(self) -> list[Group]:
+        pool = getattr(self._iterator, "_pool", None)
+        return [pool] if isinstance(pool, Group) else []  # the pool of a loader without workers is no group
 
     # -- state ---------------------------------------------------------------------------------------
 
@@ -309,8 +309,3 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             self._iterator.state_was_loaded(self)
         self._iterator = None
         self._loaded, self._is_strict = copy.copy(state_dict) if state_dict else None, strict
-
-    @property
-    def has_state_to_take(self) -> bool:
-        """Returns whether a state was loaded, and no loop has begun since."""
-        return self._loaded is not None

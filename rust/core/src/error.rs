@@ -83,12 +83,12 @@ fn way_out(source: &io::Error) -> &'static str {
         }
         Some(libc::ENFILE) => "; the limit of open files of the whole machine is reached (fs.file-max)",
         Some(libc::ENOMEM) => {
-            "; the limit of address space (ulimit -v) or of memory is reached: give the reading service a smaller \
-             `memory_budget=`, use fewer workers, or raise the limit"
+            "; the limit of address space (ulimit -v) or of memory is reached: use fewer workers, raise the limit, or \
+             give the reading service of a DataLoader2 a smaller `memory_budget=`"
         }
         Some(libc::EFBIG) => {
-            "; the limit of the size of a file (ulimit -f) is reached, which also applies to shared memory: give the reading \
-             service a smaller `memory_budget=`, or raise the limit"
+            "; the limit of the size of a file (ulimit -f) is reached, which also applies to shared memory: raise the limit, or \
+             give the reading service of a DataLoader2 a smaller `memory_budget=`"
         }
         Some(libc::ENOENT | libc::ENOTDIR) => {
             "; on the portable fallback shared memory is a temporary file: set TMPDIR to an existing folder"

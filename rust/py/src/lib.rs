@@ -4,7 +4,7 @@
 
 use pyo3::panic::PanicException;
 use pyo3::prelude::*;
-use torchdata_core::process::liveness::{Watch, exit_with};
+use torchdata_core::process::liveness::{self, Watch, exit_with};
 use torchdata_core::process::{self, fork, signals};
 
 mod buffers;
@@ -32,6 +32,13 @@ mod watching;
 #[pyfunction]
 fn exit_with_parent(pid: i32) -> PyResult<()> {
     Watch::open(pid).and_then(exit_with).map_err(errors::open)
+}
+
+/// Makes the kernel continue this process, if it is stopped, when its parent exits. Must be called by the main thread. See
+/// `torchdata_core::process::liveness`.
+#[pyfunction]
+fn continue_with_parent() {
+    liveness::continue_with_parent();
 }
 
 /// Installs an empty handler for a signal. Programs that this process executes do not inherit the handler, but would
@@ -117,6 +124,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(formats::tar::tar_pax_records, module)?)?;
     module.add_function(wrap_pyfunction!(images::resize_pixels, module)?)?;
     module.add_function(wrap_pyfunction!(transport::links::drop_inherited, module)?)?;
+    module.add_function(wrap_pyfunction!(continue_with_parent, module)?)?;
     module.add_function(wrap_pyfunction!(exit_with_parent, module)?)?;
     module.add_function(wrap_pyfunction!(take_no_notice, module)?)?;
     module.add_function(wrap_pyfunction!(name_process, module)?)?;

@@ -42,7 +42,7 @@ def machines() -> Iterator[Any]:
 
 
 def remote(**options: Any) -> RayReadingService:
-    options.setdefault("scheduling", "SPREAD")
+    options.setdefault("ray_remote_args", {"scheduling_strategy": "SPREAD"})
     return RayReadingService(WORKERS, **options)
 
 
@@ -76,7 +76,7 @@ def test_an_error_names_the_killed_worker_and_its_actor(whose: str) -> None:
 def test_an_error_gives_ray_s_reason_for_a_lost_node(machines: Any, how: str) -> None:
     doomed = add(machines, num_cpus=2, resources={how: 2})
     options = {"num_cpus": 0, "resources": {how: 1}}
-    service = remote(ray_remote_args=options, scheduling=None, worker_prefetch_cnt=20)
+    service = remote(ray_remote_args=options, worker_prefetch_cnt=20)
     with (
         DataLoader2(numbered(1_000_000).map(reading), reading_service=service) as loader,
         pytest.raises(WorkerExitedError, match="Ray reports: ") as caught,

@@ -121,6 +121,31 @@ def test_data_that_does_not_survive_pickle_is_read_as_it_is(way: str, dataset: t
         assert [list(loader) for _ in range(2)] == [[100] * SIZE] * 2
 
 
+class InSharedMemory(Views):
+    def __init__(self) -> None:
+        super().__init__()
+        self.written.share_memory_()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_tensor_in_shared_memory_is_shared_with_the_workers(method: str) -> None:
+    dataset = InSharedMemory()
+    with DataLoader2.from_dataset(dataset, reading_service=MultiProcessingReadingService(1, method)) as loader:
+        assert list(loader) == [100] * SIZE
+    assert dataset.written.tolist() == [100] * SIZE
+
+
+def test_a_tensor_in_shared_memory_is_copied_with_a_warning_if_workers_cannot_import_the_functions() -> None:
+    dataset = InSharedMemory()
+    pipe = Source(dataset).sharding_filter().map(lambda item: item)
+    with (
+        DataLoader2(pipe, reading_service=MultiProcessingReadingService(1, "spawn")) as loader,
+        pytest.warns(RuntimeWarning, match="its own copy of the tensors in shared memory, because .*lambda"),
+    ):
+        assert list(loader) == [100] * SIZE
+    assert dataset.written.tolist() == [0] * SIZE
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_generator_can_be_read_in_the_main_process_and_in_a_forked_worker(workers: int) -> None:
     pipe = IterableWrapper((n for n in range(3)), deepcopy=False)

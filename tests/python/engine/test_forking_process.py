@@ -34,8 +34,12 @@ from torchdata.datapipes.iter import IterableWrapper
 def where(number):
     return os.getcwd(), sys.path[0]
 
-def read(function=None):
-    pipe = IterableWrapper(range(4)).sharding_filter()
+def parent_has_torch(_):
+    with open(f"/proc/{os.getppid()}/maps") as maps:
+        return "libtorch_cpu" in maps.read()
+
+def read(function=None, items=range(4)):
+    pipe = IterableWrapper(items).sharding_filter()
     service = MultiProcessingReadingService(2, multiprocessing_context="forkserver")
     with DataLoader2(pipe if function is None else pipe.map(function), reading_service=service) as loader:
         return list(loader)
@@ -59,6 +63,18 @@ def test_all_loaders_of_a_program_import_it_once(tmp_path):
             assert read() == [0, 1, 2, 3]
         """
     assert run(tmp_path, main) == 1
+
+
+def test_torch_is_imported_once_for_workers_that_receive_tensors_and_not_for_other_workers(tmp_path):
+    pytest.importorskip("torch")
+    main = """
+        import torch
+        {}
+        """
+    for source in ("range(4)", "list(torch.arange(4))"):
+        check = f"assert read(parent_has_torch, {source}) == [{'torch' in source}] * 4"
+        assert run(tmp_path, main.format(check)) == 1
+        (tmp_path / "program.py.imports").unlink()
 
 
 def test_threads_that_ask_at_once_for_the_first_workers_are_served_by_one_process(tmp_path):
@@ -126,7 +142,7 @@ def say(writers):
 def test_a_child_gets_more_descriptors_than_fit_into_a_message():
     pipes = [multiprocessing.Pipe(duplex=False) for _ in range(250)]
     writers = [writer for _, writer in pipes]
-    process = RemoteChild(partial(forker_of_program, "os"), "the one that says", "says", say, (writers,))
+    process = RemoteChild(partial(forker_of_program, ["os"]), "the one that says", "says", say, (writers,))
     start_all([process], "forkserver")
     for writer in writers:
         writer.close()

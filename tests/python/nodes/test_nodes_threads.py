@@ -310,7 +310,7 @@ def test_a_shutdown_does_not_look_like_an_end_to_a_reader_of_items_read_ahead(me
     node: Any = Prefetcher(source, 5) if method == "prefetch" else ParallelMapper(source, abs, 2, method=method)
     iterator = iter(loader := Loader(node))
     assert next(iterator) == 0
-    queue = getattr(node, "_it", node)._run.queue
+    queue = getattr(node, "_it", node)._run.work.queue
     wait_for(lambda: queue.finished)
     loader.shutdown()
     with pytest.raises(RuntimeError, match="was shut down: reset it"):

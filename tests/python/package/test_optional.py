@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
-from io import BytesIO, StringIO
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +37,6 @@ OTHER_EXTRAS = {"all", "demo", "dev", "docs", "test", "test-torch"}
 loader = DataLoader2(IterableWrapper([]))
 
 
-def bar_of(backend: str) -> dict[str, Any]:
-    """Returns options of a progress bar with a stream that claims to be a terminal."""
-    screen = StringIO()
-    screen.isatty = lambda: True  # type: ignore[method-assign]
-    return {"backend": backend, "file": screen}
-
-
 #: Each row: the name in the message, the library, the extra, and a function that needs the library.
 NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
     ("HttpReader", "requests", "http", lambda: pipes.HttpReader([])),
@@ -55,7 +48,7 @@ NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
     ("ParquetDataFrameLoader", "pyarrow", "parquet", lambda: list(IterableWrapper(["a"]).load_parquet_as_df())),
     (
         "reading zstd",
-        "zstandard",
+        "backports" if sys.version_info < (3, 14) else "compression",
         "zstd",
         lambda: list(IterableWrapper([("a.zst", BytesIO(b"x"))], deepcopy=False).decompress()),
     ),
@@ -80,8 +73,7 @@ NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
     ("RayReadingService", "ray", "ray", lambda: RayReadingService(1)),
     ("the live view", "rich", "top", lambda: live(None, 1.0, False)),
     ("to_graph", "graphviz", "graph", lambda: to_graph(IterableWrapper([]))),
-    ("progress", "tqdm", "progress", lambda: list(DataLoader2(IterableWrapper([])).progress(**bar_of("tqdm")))),
-    ("progress", "rich", "top", lambda: list(DataLoader2(IterableWrapper([])).progress(**bar_of("rich")))),
+    ("progress", "tqdm", "progress", loader.progress),
     ("metrics.prometheus", "prometheus_client", "prometheus", lambda: metrics.prometheus(loader, 0)),
 ]
 

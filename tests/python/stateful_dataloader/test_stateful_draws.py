@@ -105,6 +105,38 @@ def test_random_draws_continue(dataset: Any, options: dict[str, Any], kinds: tup
         check_goes_on(make, [(0, 1), (1, 3), (0, None)], draws_before=False)
 
 
+@pytest.mark.parametrize("is_restored", [False, True])
+@pytest.mark.parametrize("validations", [0, 1])
+def test_the_random_draws_of_two_loaders_continue(is_restored: bool, validations: int) -> None:
+    """The state of the validation loader, from between two epochs, does not repeat draws of the training loader."""
+
+    def loaders() -> Any:
+        seed_all()
+        return [StatefulDataLoader(Noisy(), batch_size=4) for _ in range(2)]
+
+    def rest_of(batches: Iterator[Any], training: Any, validation: Any) -> list[Any]:
+        """Returns the items of the rest of the training, with a validation inside and after the epoch."""
+        rest = [plain(next(batches)), epochs_of(validation, 1), *map(plain, batches)]
+        return [*rest, epochs_of(validation, 1), epochs_of(training, 1), random.random()]
+
+    training, validation = loaders()
+    epochs_of(validation, validations)
+    batches = iter(training)
+    next(batches)
+    states = json.loads(json.dumps([training.state_dict(), validation.state_dict()]))
+    program = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+    whole = rest_of(batches, training, validation)
+
+    training, validation = loaders()
+    training.load_state_dict(states[0])
+    validation.load_state_dict(states[1])
+    if is_restored:
+        random.setstate(program[0])
+        numpy.random.set_state(program[1])
+        torch.set_rng_state(program[2])
+    assert rest_of(iter(training), training, validation) == whole
+
+
 class ShuffledWhenBegun(TakesOnce):
     """A stream that draws its order in `iter()`, before its first item is requested."""
 

@@ -65,7 +65,7 @@ def test_prometheus_scrapes_what_the_loader_counts() -> None:
     assert one["torchdata_items_per_second"][rank,] > 0
     assert again["torchdata_items_per_second"][rank,] == 0, "since the scrape before"
     assert 0 < two["torchdata_waiting_seconds_total"][rank,] <= two["torchdata_epoch_seconds_total"][rank,]
-    for name in ("restarts_total", "shared_memory_bytes", "occupancy_ratio", "process_cpu_seconds_total"):
+    for name in ("restarts_total", "shared_memory_bytes", "process_cpu_seconds_total"):
         assert f"torchdata_{name}" in two
     sent = two["torchdata_process_items_total"]
     assert sent[("process", "worker process 0"), rank] == 40

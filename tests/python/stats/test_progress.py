@@ -28,18 +28,17 @@ def slow(item):
     return item
 
 pipe = IterableWrapper(range(60)).sharding_filter().map(slow)
-if sys.argv[2] == "unknown":
+if sys.argv[1] == "unknown":
     pipe = pipe.filter(lambda item: True)
 with DataLoader2(pipe, reading_service=MultiProcessingReadingService(1, "fork")) as loader:
-    backend = None if sys.argv[1] == "any" else sys.argv[1]
-    bar = loader.progress(description="loading", interval=0.1, backend=backend)
+    bar = loader.progress(description="loading", interval=0.1)
     count = sum(1 for _ in bar)
 assert count == 60
 print("done", count)
 """
 
 
-def run_in_terminal(tmp_path: Path, backend: str, length: str) -> str:
+def run_in_terminal(tmp_path: Path, length: str) -> str:
     """Runs the program in a terminal of 100 columns, and returns its output."""
     import fcntl
     import struct
@@ -55,7 +54,7 @@ def run_in_terminal(tmp_path: Path, backend: str, length: str) -> str:
         "TERM": "xterm-256color",
     }
     environment.pop("COLUMNS", None)
-    command = [sys.executable, "-W", "error", str(script), backend, length]
+    command = [sys.executable, "-W", "error", str(script), length]
     process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment)
     os.close(terminal)
     written = b""
@@ -84,10 +83,9 @@ def looks(written: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("backend", ["any", "tqdm", "rich"])
-def test_a_terminal_shows_rate_fraction_and_waiting(backend: str, tmp_path: Path) -> None:
-    pytest.importorskip("rich" if backend == "rich" else "tqdm", reason="it is an extra")
-    seen = looks(run_in_terminal(tmp_path, backend, "known"))
+def test_a_terminal_shows_rate_fraction_and_waiting(tmp_path: Path) -> None:
+    pytest.importorskip("tqdm", reason="it is an extra")
+    seen = looks(run_in_terminal(tmp_path, "known"))
     text = "\n".join(seen)
     assert seen[-1] == "done 60"
     assert re.search(r"\b[1-5]?\d/60\b", text), "in the middle of the epoch"
@@ -100,7 +98,7 @@ def test_a_terminal_shows_rate_fraction_and_waiting(backend: str, tmp_path: Path
 
 def test_an_epoch_of_unknown_length_has_no_fraction(tmp_path: Path) -> None:
     pytest.importorskip("tqdm", reason="it is an extra")
-    seen = looks(run_in_terminal(tmp_path, "tqdm", "unknown"))
+    seen = looks(run_in_terminal(tmp_path, "unknown"))
     assert "60item" in "\n".join(seen).replace(" ", "")
     assert not re.search(r"\d+/60|100%\|", "\n".join(seen))
 
@@ -147,20 +145,12 @@ class Screen(io.StringIO):
         return True
 
 
-def test_neither_library_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    file = Screen()
-    assert list(DataLoader2(IterableWrapper(range(5))).progress(file=file)) == list(range(5))
-    assert file.getvalue() == ""
-
-
-@pytest.mark.parametrize("backend", ["tqdm", "rich"])
-def test_leaving_the_loop_closes_the_bar_and_the_loader_continues(backend: str) -> None:
-    pytest.importorskip(backend, reason="it is an extra")
+def test_leaving_the_loop_closes_the_bar_and_the_loader_continues() -> None:
+    pytest.importorskip("tqdm", reason="it is an extra")
     loader = DataLoader2(IterableWrapper(range(50)))
     for _ in range(2):
         file = Screen()
-        iterator = iter(loader.progress(file=file, backend=backend))
+        iterator = iter(loader.progress(file=file))
         assert [next(iterator), next(iterator)] == [0, 1]
         iterator.close()  # type: ignore[attr-defined]
         assert re.search(r"1/50|2/50", file.getvalue())
@@ -170,7 +160,5 @@ def test_leaving_the_loop_closes_the_bar_and_the_loader_continues(backend: str) 
 
 def test_bad_options_are_refused() -> None:
     loader = DataLoader2(IterableWrapper(range(5)))
-    with pytest.raises(ValueError, match='backend is "tqdm", "rich" or None'):
-        loader.progress(backend="bar")
     with pytest.raises(ValueError, match="interval is a positive number"):
         loader.progress(interval=0)

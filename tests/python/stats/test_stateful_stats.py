@@ -22,6 +22,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset  # noqa: E402
 from fresh_processes import python_path  # noqa: E402
 from process_checks import nothing_is_left, wait_for  # noqa: E402, F401
 from torchdata import nodes  # noqa: E402
+from torchdata._observe.outside.attaching import find  # noqa: E402
 from torchdata._observe.outside.stalls import WaitWarning  # noqa: E402
 from torchdata._observe.stats import recorder  # noqa: E402
 from torchdata._users_code import place_of  # noqa: E402
@@ -269,15 +270,23 @@ def test_the_process_that_forks_workers_has_a_name() -> None:
     list(iterator)
 
 
-def test_the_loader_of_nodes_tells_its_processes() -> None:
+def test_the_processes_of_all_nodes_belong_to_one_loader() -> None:
     source = nodes.IterableWrapper(range(8))
-    loader = nodes.Loader(nodes.ParallelMapper(source, abs, num_workers=2, method="process"))
+    first = nodes.ParallelMapper(source, abs, num_workers=2, method="process")
+    loader = nodes.Loader(nodes.ParallelMapper(first, abs, num_workers=1, method="process"))
     assert loader.worker_pids() == []
-    items = iter(loader)
-    next(items)
-    wait_for(lambda: list(map(name_of, loader.worker_pids())) == ["td_worker_0", "td_worker_1"])
-    loader.shutdown()
-    assert loader.worker_pids() == []
+    for _ in range(2):  # a shutdown ends the processes, and the next epoch starts others
+        items = iter(loader)
+        next(items)
+        wait_for(lambda: "".join(map(name_of, loader.worker_pids())) == "td_worker_0td_worker_1td_worker_2")
+        (seen,) = find(os.getpid())
+        main, *workers = seen.stats().processes
+        assert (main.pid, main.items > 0) == (os.getpid(), True)
+        assert [(worker.worker, worker.pid) for worker in workers] == list(enumerate(loader.worker_pids()))
+        assert len(seen.stacks()) == 4
+        loader.shutdown()
+        assert loader.worker_pids() == []
+        assert find(os.getpid()) == []
 
 
 def renames(worker: int) -> None:

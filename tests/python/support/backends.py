@@ -104,6 +104,6 @@ def machines() -> Iterator[dict[str, OnRay]]:
 
         own = NodeAffinitySchedulingStrategy(made.head_node.node_id, soft=False)
         yield {
-            "Ray on one node": OnRay(ray_remote_args={"num_cpus": 0}, scheduling=own),
-            "Ray over three nodes": OnRay(scheduling="SPREAD"),
+            "Ray on one node": OnRay(ray_remote_args={"num_cpus": 0, "scheduling_strategy": own}),
+            "Ray over three nodes": OnRay(ray_remote_args={"scheduling_strategy": "SPREAD"}),
         }

@@ -185,10 +185,10 @@ def _wait(total: float, count: int = 1, since: int = 0) -> dict[str, int]:
 
 
 def _page(number: int, role: int, pipes: list[Page], flows: list[Page], seconds: float, **more: Any) -> Page:
-    nothing = dict.fromkeys(("carried", "current", "frames", "full_frames", "heard", "inside", "inside_samples"), 0)
+    nothing = dict.fromkeys(("carried", "current", "heard", "inside", "inside_samples"), 0)
     nothing |= dict.fromkeys(("lived", "ran", "stood", "restarts", "signal", "snapshots", "stack", "began"), 0)
     waits = {"first": _wait(0, 0), "idle": _wait(0, 0), "span": _wait(seconds)}
-    about = {"page": number, "role": role, "number": max(0, number - 1), "pid": os.getpid(), "place": "", "slow": []}
+    about = {"page": number, "role": role, "number": max(0, number - 1), "pid": os.getpid(), "place": ""}
     return {**nothing, **waits, **about, "gone": False, "epoch": 1, "pipes": pipes, "flows": flows, **more}
 
 

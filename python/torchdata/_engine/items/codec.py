@@ -59,21 +59,31 @@ def _why_unsendable(obj: Any) -> str:
     return f"This exception was raised while a value of type {kind} was pickled for another process: {remedy}."
 
 
-def dumps_by(base: Any, obj: Any, least: int = 0) -> tuple[bytes, list[memoryview], list[Span]]:
+class SharedMemoryHeld(Exception):
+    """Raised if an object that was to be pickled contains tensors in shared memory."""
+
+
+def dumps_by(
+    base: Any, obj: Any, least: int = 0, copies_shared: bool = True
+) -> tuple[bytes, list[memoryview], list[Span]]:
     """Returns the result of `pickled_parts` for a given class of picklers.
 
     Args:
         base: the class.
         obj: the object to pickle.
         least: buffers of fewer bytes stay in the pickle, except the buffers of tensors.
+        copies_shared: whether tensors in shared memory are copied.
+
+    Raises:
+        SharedMemoryHeld: the object contains tensors in shared memory, which must not be copied.
     """
     try:
-        return _dumps(base, obj, least)
+        return _dumps(base, obj, least, copies_shared)
     except BufferError:  # a buffer with gaps between its elements cannot be sent unchanged
-        return _dumps(base, obj, None)
+        return _dumps(base, obj, None, copies_shared)
 
 
-def _dumps(base: Any, obj: Any, least: int | None) -> tuple[bytes, list[memoryview], list[Span]]:
+def _dumps(base: Any, obj: Any, least: int | None, copies_shared: bool) -> tuple[bytes, list[memoryview], list[Span]]:
     file = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
 
@@ -92,6 +102,8 @@ def _dumps(base: Any, obj: Any, least: int | None) -> tuple[bytes, list[memoryvi
     spans: list[Span] = []
     if table.tensors.locations:
         with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
+            if not copies_shared and table.tensors.hold_shared_memory():
+                raise SharedMemoryHeld
             locations, blocks, spans = table.tensors.lay_out()
         table.tensors.locations = []
         pickled = _WITH_TENSORS + pickle.dumps((len(blocks), locations), 5) + pickled
@@ -100,9 +112,14 @@ def _dumps(base: Any, obj: Any, least: int | None) -> tuple[bytes, list[memoryvi
     return pickled, parts, spans
 
 
+def refers_to_tensors(pickled: bytes | memoryview) -> bool:
+    """Returns whether a pickle of `pickled_parts` refers to tensors, so that unpickling imports torch."""
+    return bool(memoryview(pickled)[:1] == _WITH_TENSORS)
+
+
 def loads(pickled: bytes | memoryview, buffers: list[Any]) -> Any:
     """Unpickles the result of `pickled_parts`."""
-    if memoryview(pickled)[:1] != _WITH_TENSORS:
+    if not refers_to_tensors(pickled):
         return pickle.loads(pickled, buffers=buffers)
     file = io.BytesIO(pickled)
     file.seek(len(_WITH_TENSORS))

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from types import MemberDescriptorType
 from typing import Any
 
+from torchdata._bounded_pickles import LimitedFile
 from torchdata._reporting import add_note, attributes_of
 
 #: One form of an exception: the kind of the form, and the parts of the exception.
@@ -101,29 +102,9 @@ def _in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {text_of(error)}"
 
 
-class _TooLarge(Exception):
-    """A pickle is larger than the limit."""
-
-
-class _Limited:
-    """A file with a maximum size in bytes."""
-
-    def __init__(self, room: int) -> None:
-        self.content = bytearray()
-        self._room = room
-
-    def write(self, piece: Any) -> int:
-        """Stores a piece of the pickle."""
-        size = memoryview(piece).nbytes
-        if len(self.content) + size > self._room:
-            raise _TooLarge
-        self.content += piece
-        return size
-
-
 def _pickled(value: object, room: int = _LARGEST) -> bytes | None:
     """Returns the pickle of a value; None if the pickle cannot be loaded, or is larger than `room`."""
-    file = _Limited(room)
+    file = LimitedFile(room)
     try:
         pickle.Pickler(file, protocol=5).dump(value)
         _let_go(pickle.loads(file.content))

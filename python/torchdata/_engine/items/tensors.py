@@ -107,6 +107,10 @@ class DepartingTensors:
             return rebuild, parts
         return torch._tensor._rebuild_from_type_v2, (rebuild, cls, parts, state)
 
+    def hold_shared_memory(self) -> bool:
+        """Returns whether a tensor or storage is in memory that torch shares between processes."""
+        return any(obj.is_shared() for _, _, obj in self.locations)
+
     def lay_out(self) -> tuple[list[Location], list[memoryview], list[Span]]:
         """Returns the locations, the blocks, and the memory spans that were the sources of the blocks. The spans do not
         overlap."""

@@ -44,9 +44,16 @@ EARLY_THRESHOLD = 1_000_000
 _WATCHER = "torchdata-early-watch"
 #: The code of the monitoring thread. The thread ends the child at most 0.1 seconds after the main process has exited
 #: (or the parent, if the main process cannot be monitored). If no thread can be started, the child detects the exit
-#: only after its imports.
+#: only after its imports. The system call (PR_SET_PDEATHSIG) does the same as `continue_with_parent` of the extension,
+#: which the child cannot import yet. A child that is stopped earlier, while its interpreter starts, is not continued.
 _WATCH = f"""
-import os, select, threading
+import os, select, signal, sys, threading
+
+try:
+    import ctypes
+    sys.platform == "linux" and ctypes.CDLL(None).prctl(1, signal.SIGCONT)
+except (ImportError, OSError):
+    pass
 
 def has_ended():
     return bool(ending.poll(0)) if ending else os.getppid() != parent
@@ -214,9 +221,14 @@ class SharedPickle:
     Args:
         pickled: the pickle.
         buffers: the buffers of the pickle.
+        modules: the names of the modules that unpickling imports, as far as they need much memory.
     """
 
-    def __init__(self, pickled: bytes, buffers: Sequence[memoryview] = ()) -> None:
+    #: The names of the modules. In a child, there are none.
+    modules: Sequence[str] = ()
+
+    def __init__(self, pickled: bytes, buffers: Sequence[memoryview] = (), modules: Sequence[str] = ()) -> None:
+        self.modules = modules
         is_sealed = not is_portable() and hasattr(os, "memfd_create")
         if is_sealed:
             flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING

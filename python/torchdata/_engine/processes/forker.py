@@ -134,15 +134,15 @@ class ForkingProcess:
         return cls(True, launch)
 
     @classmethod
-    def spawned(cls, module: str) -> ForkingProcess:
+    def spawned(cls, modules: Sequence[str]) -> ForkingProcess:
         """Creates a forking process by spawning. The process blocks signals.
 
         Args:
-            module: the name of a module to import before children are forked, in addition to the program's modules.
+            modules: the names of modules to import before children are forked, in addition to the program's modules.
         """
 
         def launch(theirs: socket.socket, _ours: socket.socket) -> ChildProcess:
-            arguments = theirs, os.getpid(), None, None, (), module
+            arguments = theirs, os.getpid(), None, None, (), modules
             child = SpawnedChild(get_context("spawn"), _NAME, _PROCESS_NAME, serve, arguments)
             child.start()
             return child
@@ -278,16 +278,17 @@ _of_program: ForkingProcess | None = None
 _finding = threading.RLock()
 
 
-def forker_of_program(module: str) -> ForkingProcess:
+def forker_of_program(modules: Sequence[str]) -> ForkingProcess:
     """Returns the forking process of this program. Creates a new process if the last one has exited.
 
     Args:
-        module: the name of a module that the children need in addition to the program's modules.
+        modules: the names of modules that the children need in addition to the program's modules. A new process imports
+            them, so that its children share the memory of the modules.
     """
     global _of_program
     with _finding:
         if _of_program is None or _of_program.has_ended():
-            _of_program = ForkingProcess.spawned(module)
+            _of_program = ForkingProcess.spawned(modules)
         return _of_program
 
 

@@ -65,7 +65,7 @@ def serve(
     mains: socket.socket | None = None,
     bells: BellBoard | None = None,
     inherited: Sequence[Any] = (),
-    module: str | None = None,
+    modules: Sequence[str] = (),
 ) -> None:
     """Runs the forking process. `serve` is the target of the process.
 
@@ -75,7 +75,7 @@ def serve(
         mains: the main process's end of the socket, if it was inherited.
         bells: the board for waking other processes, if this process was forked and has inherited it.
         inherited: the objects that `Inherited` represents.
-        module: the name of a module to import for all children, if possible.
+        modules: the names of modules to import for all children, if possible.
     """
     global _inherited
     block_all_but_own_sigterm()
@@ -86,8 +86,8 @@ def serve(
     watch_the_parent()
     if bells is not None:
         drop_inherited([], bells)
-    if module is not None:
-        with contextlib.suppress(ImportError):
+    for module in modules:
+        with contextlib.suppress(Exception):  # the children import the module themselves, and report the error
             __import__(module)
     end_early_watch()  # children must be forked while there is only one thread
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the main process ignores SIGCHLD, exit codes would be lost

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from torchdata._engine.processes.exit_messages import why_not_started
 from torchdata._engine.processes.interrupts import interrupts_blocked
-from torchdata._native import OwnedDescriptor
+from torchdata._native import OwnedDescriptor, continue_with_parent
 
 #: The number of seconds between two checks for exited processes, if the system does not report exits.
 LOOK = 0.02
@@ -300,8 +300,10 @@ def close_pipes(popen: Popen) -> bool:
 def watch_the_parent() -> None:
     """In a child, makes `multiprocessing.parent_process` monitor the parent through a descriptor for that process.
 
-    By default, `parent_process` uses a pipe. The parent has closed the other end of multiprocessing's pipe.
+    By default, `parent_process` uses a pipe. The parent has closed the other end of multiprocessing's pipe. If the
+    child is stopped, the kernel continues it when the parent exits, so that the child can exit, too.
     """
+    continue_with_parent()
     parent = multiprocessing.parent_process()
     if parent is None or parent.pid != os.getppid():
         return

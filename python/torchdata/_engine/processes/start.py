@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from multiprocessing import current_process, resource_tracker, spawn
 from multiprocessing.context import BaseContext, ForkProcess, SpawnProcess
@@ -44,6 +44,7 @@ def new_child(
     name: str,
     target: Callable[..., object],
     args: tuple[Any, ...],
+    modules: Sequence[str] = (),
     forker: ForkingProcess | None = None,
 ) -> ChildProcess:
     """Returns a child that is not started yet.
@@ -53,6 +54,8 @@ def new_child(
         name: the name of the child.
         target: the function that the child runs.
         args: the arguments of the function.
+        modules: the names of the modules that the function imports. A spawned forking process imports them once for all
+            its children.
         forker: the process that forks the child; None for the forking process of the start method, if there is one.
     """
     make = getattr(context, "make_child", None)
@@ -64,7 +67,7 @@ def new_child(
         return ForkedChild(name, process_name, target, args)
     if method == "spawn":
         return SpawnedChild(context, name, process_name, target, args)
-    find = partial(forker_of_program, target.__module__) if forker is None else lambda: forker
+    find = partial(forker_of_program, (target.__module__, *modules)) if forker is None else lambda: forker
     return RemoteChild(find, name, process_name, target, args)
 
 

@@ -39,12 +39,9 @@ class Cluster:
     Args:
         needed_by: the name of the class that needs Ray, for messages.
         options: the Ray options of each actor.
-        scheduling: the name of a strategy, a strategy or a placement group; None for Ray's default.
-        runtime_env: the environment of the actors.
         num_workers: the number of workers.
         memory_budget: bytes of shared memory for the items that workers send; None for a quarter of the machine's
             memory.
-        chunk_bytes: a frame of this many bytes receives no further units.
 
     Raises:
         ModuleNotFoundError: Ray is not installed.
@@ -52,16 +49,10 @@ class Cluster:
         ConnectionError: no cluster is running.
     """
 
-    def __init__(
-        self,
-        needed_by: str,
-        options: dict[str, Any],
-        scheduling: Any,
-        runtime_env: dict[str, Any] | None,
-        num_workers: int,
-        memory_budget: int | None,
-        chunk_bytes: int,
-    ) -> None:
+    #: A frame of this many bytes receives no further units.
+    chunk_bytes = 8 << 20
+
+    def __init__(self, needed_by: str, options: dict[str, Any], num_workers: int, memory_budget: int | None) -> None:
         self._ray = ray = optional_import("ray", extra="ray", needed_by=needed_by)
         end_before_others()
         #: The lock that Ray itself holds while the program enters or leaves a cluster.
@@ -72,15 +63,10 @@ class Cluster:
         #: program has another id and no actors.
         self._context = ray.get_runtime_context()
         self._stay = self._context.get_job_id()
-        self.chunk_bytes = chunk_bytes
         self._needed_by, self._num_workers = needed_by, num_workers
         self._budget = (default_budget() if memory_budget is None else memory_budget) // num_workers
         options = {"num_cpus": 1, **options, "max_restarts": 0, "max_task_retries": 0}
-        if runtime_env is not None:
-            options["runtime_env"] = runtime_env
-        if scheduling is not None:
-            options["scheduling_strategy"] = _strategy(ray, scheduling)
-        self._scheduling, self._demands = scheduling, _demands(options)
+        self._scheduling, self._demands = options.get("scheduling_strategy"), _demands(options)
         self._made: list[weakref.ref[RemoteWorker]] = []
         #: References to received answers. The next call of a method drops these references.
         self.spent: list[Any] = []
@@ -121,7 +107,7 @@ class Cluster:
     def _why_late(self, seconds: float) -> str:
         late = sum(one is not None and one.is_late for one in (made() for made in self._made))
         those, each = f"{late} of {self._num_workers} workers", _in_words(self._demands)
-        if hasattr(self._scheduling, "bundle_specs"):
+        if hasattr(self._scheduling, "placement_group"):
             return f"{self._needed_by}: {those} wait for {each} of their placement group, {seconds:.0f} s so far"
         found = self._ray.available_resources()
         free = {name: found.get(name, 0.0) for name in self._demands}
@@ -294,12 +280,3 @@ def _join(ray: Any) -> None:
             "RayReadingService found no Ray cluster to join: call ray.init() before for one on this machine, start one "
             "by `ray start --head` (and `ray start --address=…` on other machines), or let RAY_ADDRESS name one"
         ) from error
-
-
-def _strategy(ray: Any, scheduling: Any) -> Any:
-    """Returns Ray's scheduling strategy for the user's argument, which may be a strategy, its name or a placement
-    group.
-    """
-    if hasattr(scheduling, "bundle_specs"):
-        return ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(scheduling)
-    return scheduling

@@ -96,7 +96,7 @@ class RemoteSetup:
             cadence=setup.cadence,
             budget=budget,
             full_stats=setup.stats.shared.full,
-            counts=setup.stats.shared.carry_out(setup.index),
+            counts=setup.stats.shared.carry_out(setup.page),
             dispatcher_page=None if setup.lines.dispatched is None else setup.dispatcher_page,
             window=setup.window,
         )
@@ -314,7 +314,9 @@ class Host:
         child_setup = ChildSetup(
             name=setup.name,
             index=WORKER,
+            page=WORKER,
             worker_id=setup.worker_id,
+            number=setup.worker_id,
             num_workers=setup.num_workers,
             shards=range(setup.worker_id, setup.worker_id + 1),
             num_shards=setup.num_workers,

@@ -229,7 +229,7 @@ class RemoteWorker(ChildProcess):
         with contextlib.suppress(Exception):
             actor.kill()
         if self.about is not None:
-            self._board.set_gone(self._setup.index)
+            self._board.set_gone(self._setup.page)
         self._has_ended = True
         self._ring()
         with contextlib.suppress(OSError):
@@ -246,7 +246,7 @@ class RemoteWorker(ChildProcess):
         differences = _differences(about.versions)
         if differences:
             raise VersionsDiffer(differences)
-        self._board.set_place(self._setup.index, f"{about.address} {actor.identity}")
+        self._board.set_place(self._setup.page, f"{about.address} {actor.identity}")
         setup, lines = self._setup, self._setup.lines
         bells, most = setup.common.bells.shared, self._hosts.chunk_bytes
         (output,) = lines.outputs  # a worker on another machine runs one shard
@@ -287,10 +287,9 @@ class RemoteWorker(ChildProcess):
     def _note(self, one: Pulled) -> None:
         """Publishes the counters that the host has reported, and counts the bytes that were received over the
         network."""
-        page = self._setup.index
+        page = self._setup.page
         if one.frame:
-            came = bytes_of(one.frame)
-            self._board.count_frame(page, came, came >= self._hosts.chunk_bytes)
+            self._board.count_carried(page, bytes_of(one.frame))
         if one.seen is not None:
             self._board.hear(page, one.seen.counts, one.seen.times)
             self._seen = one.seen

@@ -140,10 +140,13 @@ class ChildSetup:
 
     #: The child's name in messages.
     name: str
-    #: Index of the child's bell and of its page of counters. Workers count from 1; the dispatching process has the last
-    #: index.
+    #: Index of the child's bell. Workers count from 1; the dispatching process has the last index.
     index: int
+    #: Index of the child's page of counters.
+    page: int
     worker_id: int
+    #: The number of the worker in statistics, where the workers of all groups of the loader are numbered.
+    number: int
     num_workers: int
     #: The numbers of the shards that the child runs, and the number of shards of all workers.
     shards: range
@@ -172,6 +175,12 @@ class ChildSetup:
     largest_snapshot: int | None = None
 
     @property
+    def modules(self) -> list[str]:
+        """Returns the names of the modules that the child imports for its program."""
+        needed = () if isinstance(self.program, Inherited) else self.program.modules
+        return [self.program_class[0], *needed]
+
+    @property
     def where(self) -> str:
         """Returns the child's name in messages of exceptions that it raises, in the form that existing code matches."""
         return self.name.removeprefix("the ")
@@ -188,7 +197,7 @@ def run_child(setup: ChildSetup) -> None:
     links = [handle.shared for handle in setup.lines.all()]
     if not setup.common.enter(setup.name, links, setup.stats.shared):
         return
-    name_process("td_dispatch" if setup.dispatches else f"td_worker_{setup.worker_id}")
+    name_process("td_dispatch" if setup.dispatches else f"td_worker_{setup.number}")
     # At shutdown, the main process does not wait for this import, because the child has not opened its control link
     # yet.
     module, name = setup.program_class
@@ -226,7 +235,7 @@ class ChildLoop:
                 on_demand=True,
             )
         #: The counters of this process.
-        self.counting = Counting(setup.stats.shared, setup.index)
+        self.counting = Counting(setup.stats.shared, setup.page)
         self.counting.adopt_child(setup, self.sender, self.dispatched, self.commands)
 
     def run(self, runner: Runner) -> None:

@@ -79,7 +79,8 @@ class EpochRunner:
         for place, (shard, each) in enumerate(zip(setup.shards, programs, strict=True)):
             if place:
                 programs[place - 1].leave()
-            each.prepare(ChildInfo(shard, setup.num_shards, setup.dispatches, opens, share))
+            most = setup.largest_snapshot
+            each.prepare(ChildInfo(shard, setup.num_shards, setup.dispatches, opens, share, most))
         if len(programs) > 1:
             of_each = [each.globals for each in programs]
             self.turns = ShardTurns(of_each, self._exchange, len(programs) - 1)
@@ -91,12 +92,15 @@ class EpochRunner:
 
     def _snapshot(self, shard: int) -> tuple[int, tuple[int, int], bytes] | None:
         setup, stats = self.setup, self.setup.stats.shared
-        any_size = self._announces or stats.wants_large_snapshots()
+        any_size, largest = self._announces or stats.wants_large_snapshots(), setup.largest_snapshot
         try:
-            return self.programs[shard].snapshot(None if any_size else setup.largest_snapshot)
+            found = self.programs[shard].snapshot(None if any_size else largest, begins=self._announces)
         except TooLargeError as error:
-            stats.set_oversized(setup.index, error.size)
+            stats.set_oversized(setup.page, error.size)
             return None
+        if found is not None and largest is not None and len(found[2]) > largest:
+            stats.set_oversized(setup.index, len(found[2]))
+        return found
 
     def obey(self, command: tuple[Any, ...]) -> bool:
         """Executes a command; see `Runner`."""
@@ -164,6 +168,7 @@ class EpochRunner:
         starts: Sequence[Resumption | None] | None,
     ) -> None:
         self.counting.begin(epoch)
+        self.setup.stats.shared.set_oversized(self.setup.index, 0)
         shards = self.setup.shards
         each = [start or Resumption() for start in starts or [None] * len(shards)]
         self.start = start = each[0]

@@ -20,7 +20,7 @@ from multiprocessing.context import BaseContext
 from typing import Any, TypeVar
 
 from torchdata._engine import snapshots
-from torchdata._engine.items.codec import dumps_by
+from torchdata._engine.items.codec import SharedMemoryHeld, dumps_by, refers_to_tensors
 from torchdata._engine.processes.crossing import Handle, SharedPickle, main_without_file, warn_of_lacks
 from torchdata._engine.processes.interrupts import is_of_handler
 from torchdata._engine.processes.positions import SharedPositions
@@ -34,8 +34,8 @@ from torchdata._engine.workers.program import Program
 from torchdata._engine.workers.restart import Restarts
 from torchdata._native import BellBoard, Collector, Link, StatsBoard
 from torchdata._observe.outside.stalls import warn_in_thread
-from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting
-from torchdata._reporting import place_outside
+from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting, Pages
+from torchdata._reporting import place_outside, warn_outside
 
 R = TypeVar("R", bound=Restarts)
 
@@ -64,6 +64,8 @@ class Group(OwnsChildren):
         commands: bytes of shared memory for the commands to each child; 0 for a ring only, over which larger commands
             are streamed.
         full_stats: whether the time of each pipe is measured.
+        pages: the pages of the children on the board of a loader that reads the group in threads; None for a board of
+            their own.
         snapshot_budget: bytes of the snapshots that the main process keeps; None for no limit.
 
     Raises:
@@ -82,6 +84,7 @@ class Group(OwnsChildren):
         memory_budget: int | None = None,
         commands: int = 0,
         full_stats: bool = False,
+        pages: Pages | None = None,
         snapshot_budget: int | None = None,
     ) -> None:
         self._context, self._start_method = context, (method := start_method_of(context))
@@ -95,8 +98,13 @@ class Group(OwnsChildren):
         warn_of_lacks()
         count = num_workers + (dispatch is not None)
         self.bells = BellBoard(1 + count)
-        new_stats = partial(StatsBoard, 1 + count, max(2, num_workers), PIPES, full_stats)
-        self.stats = new_stats()
+        self._has_board = pages is None
+        if pages is None:
+            new = partial(StatsBoard, 1 + count, max(2, num_workers), PIPES, full_stats)
+            pages = Pages(Counting(new(), MAIN_PAGE), 1, new)
+        #: The counters of the main process, the counters of all processes, and the page of the first child.
+        self.counting, self.first_page, new_board = pages
+        self.stats = self.counting.board
         common = CommonSetup.under(method, self.bells, place_outside())
         programs = [_shared(program, method)] * num_workers
         if dispatch is not None:
@@ -110,7 +118,9 @@ class Group(OwnsChildren):
             setup = ChildSetup(
                 name=members.names[index],
                 index=1 + index,
+                page=self.first_page + index,
                 worker_id=index if worker else 0,
+                number=self.first_page + index - 1 if worker else 0,
                 num_workers=num_workers,
                 shards=members.shards_of(index) if worker else range(1),
                 num_shards=num_shards,
@@ -118,25 +128,23 @@ class Group(OwnsChildren):
                 program=programs[index],
                 program_class=(kind.__module__, kind.__qualname__),
                 common=common,
-                stats=Handle(self.stats, new_stats),  # a child that finds the counters damaged uses its own counters
+                stats=Handle(self.stats, new_board),  # a child that finds the counters damaged uses its own counters
                 lines=lines,
                 output_peers=[MAIN] if worker else list(range(1, 1 + num_workers)),
                 dispatcher_index=count,
-                dispatcher_page=count,
+                dispatcher_page=self.first_page + num_workers,
                 window=dispatch_window,
                 cadence=snapshots.cadence(count),
                 largest_snapshot=snapshots.largest(snapshot_budget, num_shards + (dispatch is not None)),
             )
             members.setups.append(setup)
-            members.processes.append(new_child(context, members.names[index], run_child, (setup,)))
+            members.processes.append(new_child(context, members.names[index], run_child, (setup,), setup.modules))
         controls = [members.control(index) for index in range(count)]
         self._own(list(members.processes), controls, self.bells)
         #: Detects files that the children read through a shared position.
         self._positions: SharedPositions | None = None
-        #: The counters of the main process.
-        self.counting = Counting(self.stats, MAIN_PAGE)
-        # Ends the counters of the main process, even if the owner never starts an epoch.
-        self._shutdown.afterwards = partial(_count_no_more, self.counting)
+        if self._has_board:  # ends the counters of the main process, even if the owner never starts an epoch
+            self._shutdown.afterwards = partial(_count_no_more, self.counting)
 
     @property
     def is_forked(self) -> bool:
@@ -159,7 +167,7 @@ class Group(OwnsChildren):
             return None
         hangs = None
         if survived.hangs is not None:
-            hangs = Hangs(self.members, self.stats, survived.hangs, survived.patience, in_order)
+            hangs = Hangs(self.members, self.stats, self.first_page, survived.hangs, survived.patience, in_order)
         self.restarts = restarts = kind(self.members, self._context, self._shutdown, hangs, survived.deaths)
         return restarts
 
@@ -197,7 +205,8 @@ class Group(OwnsChildren):
         members.commanders += [members.commander(index) for index in indices]
         self._shutdown.commanders += members.commanders
         outputs = [members.items_of(worker) for worker in range(self.num_workers)]
-        self.counting.adopt_main()
+        if self._has_board:
+            self.counting.adopt_main()
         if restarts is None:
             members.setups.clear()
         else:
@@ -251,7 +260,8 @@ class Group(OwnsChildren):
             timeout=timeout,
             shards=num_shards,
         )
-        self.counting.receive(collector, peers, first)
+        if self._has_board:  # otherwise threads of the main process wait, whereas the program itself may not
+            self.counting.receive(collector, peers, first)
         return collector
 
     def watch(self, collector: Collector) -> None:
@@ -316,7 +326,11 @@ def _shared(program: Program, start_method: str) -> Program | SharedPickle:
     if start_method not in ("spawn", "forkserver") or program.holds_shared_memory():
         return program
     try:
-        return SharedPickle(*pickled_program(program))
+        pickled, buffers = pickled_program(program, copies_shared=False)
+        return SharedPickle(pickled, buffers, ["torch"] if refers_to_tensors(pickled) else [])
+    except SharedMemoryHeld:
+        program.modules = ["torch"]
+        return program  # torch itself passes tensors in shared memory to each child
     except Exception as error:
         if is_of_handler(error):
             raise
@@ -333,24 +347,43 @@ def _main_cannot_be_imported() -> bool:
     return has_none or main_without_file() is not None
 
 
-def pickled_program(obj: Any, refined: Callable[[Any], Any] = lambda base: base) -> tuple[bytes, list[memoryview]]:
+def pickled_program(
+    obj: Any, refined: Callable[[Any], Any] = lambda base: base, copies_shared: bool = True
+) -> tuple[bytes, list[memoryview]]:
     """Pickles an object for a child. The function uses pickle if possible, otherwise cloudpickle (lambdas, local
     classes).
 
     Args:
         obj: the object to pickle.
         refined: returns the pickler class to use, given the class that it must derive from.
+        copies_shared: whether tensors in shared memory are copied. Otherwise, they are copied only if pickle is not
+            possible, with a warning.
 
     Returns:
         The pickle, and the large buffers that belong to it. Tensors that overlap share one buffer.
+
+    Raises:
+        SharedMemoryHeld: the object contains tensors in shared memory, which must not be copied.
     """
+    reason = "this program is not in a file"
     if not _main_cannot_be_imported():
         try:
-            return dumps_by(refined(pickle.Pickler), obj, _LEAST_BUFFER)[:2]
+            return dumps_by(refined(pickle.Pickler), obj, _LEAST_BUFFER, copies_shared)[:2]
+        except SharedMemoryHeld:
+            raise
         except Exception as error:
             # Locks and queues of multiprocessing can be pickled only while a child is being started.
             if is_of_handler(error) or "inheritance" in str(error):
                 raise
+            reason = str(error)
     from torchdata._by_value import ByValuePickler
 
-    return dumps_by(refined(ByValuePickler), obj, _LEAST_BUFFER)[:2]
+    try:
+        return dumps_by(refined(ByValuePickler), obj, _LEAST_BUFFER, copies_shared)[:2]
+    except SharedMemoryHeld:
+        warn_outside(
+            "each worker gets its own copy of the tensors in shared memory, because the workers cannot import all "
+            f"functions and classes ({reason}): define these at the top level of a module to share the tensors",
+            RuntimeWarning,
+        )
+        return dumps_by(refined(ByValuePickler), obj, _LEAST_BUFFER)[:2]

@@ -145,6 +145,7 @@ class Hangs:
     Args:
         members: the children.
         board: the board with the counters of the processes.
+        first_page: the page of the first child on the board.
         seconds: the timeout.
         patience: the timeout in seconds for a child that works; None for the same timeout.
         in_order: whether the main process waits for one specific worker.
@@ -154,11 +155,12 @@ class Hangs:
         self,
         members: Members,
         board: Any,
+        first_page: int,
         seconds: float,
         patience: float | None = None,
         in_order: bool = True,
     ) -> None:
-        self._members, self._board = members, board
+        self._members, self._board, self._first_page = members, board, first_page
         self._in_order = in_order
         #: The timeout, and the limit for a child that works.
         self.seconds, self.most = seconds, max(seconds, patience or 0.0)
@@ -188,7 +190,7 @@ class Hangs:
         Returns:
             Whether a process was killed.
         """
-        pages = {page["page"] - 1: page for page in self._board.read()}
+        pages = self._pages()
         ended = False
         for worker in self._waited_for(peer, pages):
             chain = self._chain(worker, pages)
@@ -211,7 +213,7 @@ class Hangs:
         if waited < self.seconds:
             self._works(child, None)
             return False
-        pages = {page["page"] - 1: page for page in self._board.read()}
+        pages = self._pages()
         is_over = self._is_over(child, pages.get(child), waited, self.seconds)
         if is_over:
             self._end(child, pages.get(child), waited)
@@ -219,8 +221,12 @@ class Hangs:
 
     def end(self, child: int, waited: float) -> None:
         """Kills a child that the main process has waited too long for."""
-        pages = {page["page"] - 1: page for page in self._board.read()}
+        pages = self._pages()
         self._end(child, pages.get(child), waited)
+
+    def _pages(self) -> dict[int, Any]:
+        """Returns the counters of the children, by number."""
+        return {page["page"] - self._first_page: page for page in self._board.read()}
 
     def _waited_for(self, peer: int | None, pages: dict[int, Any]) -> Sequence[int]:
         peer = (peer or 0) % self._members.num_workers
@@ -238,7 +244,7 @@ class Hangs:
             waits = [flow for flow in pages[child]["flows"] if flow["wait"]["since"]] if child in pages else []
             if not waits or not self._is_at(pages[child], child):
                 break
-            child = waits[0]["peer"] - 1
+            child = waits[0]["peer"] - self._first_page
         return chain
 
     def _is_at(self, page: Any, child: int) -> bool:
@@ -253,7 +259,7 @@ class Hangs:
         if stopped is not None:
             return stopped
         waits = [flow for flow in pages[chain[-1]]["flows"] if flow["wait"]["since"]] if chain[-1] in pages else []
-        is_circle = any(flow["peer"] - 1 in chain for flow in waits)
+        is_circle = any(flow["peer"] - self._first_page in chain for flow in waits)
         return chain[0] if is_circle else chain[-1]
 
     def _is_stopped(self, child: int) -> bool:

@@ -10,7 +10,7 @@ the three kinds.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -56,6 +56,8 @@ class Program(ABC):
     item: ClassVar[str] = "item"
     counted: ClassVar[str] = " in the epoch"
     mended: ClassVar[str] = "pipe"
+    #: The names of the modules that unpickling the program imports, as far as they need much memory.
+    modules: Sequence[str] = ()
 
     @abstractmethod
     def why_unpicklable(self, start_method: str, error: Exception) -> str:
@@ -103,6 +105,9 @@ class ChildInfo:
     #: Returns the position in the dispatched items: the pass, the number of items that were read in it, and their
     #: checksum.
     share: Callable[[], tuple[int, tuple[int, int]]] | None = None
+    #: The number of bytes from which on snapshots are sent only if the main process wants large snapshots; None for no
+    #: limit.
+    largest_snapshot: int | None = None
 
 
 class Listener(Protocol):
@@ -162,11 +167,12 @@ class EpochProgram(Program):
         """The runner calls this method before another shard's program runs, with the same exception."""
 
     @abstractmethod
-    def snapshot(self, most: int | None = None) -> tuple[int, tuple[int, int], bytes] | None:
+    def snapshot(self, most: int | None = None, *, begins: bool = False) -> tuple[int, tuple[int, int], bytes] | None:
         """The runner calls this method between two items.
 
         Args:
             most: the largest number of bytes of the snapshot; None for no limit.
+            begins: whether this is the snapshot with which an epoch begins.
 
         Returns:
             The position in the dispatched items (the pass, the number of items that were read, and their checksum), and

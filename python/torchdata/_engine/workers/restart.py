@@ -293,7 +293,7 @@ class Restarts:
 
     def _new_child(self, index: int) -> ChildProcess:
         members, setup = self._members, self._members.setups[index]
-        return new_child(self._context, members.names[index], run_child, (setup,), self._forker)
+        return new_child(self._context, members.names[index], run_child, (setup,), setup.modules, self._forker)
 
 
 def _start(child: ChildProcess, method: str) -> None:

@@ -139,7 +139,7 @@ def _words(
     reading = read_board(children.stats)
     stats = summarise(reading)
     processes = {process.name: process for process in stats.processes}
-    name = f"worker process {peer or 0}"
+    name = f"worker process {children.first_page - 1 + (peer or 0)}"
     if name not in processes:
         return f"no item has come for {duration(waited)}: main waits for {name}, which has not started yet"
     chain = blame(processes, name)

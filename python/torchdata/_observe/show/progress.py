@@ -1,13 +1,12 @@
 """`loader.progress()`: a progress bar for an epoch, with the item rate and the waiting time.
 
-Role: wraps the loader's iterator in the main process. The bar is drawn by tqdm or rich. The loader counts the waiting
+Role: wraps the loader's iterator in the main process. The bar is drawn by tqdm. The loader counts the waiting
 times, and the bar reads them from time to time. Outside terminals and notebooks, nothing is drawn, and items have no
 additional cost.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import time
 from collections.abc import Iterator
@@ -19,15 +18,6 @@ from torchdata._optional import optional_import
 __all__ = ["ProgressBar"]
 
 T_co = TypeVar("T_co", covariant=True)
-_BACKENDS = ("tqdm", "rich")
-
-
-class _Bar(Protocol):
-    """An object that draws a progress bar."""
-
-    def advance(self, items: int, words: str | None) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class _Loader(Protocol[T_co]):
@@ -51,17 +41,14 @@ class ProgressBar(Generic[T_co]):
         description: str = "",
         file: IO[str] | None = None,
         interval: float = 0.5,
-        backend: str | None = None,
     ) -> None:
-        if backend not in (None, *_BACKENDS):
-            raise ValueError(f'progress: backend is "tqdm", "rich" or None, not {backend!r}')
         if isinstance(interval, bool) or not isinstance(interval, (int, float)) or not interval > 0:
             raise ValueError(f"progress: interval is a positive number of seconds, not {interval!r}")
         self._loader = loader
-        self._description = description
+        self._description = description or None
         self._file = file
         self._interval = interval
-        self._backend = backend
+        self._tqdm = optional_import("tqdm", extra="progress", needed_by="progress").tqdm
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -69,22 +56,16 @@ class ProgressBar(Generic[T_co]):
     def __iter__(self) -> Iterator[T_co]:
         items = iter(self._loader)
         file = sys.stderr if self._file is None else self._file
-        bar = self._bar(file) if file is not None and _is_watched(file) else None
-        return items if bar is None else self._shown(items, bar)
+        return self._shown(items, file) if file is not None and _is_watched(file) else items
 
-    def _bar(self, file: IO[str]) -> _Bar | None:
-        backend = self._backend
-        if backend is None:
-            backend = next((one for one in _BACKENDS if importlib.util.find_spec(one) is not None), None)
-        if backend is None:
-            return None
+    def _shown(self, items: Iterator[T_co], file: IO[str]) -> Iterator[T_co]:
         try:
             total = len(self._loader)
         except TypeError:  # the length is unknown
             total = None
-        return (_Tqdm if backend == "tqdm" else _Rich)(total, self._description, file)
-
-    def _shown(self, items: Iterator[T_co], bar: _Bar) -> Iterator[T_co]:
+        bar = self._tqdm(
+            total=total, desc=self._description, file=file, unit="item", dynamic_ncols=True, mininterval=0.0
+        )
         last, looked, count = self._loader.stats(), time.monotonic(), 0
         try:
             for item in items:
@@ -94,10 +75,11 @@ class ProgressBar(Generic[T_co]):
                 if now - looked >= self._interval:
                     stats = self._loader.stats(last)
                     share = stats.loading if stats.loading is not None else stats.waiting
-                    bar.advance(count, f"{100 * share:.0f} % waiting")
+                    bar.set_postfix_str(f"{100 * share:.0f} % waiting", refresh=False)
+                    bar.update(count)
                     last, looked, count = self._loader.stats(), now, 0
         finally:
-            bar.advance(count, None)
+            bar.update(count)
             bar.close()
 
 
@@ -105,45 +87,3 @@ def _is_watched(file: IO[str]) -> bool:
     """Returns whether a terminal or a notebook displays the output immediately."""
     kernel = sys.modules.get("ipykernel.iostream")
     return file.isatty() or (kernel is not None and isinstance(file, kernel.OutStream))
-
-
-class _Tqdm:
-    def __init__(self, total: int | None, description: str, file: IO[str]) -> None:
-        library = optional_import("tqdm", extra="progress", needed_by="progress")
-        self._bar = library.tqdm(
-            total=total, desc=description or None, file=file, unit="item", dynamic_ncols=True, mininterval=0.0
-        )
-
-    def advance(self, items: int, words: str | None) -> None:
-        if words is not None:
-            self._bar.set_postfix_str(words, refresh=False)
-        self._bar.update(items)
-
-    def close(self) -> None:
-        self._bar.close()
-
-
-class _Rich:
-    def __init__(self, total: int | None, description: str, file: IO[str]) -> None:
-        progress = optional_import("rich.progress", extra="top", needed_by="progress")
-        console = optional_import("rich.console", extra="top", needed_by="progress")
-        self._progress = progress.Progress(
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
-            progress.MofNCompleteColumn(),
-            progress.TextColumn("{task.fields[speed]} {task.fields[waits]}"),
-            progress.TimeRemainingColumn(),
-            console=console.Console(file=file),
-        )
-        self._task = self._progress.add_task(description, total=total, speed="", waits="")
-        self._began, self._count = time.monotonic(), 0
-        self._progress.start()
-
-    def advance(self, items: int, words: str | None) -> None:
-        self._count += items
-        speed = self._count / max(time.monotonic() - self._began, 1e-9)
-        waits = {} if words is None else {"waits": words}
-        self._progress.update(self._task, advance=items, speed=f"{speed:.4g} items/s", **waits)
-
-    def close(self) -> None:
-        self._progress.stop()

@@ -144,10 +144,4 @@ def as_table(stats: LoaderStats) -> str:
     if retried:
         lines += ["", "requests sent again after a fault"]
         lines += [f"  {amount(pipe.retries)}  {pipe.name}, {pipe.process}" for pipe in retried]
-    if stats.slowest:
-        lines += ["", "slowest items"]
-        lines += [
-            f"  {duration(slow.seconds)}  item {slow.index} of epoch {slow.epoch}, {slow.process}"
-            for slow in stats.slowest[:5]
-        ]
     return "\n".join(lines)

@@ -23,6 +23,8 @@ from torchdata._users_code import ITERATED, READ, code_of, codes_of_dataset, pla
 from torchdata.datapipes.datapipe import IterDataPipe
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torchdata._observe.show.shown import ShownStats
     from torchdata._observe.stats.model import LoaderStats, Reading
 
@@ -170,11 +172,15 @@ class BatchRecorder(Recorder):
         self._begin(iterator, row)
         return clock
 
-    def _counting_here(self) -> Counting | None:
-        """Returns the page of an epoch that is read in this process; None if the epoch is not counted."""
+    def _counting_here(self, new_board: Callable[[], StatsBoard] | None = None) -> Counting | None:
+        """Returns the page of an epoch that is read in this process; None if the epoch is not counted.
+
+        Args:
+            new_board: creates the board; None for a board that has only this page.
+        """
         if self._counting is None or self._processes is not None or self._pid != os.getpid():
             try:
-                board = StatsBoard(1, 1, PIPES, self.full)
+                board = StatsBoard(1, 1, PIPES, self.full) if new_board is None else new_board()
             except OSError:
                 return None
             board.adopt(MAIN_PAGE, MAIN, 0)

@@ -13,10 +13,36 @@ if TYPE_CHECKING:
 
     from torchdata._observe.stats.model import LoaderStats, ProcessStats
 
-__all__ = ["free_of_main", "processors_of", "workers_that_fit"]
+__all__ = ["workers_that_fit"]
 
 
-def processors_of(processes: Iterable[ProcessStats], before: float = 0.0) -> tuple[float, float] | None:
+def workers_that_fit(stats: LoaderStats) -> tuple[float, float]:
+    """Returns the number of workers for which there are enough cores, as a lower and an upper bound. Remote workers use
+    the cores of their machines.
+    """
+    if any(worker.node is not None for worker in stats.workers):
+        return math.inf, math.inf
+    # A process also computes while it starts, before its first item.
+    before = (stats.first_item_seconds or 0.0) * (stats.epochs + 1)
+    processors = _processors_of(stats.workers or stats.processes, before)
+    if processors is None:
+        return stats.cores, math.inf
+    least, most = processors
+    if not stats.workers:  # the main process also trains, with any number of threads
+        return max(stats.cores, _filling(stats.cores, most)), math.inf
+    main = stats.main
+    computed = (main.cpu_seconds or 0.0) / stats.seconds if main is not None and stats.seconds > 0 else 0.0
+    free = stats.cores - min(stats.cores - 1.0, computed)  # training in the main process takes the remaining cores
+    return max(stats.cores, _filling(free, most)), max(stats.cores, _filling(stats.cores, least))
+
+
+def _filling(free: float, processors: float) -> float:
+    """Returns how many workers fill the free cores, if each worker uses `processors` cores. More workers would not be
+    faster."""
+    return max(1, math.floor(free / processors + 0.5)) if processors > 0 else math.inf
+
+
+def _processors_of(processes: Iterable[ProcessStats], before: float) -> tuple[float, float] | None:
     """Returns how many processors a process would keep busy while it works, if no other programs ran: a lower and an
     upper bound.
 
@@ -44,16 +70,3 @@ def _share(ran: float, stood: float, busy: float) -> float:
     if ran + stood >= busy:  # several threads run at the same time
         return (ran + stood) / busy
     return ran / (busy - stood)
-
-
-def free_of_main(stats: LoaderStats, cores: int) -> float:
-    """Returns the number of cores that training in the main process leaves to workers."""
-    main = stats.main
-    computed = (main.cpu_seconds or 0.0) / stats.seconds if main is not None and stats.seconds > 0 else 0.0
-    return cores - min(cores - 1.0, computed)
-
-
-def workers_that_fit(processors: float, free: float) -> float:
-    """Returns how many workers fill the free cores, if each worker uses `processors` cores. More workers would not be
-    faster."""
-    return max(1, math.floor(free / processors + 0.5)) if processors > 0 else math.inf

@@ -7,23 +7,34 @@ actual counting.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchdata._observe.outside.stacks import answer_for_stacks, answer_no_more, tidy
 from torchdata._observe.stats.labels import describe_pipes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torchdata._native import Collector, Sender, StatsBoard
 
-__all__ = ["MAIN_PAGE", "PIPES", "Counting"]
+__all__ = ["MAIN_PAGE", "PIPES", "Counting", "Pages"]
 
 #: The page of the main process. Pages of the child processes follow, with the dispatching process last.
 MAIN_PAGE = 0
 #: The maximum number of counted pipes per process. The last pipe is always counted.
 PIPES = 60
 MAIN, WORKER, DISPATCHER = 1, 2, 3
+
+
+class Pages(NamedTuple):
+    """The pages of a group of processes on the board of a loader, which may have several groups."""
+
+    #: The counters of the main process.
+    counting: Counting
+    #: The index of the first page.
+    first: int
+    #: Creates a board of the same size.
+    new_board: Callable[[], StatsBoard]
 
 
 def _exchanged(rows: list[Any], one: int, other: int) -> list[Any]:
@@ -58,7 +69,7 @@ class Counting:
                 link.
             commands: the link over which the process receives its commands.
         """
-        self.board.adopt(self.page, DISPATCHER if setup.dispatches else WORKER, setup.worker_id)
+        self.board.adopt(self.page, DISPATCHER if setup.dispatches else WORKER, setup.number)
         sender.count_into(self.board, self.page, 0, setup.output_peers)
         commands.count_idle(self.board, self.page)
         if dispatched is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from torchdata._observe.show.table import duration, percent, size
 from torchdata._observe.stats.advice import advice_for
-from torchdata._observe.stats.cores import free_of_main, processors_of, workers_that_fit
+from torchdata._observe.stats.cores import workers_that_fit
 from torchdata._observe.stats.model import added
 
 if TYPE_CHECKING:
@@ -273,23 +273,12 @@ def network(stats: LoaderStats) -> Verdict | None:
     held = sum(worker.room for worker in far) / len(far)
     if held < 0.4 or stats.items < FEWEST:
         return None
-    frames, full = sum(worker.frames for worker in far), sum(worker.full_frames for worker in far)
-    nodes = len({worker.node for worker in far})
-    rate, each = stats.network_bytes_per_second, duration(stats.seconds / stats.items)
-    both = f"main waits {percent(stats.waiting)} of the time for items, and the workers {percent(held)} for room"
-    if full >= 0.5 * frames:
-        return Verdict(
-            "network",
-            f"The network limits you: {size(rate)}/s come from {len(far)} workers on {nodes} "
-            f"{'node' if nodes == 1 else 'nodes'}; {both}. More workers would not help: make items smaller before they "
-            "travel (types of fewer bytes, decode or augment in the main process), or have faster links.",
-            "main",
-        )
     return Verdict(
         "network",
-        f"The network's delay limits you: an item takes {each} to arrive, {size(rate)}/s in {frames} messages that "
-        f"were not full; {both}. Let workers be further ahead (worker_prefetch_cnt), or send larger items: put "
-        "`.batch(…)` at the end of what the workers run.",
+        f"The network limits you: {size(stats.network_bytes_per_second)}/s come from {_counted(len(far), 'worker')}; "
+        f"main waits {percent(stats.waiting)} of the time for items, and the workers {percent(held)} for room. More "
+        "workers would not help. For large items, send fewer bytes (smaller types, decode in the main process). For "
+        "small items, put `.batch(…)` at the end of what the workers run, or raise worker_prefetch_cnt.",
         "main",
     )
 
@@ -462,7 +451,8 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
 
 def loading(stats: LoaderStats) -> Verdict | None:
     """Describes the limit if no other rule applies: the pipes are slower than the training step."""
-    return _loading_in_workers(stats) if stats.workers else _loading_in_main(stats)
+    # The threads of a node may wait for workers while the main process itself does not.
+    return _loading_in_workers(stats) if stats.waited_for else _loading_in_main(stats)
 
 
 def _loading_in_workers(stats: LoaderStats) -> Verdict:
@@ -528,7 +518,7 @@ def _remedy(stats: LoaderStats, worker: ProcessStats, worst: PipeStats) -> str:
     name = worst.name.partition("(")[2].rstrip(")") or worst.name
     cheaper = f"{_article(name)} {name} of {duration(faster)}"
     possible = faster > WITHIN_REACH * (worst.seconds_per_item or 0.0)
-    _, fit = _workers_that_fit(stats)
+    _, fit = workers_that_fit(stats)
     if min(needed, fit) > MOST_WORKERS:
         return f" Make {name} cheaper, or use more workers if they do not wait for the same disk or lock."
     if needed > fit:
@@ -541,7 +531,7 @@ def _remedy(stats: LoaderStats, worker: ProcessStats, worst: PipeStats) -> str:
 
 def _with_workers(stats: LoaderStats, workers: int, words: str) -> str:
     """Describes the effect of the number of workers in `words`."""
-    surely, _ = _workers_that_fit(stats)
+    surely, _ = workers_that_fit(stats)
     text = f" With {words} {_limit(stats.step_seconds)}"
     if workers <= surely:
         return f"{text}."
@@ -551,24 +541,6 @@ def _with_workers(stats: LoaderStats, workers: int, words: str) -> str:
 
 def _limit(step: float | None) -> str:
     return f"the training step ({duration(step)}) would be the limit"
-
-
-def _workers_that_fit(stats: LoaderStats) -> tuple[float, float]:
-    """Returns the number of workers for which there are enough cores, as a lower and an upper bound. Remote workers use
-    the cores of their machines.
-    """
-    if any(worker.node is not None for worker in stats.workers):
-        return math.inf, math.inf
-    # A process also computes while it starts, before its first item.
-    before = (stats.first_item_seconds or 0.0) * (stats.epochs + 1)
-    processors = processors_of(stats.workers or stats.processes, before)
-    if processors is None:
-        return stats.cores, math.inf
-    least, most = processors
-    if not stats.workers:  # the main process also trains, with any number of threads
-        return max(stats.cores, workers_that_fit(most, stats.cores)), math.inf
-    surely = workers_that_fit(most, free_of_main(stats, stats.cores))
-    return max(stats.cores, surely), max(stats.cores, workers_that_fit(least, stats.cores))
 
 
 def _cores(stats: LoaderStats) -> str:

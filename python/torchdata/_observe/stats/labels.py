@@ -30,8 +30,6 @@ class Flag(enum.IntFlag):
     HOLDS = 1
     #: The pipe receives its items from another process, so the time spent in the pipe is waiting time.
     INPUT = 2
-    #: The pipe is read by index, and is therefore not counted.
-    UNCOUNTED = 4
     #: The pipe reads its source in a thread.
     THREAD = 8
     #: The pipe yields one item for each item that it reads, before it reads the next item.

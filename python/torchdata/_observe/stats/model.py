@@ -13,7 +13,7 @@ from typing import Any
 
 from torchdata._observe.stats.declaring import counter, described, fields_summed, gauge, told
 
-__all__ = ["NODES", "STATEFUL", "LoaderStats", "Page", "PipeStats", "ProcessStats", "Reading", "SlowItem", "added"]
+__all__ = ["NODES", "STATEFUL", "LoaderStats", "Page", "PipeStats", "ProcessStats", "Reading", "added"]
 
 Page = dict[str, Any]
 #: The names of a `StatefulDataLoader` and of a `Loader` of nodes in statistics, which determine the arguments in the
@@ -21,17 +21,6 @@ Page = dict[str, Any]
 STATEFUL, NODES = "StatefulDataLoader", "nodes.Loader"
 #: Fields of `LoaderStats` that are not displayed.
 _HIDDEN = ("reading",)
-
-
-@described
-@dataclass(frozen=True)
-class SlowItem:
-    """An item that took a long time to create."""
-
-    process: str = told("the process that computed the item")
-    epoch: int = told("the number of the process's epoch, from 1")
-    index: int = told("the number of the item in that epoch of the process, from 0")
-    seconds: float = told("the time of the item in all pipes of the process")
 
 
 @described
@@ -68,10 +57,6 @@ class PipeStats:
         gauge(),
         summed="workers",
     )
-    buffered_bytes: int | None = told(
-        "estimated size of these items, from the average size of the process's items; None if unknown",
-        summed="workers",
-    )
     capacity: int | None = told("the maximum number of items that the pipe holds", summed="workers")
     waits: bool = told("whether another process, or a thread that reads ahead, provides the items of the pipe")
     put_off: bool = told(
@@ -101,8 +86,6 @@ class ProcessStats:
     items_per_second: float = told("`items` per second of `seconds`")
     bytes: int = told("bytes that the process has sent")
     network_bytes: int = told("bytes that were received from the process over the network", counter())
-    frames: int = told("network messages that contained these bytes")
-    full_frames: int = told("the messages that were full, which shows that more items were waiting")
     seconds: float = told("time in epochs. In the main process, an epoch begins with its first item")
     busy_seconds: float = told(
         "time in pipes, and for sending; in the main process, time in the pipes that stay there",
@@ -130,7 +113,6 @@ class ProcessStats:
     copied_bytes: int = told("bytes of those buffers")
     fragments: int = told("pieces of buffers that did not fit into shared memory")
     wake_ups: int = told("how often the process woke another process")
-    sleeps: int = told("how often the process slept to wait for another process")
     restarts: int = told("how often the process was replaced")
     snapshots: int = told("states that the process has sent")
     cpu_seconds: float | None = told(
@@ -213,10 +195,6 @@ class LoaderStats:
     )
     prefetched: int = told("items that are ready for the main process, or for its pipes", gauge("prefetched_items"))
     prefetch_limit: int = told("the maximum number of prefetched items")
-    occupancy: float | None = told(
-        "`prefetched` divided by `prefetch_limit`; None if nothing is read ahead",
-        gauge("occupancy_ratio"),
-    )
     shared_memory: int = told("bytes of shared memory in use", gauge("shared_memory_bytes"), summed="processes")
     shared_memory_peak: int = told(
         "the maximum in use since the start, summed over links",
@@ -236,7 +214,6 @@ class LoaderStats:
     snapshots: int = told("states that workers have sent", counter(), summed="processes")
     cores: int = told("processors that this process may use, by its affinity and its control groups")
     processes: tuple[ProcessStats, ...] = told("the main process, the workers, the dispatching process")
-    slowest: tuple[SlowItem, ...] = told('items that took longest, from all processes; empty without `stats="full"`')
     choices: tuple[str, ...] = told('the choice of `num_workers="auto"`, and its reason', default=())
 
     @property
@@ -284,7 +261,6 @@ class LoaderStats:
         plain["processes"] = [asdict(process) for process in self.processes]
         for process in plain["processes"]:
             process["pipes"] = list(process["pipes"])
-        plain["slowest"] = [asdict(slow) for slow in self.slowest]
         return plain
 
 

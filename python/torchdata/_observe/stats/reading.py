@@ -15,7 +15,7 @@ from torchdata._machine import cores
 from torchdata._observe.show.shown import ShownStats
 from torchdata._observe.stats.declaring import fields_summed
 from torchdata._observe.stats.labels import Flag
-from torchdata._observe.stats.model import LoaderStats, Page, PipeStats, ProcessStats, Reading, SlowItem
+from torchdata._observe.stats.model import LoaderStats, Page, PipeStats, ProcessStats, Reading
 from torchdata._observe.stats.processor import processor_times
 from torchdata._redacting import printable
 
@@ -160,12 +160,6 @@ def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
     inside = _inside(main_since, waiting, seconds)
     prefetched = sum(w.in_flight for w in workers) + sum(_held(main)[0:1])
     limit = sum(w.window for w in workers) + _held(main)[1]
-    slowest = [
-        SlowItem(names[index], epoch, item, took * _NS)
-        for index, page_ in ((index, since.page) for index, since in sinces.items())
-        if page_["role"] != 1 or not workers  # the item that the main process waits for was created in a worker
-        for epoch, took, item in page_["slow"]
-    ]
     return ShownStats(
         full=now.full,
         epoch=page["epoch"] if page else 0,
@@ -187,10 +181,8 @@ def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
         held_up=sum(w.room for w in workers) / len(workers) if workers else None,
         prefetched=prefetched,
         prefetch_limit=limit,
-        occupancy=min(1.0, prefetched / limit) if limit else None,
         cores=cores(),
         processes=tuple(processes),
-        slowest=tuple(sorted(slowest, key=lambda slow: -slow.seconds)[:8]),
         reading=now,
         **_sums(processes),
     )
@@ -243,7 +235,6 @@ def _process(since: _Since, now: Reading, names: Mapping[int, str]) -> ProcessSt
         busy = 0.0 if inside is None else max(0.0, inside - input_seconds)
     size = since.flow_sum("bytes", sends=True)
     in_flight, window = _in_flight(page, now)
-    item_size = size / sent if sent and size else None
     return ProcessStats(
         name=names[page["page"]],
         role=role,
@@ -259,8 +250,6 @@ def _process(since: _Since, now: Reading, names: Mapping[int, str]) -> ProcessSt
         items_per_second=_rate(sent, seconds),
         bytes=size,
         network_bytes=since.count("carried"),
-        frames=since.count("frames"),
-        full_frames=since.count("full_frames"),
         seconds=seconds,
         busy_seconds=busy,
         input_seconds=input_seconds,
@@ -282,13 +271,12 @@ def _process(since: _Since, now: Reading, names: Mapping[int, str]) -> ProcessSt
         copied_bytes=since.flow_sum("copied"),
         fragments=since.flow_sum("fragments"),
         wake_ups=since.flow_sum("wakes"),
-        sleeps=sum(flow["wait"]["count"] - (b["wait"]["count"] if b else 0) for flow, b in since.flows()),
         restarts=since.count("restarts"),
         snapshots=since.count("snapshots"),
         cpu_seconds=since.cpu[0] if since.cpu else None,
         waits_for_cpu_seconds=since.cpu[1] if since.cpu else None,
         lived_seconds=since.cpu[2] if since.cpu else None,
-        pipes=_pipes(since, names[page["page"]], item_size),
+        pipes=_pipes(since, names[page["page"]]),
     )
 
 
@@ -328,7 +316,7 @@ def _in_flight(page: Page, now: Reading) -> tuple[int, int]:
     return items, limit
 
 
-def _pipes(since: _Since, process: str, item_size: float | None) -> tuple[PipeStats, ...]:
+def _pipes(since: _Since, process: str) -> tuple[PipeStats, ...]:
     grown = [(pipe, pipe["items"] - (b["items"] if b else 0), b) for pipe, b in since.pipes()]
     inputs: dict[int, int] = {}
     all_inputs: dict[int, int] = {}
@@ -364,7 +352,6 @@ def _pipes(since: _Since, process: str, item_size: float | None) -> tuple[PipeSt
                 p50=quantiles[0] * _NS if quantiles else None,
                 p99=quantiles[1] * _NS if quantiles else None,
                 buffered_items=held,
-                buffered_bytes=None if held is None or item_size is None else round(held * item_size),
                 capacity=pipe["capacity"] or None,
                 waits=waits,
                 put_off=bool(pipe["flags"] & Flag.PUT_OFF),

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import copy
 import pickle
-import re
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
+from torchdata._bounded_pickles import LimitedFile, TooLargeError
 from torchdata._engine.processes.interrupts import is_of_handler
 from torchdata._importing import loaded
 from torchdata._redacting import HIDDEN, is_private, shown
@@ -82,36 +82,18 @@ class GraphTemplate:
             return False
 
 
-class _TooLargeError(Exception):
-    """A pickle exceeds the maximum size."""
-
-
-class _CountingFile:
-    """A file that counts and discards the bytes written to it."""
-
-    def __init__(self, most: int) -> None:
-        self.left = most
-
-    def write(self, data: Any) -> int:
-        """Raises `_TooLargeError` if too many bytes were written."""
-        self.left -= len(data)
-        if self.left < 0:
-            raise _TooLargeError
-        return len(data)
-
-
 def _fits(base: Any, obj: Any, most: int) -> bool:
-    file, torch = _CountingFile(most), loaded("torch")
+    file, torch = LimitedFile(most), loaded("torch")
 
     class MeasuringPickler(base):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
             if torch is not None and isinstance(obj, torch.Tensor) and obj.nbytes > file.left:
-                raise _TooLargeError  # stops the pickling before torch copies the tensor
+                raise TooLargeError(obj.nbytes)  # stops the pickling before torch copies the tensor
             return NotImplemented if base is pickle.Pickler else super().reducer_override(obj)
 
     try:
         MeasuringPickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(obj)
-    except _TooLargeError:
+    except TooLargeError:
         return False
     return True
 
@@ -230,33 +212,6 @@ def _short(name: str, value: Any) -> str:
     except Exception:
         text = "an object"
     return f"{text if len(text) <= 80 else text[:77] + '...'} of type {type(value).__name__}"
-
-
-def unpickled(field: str, pickled: Any) -> Any:
-    """Unpickles a field of a state.
-
-    Raises:
-        ValueError: the field cannot be unpickled; the message distinguishes damage from missing modules.
-    """
-    if not isinstance(pickled, bytes):
-        raise damaged(field, f"it holds an object of type {type(pickled).__name__} where bytes should be")
-    try:
-        return pickle.loads(pickled)
-    except (ImportError, AttributeError) as error:
-        name = re.search(r"attribute '(.+?)' on <module '__(?:mp_)?main__'", str(error))
-        if name is not None:
-            raise ValueError(
-                f"the field {field!r} of this loader state cannot be loaded, because it names {name[1]!r} of the "
-                "program's own file (`__main__`), and the program that runs now defines no such name there: define "
-                "it, or put it into a module that both programs import and save the state again"
-            ) from error
-        raise ValueError(
-            f"the field {field!r} of this loader state cannot be loaded, because something that it was made of cannot "
-            f"be imported here ({type(error).__name__}: {error}); load it where the modules and names of the program "
-            "that saved it exist. If they do, the state is damaged"
-        ) from error
-    except Exception as error:
-        raise damaged(field, f"unpickling it fails with {type(error).__name__}: {error}") from error
 
 
 def damaged(field: str, how: str) -> ValueError:

@@ -18,11 +18,8 @@ from torchdata._engine.snapshots import Account, Kept, Resumption, reason_in
 from torchdata._engine.workers.epochs import StopPosition
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata.datapipes._pipe import random as own_random
-from torchdata.datapipes._pipe import skipping, witnessing
-from torchdata.datapipes._pipe.exchanging import one_at_a_time
-from torchdata.datapipes._pipe.state import late_seeding
+from torchdata.datapipes._pipe.exchanging import ShardGlobals, one_at_a_time
 from torchdata.datapipes.iter.threads.prefetching import end_threads
-from torchdata.datapipes.state import load_generators, save_generators
 
 #: The number of latest items for which the shard is remembered.
 _REMEMBERED = 1 << 12
@@ -75,13 +72,8 @@ class LocalShards:
     def _as_shard(self, program: EpochProgram, *, enters: bool = True) -> Iterator[None]:
         """Context in which the process has the worker info and the generators of a shard."""
         with one_at_a_time(), torch_as_it_was():
-            generators, awaited, replica, worker, witness = (
-                save_generators(),
-                late_seeding.awaited,
-                own_random.is_replica,
-                skipping.worker,
-                witnessing.current,
-            )
+            outside, replica = ShardGlobals(), own_random.is_replica
+            outside.leave()
             try:
                 own_random.is_replica = True
                 if enters:
@@ -89,9 +81,8 @@ class LocalShards:
                 yield
                 program.leave()
             finally:
-                own_random.is_replica, skipping.worker, witnessing.current = replica, worker, witness
-                late_seeding.await_again(awaited)
-                load_generators(generators)
+                own_random.is_replica = replica
+                outside.enter()
 
     # -- as children -----------------------------------------------------------------------------------
 

@@ -105,8 +105,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         snapshot_budget: bytes that the snapshots of all workers may use in the main process; 64 MiB by default, None
             for no limit. A worker whose pipes hold more (`shuffle` or `in_memory_cache` of large items) sends no
             snapshot until a state is requested. A restart then recomputes the items since an earlier snapshot, or since
-            the beginning of the epoch. A snapshot at the start of an epoch, for pipes that keep state beyond an epoch,
-            is always sent.
+            the beginning of the epoch. To refill a cache, a restart also repeats the epoch that filled the cache. A
+            cache whose items were changed is always sent at the start of an epoch.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService

@@ -32,8 +32,6 @@ _OWN = {
     "lifetime": "actors end with the loader",
     "name": "each worker has an actor of its own",
     "get_if_exists": "each worker has an actor of its own",
-    "scheduling_strategy": "the argument `scheduling` says it",
-    "runtime_env": "the argument `runtime_env` says it",
 }
 
 
@@ -56,13 +54,8 @@ class RayReadingService(MultiProcessingReadingService):
             default.
         worker_init_fn: see `MultiProcessingReadingService`.
         worker_reset_fn: see `MultiProcessingReadingService`.
-        ray_remote_args: options of each worker's actor, such as `{"num_cpus": 2, "resources": {"fast_disk": 1}}`; one
-            CPU by default.
-        scheduling: how Ray distributes the workers: the name of a strategy ("SPREAD", "DEFAULT"), a strategy of
-            `ray.util.scheduling_strategies` or a placement group.
-        runtime_env: the environment of the actors, as for Ray.
-        chunk_bytes: the number of bytes of finished items after which a worker sends these items as one message; 8 MiB
-            by default.
+        ray_remote_args: Ray's options of each worker's actor, such as `{"num_cpus": 2, "resources": {"fast_disk": 1},
+            "scheduling_strategy": "SPREAD", "runtime_env": {"pip": ["emoji"]}}`; one CPU by default.
         in_order: see `MultiProcessingReadingService`.
         memory_budget: bytes of shared memory for items in the main process, and the same amount in flight at the
             workers; None (the default) for a quarter of the machine's memory.
@@ -77,7 +70,7 @@ class RayReadingService(MultiProcessingReadingService):
     Examples:
         >>> import ray  # call `ray.init` to choose the cluster; otherwise the service joins the running one
         >>> from torchdata.dataloader2 import RayReadingService
-        >>> service = RayReadingService(num_workers=4, ray_remote_args={"num_cpus": 2}, scheduling="SPREAD")
+        >>> service = RayReadingService(num_workers=4, ray_remote_args={"num_cpus": 2, "scheduling_strategy": "SPREAD"})
         >>> service.num_workers
         4
     """
@@ -91,9 +84,6 @@ class RayReadingService(MultiProcessingReadingService):
         worker_reset_fn: Callable[[DataPipe, WorkerInfo, SeedGenerator], DataPipe] | None = None,
         *,
         ray_remote_args: dict[str, Any] | None = None,
-        scheduling: Any = None,
-        runtime_env: dict[str, Any] | None = None,
-        chunk_bytes: int = 8 << 20,
         in_order: bool = True,
         memory_budget: int | None = None,
         timeout: float | None = None,
@@ -120,11 +110,6 @@ class RayReadingService(MultiProcessingReadingService):
             snapshot_budget=None,  # a worker on another machine is not informed that a state was requested
         )
         self.ray_remote_args = _check_options({} if ray_remote_args is None else ray_remote_args)
-        self.scheduling = scheduling
-        if runtime_env is not None and not isinstance(runtime_env, dict):
-            raise TypeError(f"{_NAME}: runtime_env must be a dictionary, as Ray takes it, not {runtime_env!r}")
-        self.runtime_env = runtime_env
-        self.chunk_bytes = check_int(_NAME, "chunk_bytes", chunk_bytes, least=1)
         require("ray", extra="ray", needed_by=_NAME)
         self._cluster: Any = None
 
@@ -135,15 +120,7 @@ class RayReadingService(MultiProcessingReadingService):
     def _start(self, branch: DataPipe, dispatching: DataPipe | None, shards: Sequence[Shard]) -> Children | LocalShards:
         from torchdata._engine.remote.cluster import Cluster
 
-        self._cluster = Cluster(
-            _NAME,
-            self.ray_remote_args,
-            self.scheduling,
-            self.runtime_env,
-            len(shards),
-            self.memory_budget,
-            self.chunk_bytes,
-        )
+        self._cluster = Cluster(_NAME, self.ray_remote_args, len(shards), self.memory_budget)
         return super()._start(branch, dispatching, shards)
 
     def _context(self) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
@@ -28,9 +29,10 @@ from torchdata.dataloader2.graph.cutting import DispatchedSource, find_non_dispa
 from torchdata.dataloader2.graph.serialization import why_not
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
+from torchdata.dataloader2.services.caches import Caches
 from torchdata.dataloader2.services.watching import watched_filters
 from torchdata.dataloader2.state.layout import opened, sealed
-from torchdata.dataloader2.state.position import Content, Shard
+from torchdata.dataloader2.state.position import Content, Filled, Shard
 from torchdata.datapipes._pipe import random as own_random
 from torchdata.datapipes._pipe import skipping as skipping_items
 from torchdata.datapipes._pipe import witnessing
@@ -303,6 +305,7 @@ class GraphProgram(EpochProgram):
     def prepare(self, child: ChildInfo) -> None:
         """Connects the graph to the dispatching process, and shards it."""
         self._child, self._shard, self.globals = child, self.shards[child.worker_id], ShardGlobals()
+        self._caches = Caches(child.largest_snapshot)
         self._info = WorkerInfo(self._shard.workers, self._shard.worker)
         skipping_items.worker = "dispatch" if child.dispatches else self._shard.worker
         if child.dispatches:
@@ -340,6 +343,10 @@ class GraphProgram(EpochProgram):
             custom_reset_fn=self.reset_fn,
         )
         self._search_anew()
+        # An epoch can be repeated in this process alone, and without a function that depends on the epoch.
+        is_alone = not self._child.dispatches and self._child.share is None
+        self._caches.begin(self.datapipe, seeds if is_alone and iter_reset_fn is None else None)
+        self._begun_with = seeds, iter_reset_fn
         if not self._child.dispatches:
             self._tell_torch()
             self._watch_order()
@@ -372,26 +379,33 @@ class GraphProgram(EpochProgram):
         worker would be late, and the other workers, which wait for this snapshot, would delay the item."""
         return beginning_unread()
 
-    def snapshot(self, most: int | None = None) -> tuple[int, tuple[int, int], bytes] | None:
+    def snapshot(self, most: int | None = None, *, begins: bool = False) -> tuple[int, tuple[int, int], bytes] | None:
         """Returns the state of the graph and of the global generators after the last item.
 
-        Returns None if the graph cannot be saved, and in later passes over dispatched items. The worker then resumes
-        from an earlier snapshot, or from the epoch's beginning.
+        Returns None if the graph cannot be saved, in later passes over dispatched items, and if code may have changed
+        cached items that the snapshot would leave out. The worker then resumes from an earlier snapshot, or from the
+        epoch's beginning.
 
         Raises:
             TooLargeError: the state has more than `most` bytes. The too large state was not kept in memory.
         """
-        if self._unsaved is not None or self._passes > 1:
+        caches = self._caches
+        if self._unsaved is not None or self._passes > 1 or not caches.may_snapshot(begins):
             return None
+        if not begins and caches.filled(begins) is not None:
+            most = self._child.largest_snapshot  # also if larger snapshots are wanted, because caches can be refilled
         try:
             graph = Graph(self.datapipe)
-            with standing_still(graph.pipes), bounded(most):  # threads also draw random numbers
+            # Threads also draw random numbers.
+            with standing_still(graph.pipes), caches.left_out(), bounded(most):
                 entries, generators = save_entries(graph), self.globals.generators()
             share = self._share_in(graph, entries)
             if share is None:
                 return None
             with bounded(most):
-                content = sealed(Content(entries, generators, share.is_read_out))
+                content = sealed(Content(entries, generators, share.is_read_out, caches.filled(begins)))
+            if begins:
+                caches.note_start(content)
             self._saved = True
             return share.number, share.read, content
         except TooLargeError:
@@ -427,12 +441,32 @@ class GraphProgram(EpochProgram):
         set_strictness(self.datapipe, strict)
         self._passes += 1
         if snapshot is None:
-            return iterate(self.datapipe)
+            return self._iterate()
+        saved = opened(snapshot, "the snapshot of a worker")
+        self._caches.resume(saved.filled, snapshot)
+        cached = None if saved.filled is None or saved.filled.checksum is None else self._refilled(saved.filled)
         self._watch_with(None)  # filters of other workers may be in another pass
-        self._saved = True
-        return self._go_on(opened(snapshot, "the snapshot of a worker"))
+        self._passes, self._saved = 1, True
+        return self._go_on(saved, cached)
 
-    def _go_on(self, saved: Content) -> Iterator[Any]:
+    def _refilled(self, filled: Filled) -> list[Any]:
+        """Repeats the epoch that has filled the caches, and begins the running epoch again. Returns the cached items
+        that the snapshot has left out."""
+        running = self._begun_with
+        self.begin_epoch(filled.seeds, None)
+        start = filled.start
+        repeated = self._iterate() if start is None else self._go_on(opened(start, "the snapshot of a worker"))
+        deque(repeated, maxlen=0)
+        cached = self._caches.values(self.datapipe)
+        self.begin_epoch(*running)
+        return cached
+
+    def _iterate(self) -> Iterator[Any]:
+        iterator = iterate(self.datapipe)
+        self._caches.note_iterator(self.datapipe)
+        return iterator
+
+    def _go_on(self, saved: Content, cached: list[Any] | None = None) -> Iterator[Any]:
         entries = saved.entries or ()
         if saved.read_out:
             self._read_share_out()  # precedes the load, because an epoch that interrupts this wait must not resume
@@ -440,9 +474,11 @@ class GraphProgram(EpochProgram):
             self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch()  # as the main process read ahead
             self._search_anew()
         load_entries(self.datapipe, entries)
+        if saved.filled is not None and cached is not None:
+            self._caches.put_back(saved.filled, cached)
         if saved.generators is not None:
             load_generators(saved.generators)  # precedes the iterator, which starts threads
-        return iterate(self.datapipe)
+        return self._iterate()
 
     def _read_share_out(self) -> None:
         """Waits for the end of the dispatched items, which no pipe requests. The dispatching process may keep state
@@ -463,6 +499,7 @@ class GraphProgram(EpochProgram):
         """Applies a function to the graph. If the function returns a pipe, this pipe replaces the graph in the next
         epoch."""
         self._watched = None
+        self._caches.note_call()
         self._search_anew()  # the function may change the graph
         replaced = function(self.datapipe if self._successor is None else self._successor)
         if replaced is not None:

@@ -22,6 +22,7 @@ from torchdata.dataloader2.graph.serialization import damaged
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.dataloader2.state.position import (
     Content,
+    Filled,
     LoaderState,
     Outline,
     Position,
@@ -69,6 +70,10 @@ _NEW = (_VERSION, _POSITION, _CHECKSUMS, _PIPELINE, _RANKS)
 _MOST = 1 << 46
 #: The maximum number of shards in a valid state.
 _MOST_SHARDS = 1 << 20
+
+#: The minimum number of items for measuring the speed of an epoch. In shorter epochs, most of the time is the startup
+#: of the workers.
+_FEW = 100
 
 #: The types of the fields of a position; some fields may be None.
 _KINDS: dict[str, set[type]] = {"given": {int}, "drop": {int}, "ended": {bool}, "in_main": {bool}}
@@ -245,16 +250,23 @@ def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
         randomness = _randomness(state.get(RANDOMNESS_STATE_KEY_NAME), is_of_0_9)
     if state.get(_CHECKSUMS) is not None:
         _check_checksums(state, state[_CHECKSUMS])
+    recomputed = []
     if position is not None:
         with _naming(_POSITION):
-            contents = [opened(snapshot, "a snapshot") for snapshot in _snapshots(position)]
-        for content in () if allow_pickle else contents:
+            contents = [(where, opened(snapshot, "a snapshot")) for where, snapshot in _snapshots(position)]
+            recomputed = list(_recomputed(position, contents))
+            contents += [
+                (where, opened(content.filled.start, "a snapshot"))
+                for where, content in contents
+                if content.filled is not None and content.filled.start
+            ]
+        for _, content in () if allow_pickle else contents:
             refuse_pickled_entries(content.entries or ())
             refuse_pickled_generators(content.generators)
     if not allow_pickle and isinstance(of_service, bytes) and is_sealed(of_service):
         refuse_pickled(unseal(of_service, "the state of the services"), "a reading service")
     pipe = state[SERIALIZED_DATAPIPE_KEY_NAME]
-    return LoaderState(pipe, of_service, randomness, outline, position, ranks, is_of_0_9, state)
+    return LoaderState(pipe, of_service, randomness, outline, position, ranks, is_of_0_9, state, recomputed)
 
 
 @contextmanager
@@ -409,13 +421,29 @@ def _account(account: Any, whose: str) -> Account:
 # -- sealed parts ------------------------------------------------------------------------------------------------------
 
 
-def _snapshots(position: Position) -> Iterator[bytes]:
-    """Yields all sealed parts of a position."""
-    yield from filter(None, (position.graph, position.generators, position.beginning))
+def _snapshots(position: Position) -> Iterator[tuple[str | None, bytes]]:
+    """Yields all sealed parts of a position, each with the process whose pipes it contains."""
+    parts = [("", position.graph), (None, position.generators), (None, position.beginning)]
     if position.workers is not None:
-        yield from (shard.snapshot[3] for shard in position.workers.shards if shard.snapshot)
+        shards = enumerate(position.workers.shards)
+        parts += [(f" in worker {number}", shard.snapshot[3]) for number, shard in shards if shard.snapshot]
         if position.workers.dispatching is not None:
-            yield position.workers.dispatching[2]
+            parts += [(None, position.workers.dispatching[2])]
+    return ((where, sealed) for where, sealed in parts if sealed)
+
+
+def _recomputed(position: Position, contents: Iterable[tuple[str | None, Content]]) -> Iterator[tuple[str, int, float]]:
+    """Yields the name, the number of items and the duration in seconds of each part that must be recomputed."""
+    lasted = position.seconds or 0.0
+    if position.drop >= _FEW:
+        yield "the epoch", position.drop, lasted * position.drop / position.given
+    for number, shard in enumerate(() if position.workers is None else position.workers.shards):
+        if shard.recomputed >= _FEW:
+            yield f"worker {number}", shard.recomputed, lasted * shard.recomputed / shard.given[0]
+    for where, content in contents:
+        for entry in () if where is None else content.entries or ():
+            if entry.drop:
+                yield f"{entry.type}{where}", entry.drop, entry.seconds or 0.0
 
 
 def sealed(content: Content) -> bytes:
@@ -423,8 +451,10 @@ def sealed(content: Content) -> bytes:
     graph = dump_graph(content.entries or ())
     if content.generators is None:
         return seal(graph)
-    read_out = {"read_out": True} if content.read_out else {}
-    return seal({"graph": graph, "generators": content.generators, **read_out})
+    optional: dict[str, Any] = {"read_out": True} if content.read_out else {}
+    if content.filled is not None:
+        optional["filled"] = tuple(content.filled)
+    return seal({"graph": graph, "generators": content.generators, **optional})
 
 
 def opened(snapshot: Any, what: str) -> Content:
@@ -439,7 +469,19 @@ def opened(snapshot: Any, what: str) -> Content:
     if "graph" not in content:
         return Content(parse_graph(content))
     check_generators(content.get("generators"))
-    return Content(parse_graph(content["graph"]), content["generators"], bool(content.get("read_out")))
+    filled = None if content.get("filled") is None else _filled(content["filled"], what)
+    return Content(parse_graph(content["graph"]), content["generators"], bool(content.get("read_out")), filled)
+
+
+def _filled(filled: Any, what: str) -> Filled:
+    seeds, start, checksum = filled if isinstance(filled, tuple) and len(filled) == 3 else (None, None, None)
+    if not isinstance(seeds, bytes) or type(checksum) not in (int, NoneType):
+        raise ValueError(f"{what} does not describe the epoch that has filled the caches")
+    SeedGenerator.imported(seeds)
+    earlier = opened(start, what).filled if start else None
+    if earlier is not None and earlier.start != b"":
+        raise ValueError(f"{what} depends on more than one earlier epoch")
+    return Filled(seeds, start, checksum)
 
 
 def generators_in(snapshot: Any) -> dict[str, Any]:

@@ -125,6 +125,21 @@ class Position(NamedTuple):
         return self._replace(given=given, drop=given - self.given, **known)
 
 
+class Filled(NamedTuple):
+    """The epoch in which a worker has filled its caches. A process that resumes repeats this epoch to refill them.
+
+    Args:
+        seeds: the exported seed generator of the epoch.
+        start: the sealed snapshot with which the epoch began; None if the graph was new, and empty if this is the
+            snapshot with which the epoch began.
+        checksum: the checksum of the items that the snapshot leaves out; None if the snapshot contains all items.
+    """
+
+    seeds: bytes
+    start: bytes | None = None
+    checksum: int | None = None
+
+
 class Content(NamedTuple):
     """The contents of a sealed snapshot: of the main process's pipes, of its generators, or of a child's graph.
 
@@ -132,11 +147,13 @@ class Content(NamedTuple):
         entries: the positions of pipes; None if there are only generators.
         generators: the global generators.
         read_out: whether the share of dispatched items had been read to its end.
+        filled: the epoch that has filled the caches, or fills them now; None if it cannot be repeated.
     """
 
     entries: Sequence[PipeEntry] | None
     generators: dict[str, Any] | None = None
     read_out: bool = False
+    filled: Filled | None = None
 
 
 class Randomness(NamedTuple):
@@ -179,6 +196,7 @@ class LoaderState(NamedTuple):
         ranks: the rank of the loader, and the number of ranks; None without ranks.
         is_of_0_9: whether torchdata 0.9 saved the state, which then has no version and no position.
         saved: the state in the form in which it was loaded.
+        recomputed: the name, the number of items and the duration in seconds of each part that a resume must recompute.
     """
 
     pipe: Any
@@ -189,6 +207,7 @@ class LoaderState(NamedTuple):
     ranks: SavedRanks | None = None
     is_of_0_9: bool = False
     saved: Mapping[str, Any] | None = None
+    recomputed: Sequence[tuple[str, int, float]] = ()
 
     @property
     def is_between_epochs(self) -> bool:

@@ -11,12 +11,7 @@ from torchdata.nodes.samplers.stop_criteria import StopCriteria
 
 __all__ = ["MultiNode", "NothingThere"]
 
-_CRITERIA = (
-    StopCriteria.CYCLE_UNTIL_ALL_DATASETS_EXHAUSTED,
-    StopCriteria.ALL_DATASETS_EXHAUSTED,
-    StopCriteria.FIRST_DATASET_EXHAUSTED,
-    StopCriteria.CYCLE_FOREVER,
-)
+_CRITERIA = [value for name, value in vars(StopCriteria).items() if name.isupper()]
 
 
 class NothingThere(Exception):

@@ -104,7 +104,20 @@ class MultiNodeWeightedSampler(MultiNode[T]):
             ValueError: `weights` has other names than `source_nodes`, or contains values other than positive finite
                 numbers.
         """
-        _check_weights(self.weights, self.dataset_names)
+        node = "MultiNodeWeightedSampler"
+        weights: Any = self.weights
+        if not isinstance(weights, dict) or set(weights) != set(self.dataset_names):
+            raise ValueError(
+                f"{node}: weights must be a dict with the names of source_nodes, {self.dataset_names}, but got "
+                f"{weights!r}: keys of source_nodes and weights must be the same"
+            )
+        for name, weight in weights.items():
+            is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+            if not is_number or not 0 < weight < float("inf"):
+                raise ValueError(
+                    f"{node}: weights must be positive finite numbers, but got {weight!r} for {name!r}; leave out a "
+                    "source that is never to be chosen: weights must be a 1d sequence, non-negative, and non-zero"
+                )
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
@@ -130,14 +143,9 @@ class MultiNodeWeightedSampler(MultiNode[T]):
         Args:
             initial_state: the state for the reset; None for the beginning of an epoch.
         """
-        return _WeightedSampler(
-            weights=self.weights,
-            seed=self.seed,
-            rank=self.rank,
-            world_size=self.world_size,
-            epoch=self._epoch,
-            initial_state=StateFields("MultiNodeWeightedSampler", initial_state).state(self.WEIGHTED_SAMPLER_STATE_KEY),
-        )
+        state = StateFields("MultiNodeWeightedSampler", initial_state).state(self.WEIGHTED_SAMPLER_STATE_KEY)
+        how = self.weights, self.seed, self.rank, self.world_size, self._epoch
+        return _WeightedSampler(*how, initial_state=state)
 
     def next(self) -> T:
         """Returns the next item; see `BaseNode.next`."""
@@ -248,19 +256,3 @@ class _WeightedSampler:
     def state_dict(self) -> dict[str, Any]:
         """Returns the position: the generator's state before the last draw, and the number of choices used since."""
         return {self.GENERATOR_KEY: self._before, self.OFFSET_KEY: self._offset}
-
-
-def _check_weights(weights: Any, names: list[str]) -> None:
-    node = "MultiNodeWeightedSampler"
-    if not isinstance(weights, dict) or set(weights) != set(names):
-        raise ValueError(
-            f"{node}: weights must be a dict with the names of source_nodes, {names}, but got {weights!r}: keys of "
-            "source_nodes and weights must be the same"
-        )
-    for name, weight in weights.items():
-        number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
-        if not number or not 0 < weight < float("inf"):
-            raise ValueError(
-                f"{node}: weights must be positive finite numbers, but got {weight!r} for {name!r}; leave out a source "
-                "that is never to be chosen: weights must be a 1d sequence, non-negative, and non-zero"
-            )

@@ -373,15 +373,20 @@ impl Producer {
             if in_blocks > 0 {
                 self.note_ahead(in_blocks);
             }
-            self.items += 1;
+            self.count_item();
             let flow = &*self.flow;
-            flow.items.store(self.items, Ordering::Relaxed);
-            flow.bytes.store(self.bytes, Ordering::Relaxed);
             if self.wake.published(&self.peer, &self.layout.header().items_wanted) {
                 add(&flow.wakes, 1);
             }
         }
         Ok(pushed)
+    }
+
+    /// Counts, for the statistics only, a unit that was pushed and contains an item.
+    pub fn count_item(&mut self) {
+        self.items += 1;
+        self.flow.items.store(self.items, Ordering::Relaxed);
+        self.flow.bytes.store(self.bytes, Ordering::Relaxed);
     }
 
     /// Pushes a unit that is not an item, and wakes up the consumer immediately.

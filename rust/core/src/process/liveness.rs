@@ -122,8 +122,8 @@ fn is_zombie(pid: i32) -> bool {
 
 /// Makes this process exit immediately and without a message when the watched process exits.
 ///
-/// A separate thread waits, so the process exits even if all other threads are blocked. The parent-death signal of the
-/// kernel is not used, because it depends on the thread that forked, which may exit long before its process.
+/// A separate thread waits, so the process exits even if all other threads are blocked. See also
+/// [`continue_with_parent`].
 pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
     let builder = std::thread::Builder::new().name("torchdata-parent".to_owned()).stack_size(64 << 10);
     let wait = move || {
@@ -134,4 +134,18 @@ pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
     without_signals(|| builder.spawn(wait))
         .map(drop)
         .map_err(error::system("cannot start the thread that watches the parent"))
+}
+
+/// Makes the kernel send SIGCONT to this process when its parent exits. Without this signal, a stopped process could not
+/// notice the exit.
+///
+/// The kernel also sends the signal when the thread that created this process exits, which may happen long before the
+/// parent exits. The signal must therefore have no effect on a running process, so SIGKILL cannot be used. Systems other
+/// than Linux have no such signal.
+pub fn continue_with_parent() {
+    #[cfg(target_os = "linux")]
+    // SAFETY: sets an attribute of this thread, and reads no memory.
+    unsafe {
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGCONT);
+    }
 }

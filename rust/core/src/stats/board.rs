@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::{self, Relaxed};
 use super::clock::nanoseconds;
 use super::flow::{FlowRef, WaitRef};
 use super::layout::{
-    BoardConfig, BoardHeader, Flow, MAGIC, MEMORY_PAGE, PageHeader, PipeRecord, SlowRecord, VERSION, Wait, write_text,
+    BoardConfig, BoardHeader, Flow, MAGIC, MEMORY_PAGE, PageHeader, PipeRecord, VERSION, Wait, write_text,
 };
 use crate::error::{self, OpenError};
 use crate::process::fork;
@@ -319,19 +319,6 @@ impl PageRef {
     pub fn inside(&self, nanoseconds: u64, weight: u64) {
         super::layout::add(&self.header().inside, nanoseconds.saturating_mul(weight));
         super::layout::add(&self.header().inside_samples, 1);
-    }
-
-    /// Records the duration of an item if the item is one of the slowest.
-    pub fn slow_item(&self, took: u64, index: u64) {
-        let slow = &self.header().slow;
-        let least: &SlowRecord = slow.iter().min_by_key(|one| one.took.load(Relaxed)).expect("there are some");
-        if took > least.took.load(Relaxed) {
-            least.sequence.change(|| {
-                least.epoch.store(self.header().epoch.load(Relaxed), Relaxed);
-                least.took.store(took, Relaxed);
-                least.index.store(index, Relaxed);
-            });
-        }
     }
 
     /// Sets the number of pipes in the graph of the process. Pipes that exceed the capacity are not counted.

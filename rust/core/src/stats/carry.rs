@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use super::board::PageRef;
 use super::clock::nanoseconds;
-use super::layout::{Flow, PageHeader, PipeRecord, SLOW_ITEMS, Sequence, SlowRecord, Wait, add, write_text};
+use super::layout::{Flow, PageHeader, PipeRecord, Sequence, Wait, add, write_text};
 use crate::error::Corrupted;
 
 const WORD: usize = size_of::<u64>();
@@ -50,8 +50,6 @@ fn spans(flows_at: usize, pipes: usize, flows: usize) -> Vec<Span> {
         let guard = std::mem::offset_of!(PipeRecord, sequence) / WORD;
         spans.push(span(at, 0..size_of::<PipeRecord>() / WORD, Some(guard), None));
     }
-    let slow = std::mem::offset_of!(PageHeader, slow);
-    spans.extend((0..SLOW_ITEMS).map(|item| span(slow + item * size_of::<SlowRecord>(), 0..3, Some(0), None)));
     spans.push(wait(std::mem::offset_of!(PageHeader, idle)));
     spans.push(wait(std::mem::offset_of!(PageHeader, first)));
     spans.push(wait(std::mem::offset_of!(PageHeader, span)));
@@ -149,12 +147,9 @@ impl PageRef {
         self.header().gone.store(1, Relaxed);
     }
 
-    /// Counts a frame that was received from a process on another machine. Only called in the main process.
-    pub fn count_frame(&self, bytes: u64, is_full: bool) {
-        let header = self.header();
-        add(&header.carried, bytes);
-        add(&header.frames, 1);
-        add(&header.full_frames, is_full.into());
+    /// Counts bytes that were received from a process on another machine. Only called in the main process.
+    pub fn count_carried(&self, bytes: u64) {
+        add(&self.header().carried, bytes);
     }
 }
 
@@ -190,7 +185,6 @@ mod tests {
         flow.items.store(u64::from(u32::MAX) + 9, Relaxed);
         flow.wait.begin(1 << 40);
         page.begin_span(Some(4));
-        page.slow_item(77, 12);
         page.inside(6, 7);
         (board, page)
     }
@@ -278,15 +272,14 @@ mod tests {
         let here = board(2, 3);
         let taken = here.page(1).unwrap();
         taken.set_place("node 10.0.0.7");
-        taken.count_frame(100, true);
-        taken.count_frame(11, false);
+        taken.count_carried(100);
+        taken.count_carried(11);
         taken.set_gone();
         taken.hear(&page.carry_out(), [1, 2, 3]).unwrap();
         let known = fields(&here.read()[0]);
         let field = |wanted| known.iter().find(|(name, _)| *name == wanted).unwrap().1.clone();
         assert_eq!(field("place"), Value::Text("node 10.0.0.7".to_owned()));
-        assert_eq!(["carried", "frames", "full_frames"].map(field), [111, 2, 1].map(Value::Number));
-        assert_eq!(["ran", "stood", "lived"].map(field), [1, 2, 3].map(Value::Number));
+        assert_eq!(["carried", "ran", "stood", "lived"].map(field), [111, 1, 2, 3].map(Value::Number));
         assert_eq!(field("gone"), Value::Flag(true));
     }
 }

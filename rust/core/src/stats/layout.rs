@@ -14,11 +14,9 @@ use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, fence};
 
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"tdrstats");
 /// The version of the layout, which must be increased with every change of the layout.
-pub(super) const VERSION: u32 = 5;
+pub(super) const VERSION: u32 = 6;
 /// The size reserved for the header of a board, and the unit for the sizes of pages.
 pub(super) const MEMORY_PAGE: usize = 4096;
-/// The number of slow items recorded for each process.
-pub(super) const SLOW_ITEMS: usize = 8;
 /// The number of bins in a histogram of durations: four bins per doubling, starting at 16 ns.
 pub(super) const STEPS: usize = 128;
 /// The maximum number of bytes for the name of a pipe.
@@ -107,7 +105,7 @@ impl Sequence {
 
     /// Reads the guarded data consistently, unless the writer was killed during a change.
     pub fn read<T>(&self, mut read: impl FnMut() -> T) -> T {
-        for _ in 0..1000 {
+        for attempt in 0..1000 {
             // SYNC(sequence): pairs with the last store of `change`.
             let before = self.0.load(Ordering::Acquire);
             let value = read();
@@ -116,7 +114,11 @@ impl Sequence {
             if before & 1 == 0 && self.0.load(Relaxed) == before {
                 return value;
             }
-            std::hint::spin_loop();
+            if attempt < 100 {
+                std::hint::spin_loop();
+            } else {
+                std::thread::yield_now(); // on a busy machine, the writer may be suspended during a change
+            }
         }
         read()
     }
@@ -300,17 +302,6 @@ impl PipeRecord {
     }
 }
 
-#[derive(Debug, Default)]
-#[repr(C)]
-pub(super) struct SlowRecord {
-    pub sequence: Sequence,
-    pub epoch: AtomicU32,
-    /// The duration in nanoseconds.
-    pub took: AtomicU64,
-    /// The index of the item in its process and epoch, counted from 0.
-    pub index: AtomicU64,
-}
-
 /// The start of a process's page.
 #[derive(Debug)]
 #[repr(C, align(64))]
@@ -340,7 +331,7 @@ pub(super) struct PageHeader {
     pub inside: AtomicU64,
     /// The number of measured calls of the last pipe.
     pub inside_samples: AtomicU64,
-    /// 1 if a remote process has exited. The main process writes the fields `gone` to `frames` and the last two fields.
+    /// 1 if a remote process has exited. The main process writes the fields `gone` to `carried` and the last field.
     pub gone: AtomicU64,
     /// When the counters of a process on another machine were last received, or 0 for a local process.
     pub heard: AtomicU64,
@@ -352,31 +343,25 @@ pub(super) struct PageHeader {
     pub lived: AtomicU64,
     /// The number of bytes received over the network.
     pub carried: AtomicU64,
-    /// The number of frames received over the network.
-    pub frames: AtomicU64,
     /// The wait between two commands.
     pub idle: Wait,
     /// The main process's waits for the first item of each epoch.
     pub first: Wait,
     /// The duration of epochs, from the first item in the main process, and from the command in children.
     pub span: Wait,
-    pub slow: [SlowRecord; SLOW_ITEMS],
     /// The size of the last snapshot that was too large to be sent, or 0.
     pub oversized: AtomicU64,
-    /// The number of frames that were full when they were sent, so that some units had to wait for the next frame.
-    pub full_frames: AtomicU64,
     pub place: [AtomicU8; PLACE],
 }
 
 const _: () = {
-    assert!(size_of::<PageHeader>() == 640);
+    assert!(size_of::<PageHeader>() == 448);
     assert!(size_of::<PipeRecord>() == 1152);
     assert!(size_of::<Flow>() == 192);
     assert!(std::mem::offset_of!(PipeRecord, label) == 64);
     assert!(std::mem::offset_of!(Flow, wait) == 64);
     assert!(std::mem::offset_of!(PageHeader, idle) == 128);
     assert!(std::mem::offset_of!(PageHeader, gone) == 72);
-    assert!(std::mem::offset_of!(PageHeader, slow) == 320);
     assert!(std::mem::offset_of!(PipeRecord, sequence) == 16);
 };
 

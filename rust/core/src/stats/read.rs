@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{self, Relaxed};
 
 use super::board::{Board, PageRef, Role};
-use super::layout::{Flow, PipeRecord, STEPS, SlowRecord, Wait, middle_of, read_text};
+use super::layout::{Flow, PipeRecord, STEPS, Wait, middle_of, read_text};
 
 /// Plain data: the values of counters.
 #[derive(Debug, Clone, PartialEq)]
@@ -126,8 +126,8 @@ impl PageRef {
             header: page = shown as u64, role = role, pid = pid, number = number, began = began, epoch, current,
             signal = signal, stack, restarts, snapshots, inside, inside_samples,
             gone = header.gone.load(Relaxed) != 0, heard, ran, stood, lived,
-            carried, frames, full_frames, place = read_text(&header.place), all_pipes, idle = wait(&header.idle),
-            first = wait(&header.first), span = wait(&header.span), slow = slowest(&header.slow),
+            carried, place = read_text(&header.place), all_pipes, idle = wait(&header.idle),
+            first = wait(&header.first), span = wait(&header.span),
             flows = used.map(flow).collect::<Vec<_>>(), pipes = pipes.map(pipe).collect::<Vec<_>>(),
         )))
     }
@@ -136,16 +136,6 @@ impl PageRef {
 fn wait(wait: &Wait) -> Value {
     let (whom, since, total, count) = wait.read();
     fields!(wait: whom = whom, since = since, total = total, count = count)
-}
-
-/// Returns the slowest items: epoch, duration in nanoseconds, and index of the item in its process.
-fn slowest(slow: &[SlowRecord]) -> Vec<Vec<u64>> {
-    let read = slow.iter().map(|slow| {
-        slow.sequence.read(|| (slow.took.load(Relaxed), u64::from(slow.epoch.load(Relaxed)), slow.index.load(Relaxed)))
-    });
-    let mut slow: Vec<_> = read.filter(|&(took, ..)| took > 0).collect();
-    slow.sort_by_key(|&(took, ..)| std::cmp::Reverse(took));
-    slow.into_iter().map(|(took, epoch, index)| vec![epoch, took, index]).collect()
 }
 
 fn flow(flow: &Flow) -> Value {

@@ -309,26 +309,20 @@ unsafe fn clocked(guard: *mut Guard) -> *mut ffi::PyObject {
         (*guard).metering.countdown = clocking::LOOK_AGAIN;
         if (first || timed.is_some()) && (*guard).id != CLEARED {
             end_first(guard, first, !item.is_null());
-            note(guard, &timed, first, !item.is_null());
+            note(guard, &timed, first);
         }
         item
     }
 }
 
-/// Records the measurements of a call. `first`: the first call of an epoch. `came`: the call has returned an item.
-unsafe fn note(guard: *mut Guard, timed: &Option<clocking::Timed>, first: bool, came: bool) {
+/// Records the measurements of a call. `first`: the first call of an epoch.
+unsafe fn note(guard: *mut Guard, timed: &Option<clocking::Timed>, first: bool) {
     // SAFETY: called with a guard that is not cleared.
     let token = unsafe { &*(*guard).token };
     let (Some(place), Some(timed)) = (token.place(), timed) else { return };
     place.sample(timed);
-    if let (true, Some((took, weight))) = (place.root, timed.whole) {
-        let page = place.pipe.page();
-        if came {
-            page.slow_item(took, token.yielded());
-        }
-        if place.main && !first {
-            page.inside(took.saturating_mul(weight).min(timed.passed.max(took)), 1);
-        }
+    if let (true, Some((took, weight))) = (place.root && place.main && !first, timed.whole) {
+        place.pipe.page().inside(took.saturating_mul(weight).min(timed.passed.max(took)), 1);
     }
 }
 

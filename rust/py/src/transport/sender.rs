@@ -328,7 +328,9 @@ impl Sender {
         outlet.more_comes = more_comes;
         let sent = outlet.go_on(py);
         outlet.more_comes = false;
-        sent.map(drop)
+        sent?;
+        outlet.producers[0].count_item();
+        Ok(())
     }
 
     /// Waits until the peer has acknowledged `count` messages. Returns False after `seconds`. `tick` is called several

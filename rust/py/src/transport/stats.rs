@@ -216,8 +216,8 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    fn count_frame(&self, page: usize, bytes: u64, is_full: bool) -> PyResult<()> {
-        self.own_page(page)?.count_frame(bytes, is_full);
+    fn count_carried(&self, page: usize, bytes: u64) -> PyResult<()> {
+        self.own_page(page)?.count_carried(bytes);
         Ok(())
     }
 

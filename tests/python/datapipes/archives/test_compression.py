@@ -9,19 +9,25 @@ import lzma
 import os
 import re
 import subprocess
+import sys
 import tarfile
 import tracemalloc
 import zipfile
 import zlib
 
 import pytest
-import zstandard
 
 from stream_checks import check_restore, open_files, read
 from torchdata.datapipes.iter import Bz2FileLoader, Decompressor, FileLister, FileOpener, IterableWrapper, XzFileLoader
 from torchdata.datapipes.iter.archives import archive
 from torchdata.datapipes.utils import StreamWrapper
 
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+CHECKSUM = {zstd.CompressionParameter.checksum_flag: True}
 TEXT = b"".join(b"line %d of a text\n" % number for number in range(5000))
 CONTENT = {"a.txt": b"alpha\n", "b.txt": b"", "c.bin": bytes(range(256)) * 9, "d.txt": TEXT}
 TOOLS = {"gz": "gzip", "bz2": "bzip2", "xz": "xz", "zst": None}
@@ -37,10 +43,10 @@ def folder(tmp_path_factory):
         (root / name).write_bytes(content)
         for tool in filter(None, TOOLS.values()):
             subprocess.run([tool, "--keep", name], cwd=root, check=True)
-        (root / f"{name}.zst").write_bytes(zstandard.ZstdCompressor(write_checksum=True).compress(content))
+        (root / f"{name}.zst").write_bytes(zstd.compress(content, options=CHECKSUM))
     for flag, suffix in (("", "tar"), ("z", "tar.gz"), ("J", "tar.xz"), ("j", "tar.bz2")):
         subprocess.run(["tar", f"-c{flag}f", f"all.{suffix}", *CONTENT], cwd=root, check=True)
-    (root / "all.tar.zst").write_bytes(zstandard.compress((root / "all.tar").read_bytes()))
+    (root / "all.tar.zst").write_bytes(zstd.compress((root / "all.tar").read_bytes()))
     with zipfile.ZipFile(root / "all.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for name in CONTENT:
             archive.write(root / name, name)
@@ -268,16 +274,16 @@ def test_data_after_a_stream_of_xz_other_than_padding_raises_an_error():
 def test_frames_of_zstd_are_read_one_after_the_other_and_in_pieces():
     noise = os.urandom(200_000)
     skippable = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"12345"
-    unsized = zstandard.ZstdCompressor(write_content_size=False, write_checksum=True)
-    data = zstandard.compress(TEXT) + skippable + unsized.compress(noise) + zstandard.compress(b"") + skippable
+    unsized = zstd.compress(noise, options=CHECKSUM | {zstd.CompressionParameter.content_size_flag: False})
+    data = zstd.compress(TEXT) + skippable + unsized + zstd.compress(b"") + skippable
     assert decompressed(data, "zstd") == TEXT + noise
-    for cut in (1, 3, 9, 5000, len(zstandard.compress(TEXT)) + 4, len(data) - 1):
+    for cut in (1, 3, 9, 5000, len(zstd.compress(TEXT)) + 4, len(data) - 1):
         with pytest.raises(EOFError, match=r"'a' in Decompressor"):
             decompressed(data[:cut], "zstd")
 
 
 def test_a_frame_of_zstd_is_decompressed_in_pieces():
-    data = zstandard.compress(bytes(300 << 20))
+    data = zstd.compress(bytes(300 << 20))
     [(_, stream)] = Decompressor([("a.zst", io.BytesIO(data))])
     tracemalloc.start()
     size = sum(map(len, iter(lambda: stream.read(1 << 20), b"")))
@@ -325,7 +331,7 @@ def test_streams_that_cannot_seek_are_restored_by_reading_from_the_start(folder,
     check_restore(lambda: IterableWrapper([path]).map(opened_ahead).decompress().read_from_stream(chunk=700))
 
 
-DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
+DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, zstd.ZstdError)
 
 
 @each_kind

@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from torchdata.datapipes._pipe.blocks import BLOCK_SIZE, Blocks
+from torchdata.datapipes._pipe.state.blocks import BLOCK_SIZE, Blocks
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.state import load_state, save_state
 

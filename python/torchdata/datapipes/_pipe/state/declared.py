@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from torchdata.datapipes._pipe.blocks import Blocks
+from torchdata.datapipes._pipe.state.blocks import Blocks
 
 __all__ = ["DERIVED", "MOST_ITEMS", "DeclaredState", "RandomState", "declare", "random_state", "state"]
 

@@ -7,6 +7,7 @@ reader borrows the compressed stream, and owns the decompressed bytes that were 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,9 +20,6 @@ _AT_ONCE = 64 << 10
 
 #: Bytes to decompress at a time if the whole stream is read or skipped.
 _PIECE = 1 << 20
-
-#: Compressed bytes to pass to `zstandard` at a time. `zstandard` returns all decompressed bytes at once, up to 32 MiB.
-_STEP = 1 << 10
 
 
 def gzip_reader(file_obj: Any) -> Any:
@@ -49,66 +47,14 @@ def lzma_reader(file_obj: Any) -> Any:
 
 
 def zstd_reader(file_obj: Any) -> Any:
-    """Returns a file object over the decompressed contents of `file_obj`, using Python's own module or `zstandard`.
+    """Returns a file object over the decompressed contents of `file_obj`, using Python's own module (from 3.14 on) or
+    its backport.
 
     Raises:
-        ModuleNotFoundError: Python lacks the module, and `zstandard` is not installed.
+        ModuleNotFoundError: Python lacks the module, and the backport is not installed.
     """
-    return _Streams(file_obj, _zstd())
-
-
-def _zstd() -> Callable[[], Any]:
-    """Returns a function that creates a decompressor for one frame."""
-    try:
-        from compression import zstd  # type: ignore[import-not-found, unused-ignore]  # from Python 3.14 on
-    except ImportError:
-        zstandard = optional_import("zstandard", extra="zstd", needed_by="reading zstd")
-        return lambda: _Frame(zstandard.ZstdDecompressor().decompressobj())
-    decompressor: Callable[[], Any] = zstd.ZstdDecompressor
-    return decompressor
-
-
-class _Frame:
-    """Adapts a decompressor of `zstandard` to the interface of Python's decompressors.
-
-    Args:
-        decompressor: an object that decompresses one frame, without an output limit.
-    """
-
-    def __init__(self, decompressor: Any) -> None:
-        self._decompressor = decompressor
-        self._raw = self._done = memoryview(b"")
-
-    @property
-    def eof(self) -> bool:
-        """Whether the frame has ended and all its bytes were returned."""
-        return bool(self._decompressor.eof) and not self._done
-
-    @property
-    def needs_input(self) -> bool:
-        """Whether all input was decompressed."""
-        return not self._raw and not self._done
-
-    @property
-    def unused_data(self) -> bytes:
-        """The bytes after the frame."""
-        return bytes(self._decompressor.unused_data) + bytes(self._raw)
-
-    def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Returns the next bytes, at most `max_length`."""
-        if data:
-            self._raw = memoryview(bytes(self._raw) + data)
-        parts = []
-        while max_length > 0:
-            if not self._done:
-                if not self._raw or self._decompressor.eof:
-                    break
-                step, self._raw = self._raw[:_STEP], self._raw[_STEP:]
-                self._done = memoryview(self._decompressor.decompress(step))
-            part, self._done = self._done[:max_length], self._done[max_length:]
-            parts.append(part)
-            max_length -= len(part)
-        return b"".join(parts)
+    name = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+    return _Streams(file_obj, optional_import(name, extra="zstd", needed_by="reading zstd").ZstdDecompressor)
 
 
 class _Streams:

@@ -35,7 +35,8 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
 
     Every process has its own cache, which is copied and pickled with the pipe. The cache is refilled if the process
     gets another share of the data (`sharding_filter`). The cache is also part of the pipe's state, so a state is as
-    large as the cache.
+    large as the cache. With worker processes, states leave out a cache that exceeds the `snapshot_budget`, and a loader
+    that resumes repeats the epoch that filled the cache.
 
     Args:
         source_dp: the pipe to read.

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from itertools import islice
 from typing import Any, Literal, TypeVar, overload
 
-from torchdata.datapipes._pipe.blocks import BLOCK_SIZE, Blocks
 from torchdata.datapipes._pipe.checks import check_callable, check_size, check_source, length_of
 from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.seeking import iterate_from
 from torchdata.datapipes._pipe.shuffling import Shuffling
+from torchdata.datapipes._pipe.state.blocks import BLOCK_SIZE, Blocks
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.unloaded import Load, begin_unloaded, can_wait
 from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, token_of

@@ -101,10 +101,6 @@ _TAGS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified
 class _FSSpecRecipe:
     """The recipe to open a file with fsspec, in the version that was opened first, if the file system has versions."""
 
-    # For pickles from an earlier release.
-    max_retries = 0
-    count: Callable[[], object] | None = None
-
     def __init__(
         self,
         pipe: str,
@@ -118,7 +114,7 @@ class _FSSpecRecipe:
         self.pipe, self.url, self.mode, self.max_retries = pipe, url, mode, max_retries
         self.for_open, self.for_connection = for_open, for_connection
         #: Called before each retry of opening; None in a copy, because the copy belongs to another pipe.
-        self.count = count
+        self.count: Callable[[], object] | None = count
         self.version: dict[str, str] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -150,8 +146,7 @@ class _FSSpecRecipe:
     def _check_version(self, details: Any) -> None:
         told = details if isinstance(details, dict) else {}
         found = {tag: str(told[tag]) for tag in _TAGS if told.get(tag) is not None}
-        before = getattr(self, "version", None)  # a pickle from an earlier release has no version
-        self.version = found if before is None else before
+        self.version = found if self.version is None else self.version
         tag = next((tag for tag in _TAGS if tag in found and tag in self.version), None)
         if tag is not None and found[tag] != self.version[tag]:
             raise RuntimeError(

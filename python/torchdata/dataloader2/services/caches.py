@@ -1,0 +1,234 @@
+"""Leaves the items of large caches out of snapshots, because a process that resumes can recompute them.
+
+Role: owned by the program of a worker, and runs between two items. The items that a pipe such as `in_memory_cache`
+keeps beyond an epoch follow from the epoch that has filled the cache. If these items exceed the worker's part of
+`snapshot_budget`, a snapshot contains the seeds of that epoch instead, and a new process repeats that epoch.
+
+A repeated epoch yields the same items only if nothing has changed the cached objects since. A checksum detects changes
+at the beginning of each epoch. Within an epoch, changes are impossible if the cache is the last pipe of the graph and
+reads no source. In other graphs, only the first snapshot of an epoch leaves items out, and the other snapshots are not
+taken. If the cached objects have changed, snapshots contain them.
+"""
+
+from __future__ import annotations
+
+import operator
+import pickle
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import BytesIO
+from typing import Any, NamedTuple
+
+from torchdata.dataloader2.graph import DataPipe
+from torchdata.dataloader2.state.position import Filled
+from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.state.hooks import hooks_of
+from torchdata.datapipes._pipe.state.iteration import is_torchs
+from torchdata.datapipes._pipe.state.record import record_of, token_of
+
+#: Types whose equal objects have equal pickles in all processes.
+_ATOMS = frozenset({bool, int, float, str, bytes})
+
+
+class Caches:
+    """The caches in the graph of one worker.
+
+    Args:
+        most: the number of bytes up to which snapshots contain the cached items; None for no limit.
+    """
+
+    def __init__(self, most: int | None) -> None:
+        self._most = most
+        #: The graph, and its caches: pipes with the names of their attributes.
+        self._graph: DataPipe | None = None
+        self._caches: Sequence[tuple[Any, str]] = ()
+        #: Whether no epoch has begun; and whether all caches were empty when the running epoch began.
+        self._is_new, self._was_empty = True, False
+        #: The epoch that has filled the caches, or fills them now. `_lacks_start` means that its first snapshot is not
+        #: known yet.
+        self._filled: Filled | None = None
+        self._lacks_start = False
+        #: The items that snapshots leave out, and their measure at the beginning of the running epoch.
+        self._left_out: list[Any] = []
+        self._measure: _Measure | None = None
+        #: Whether no code can change the cached objects in the running epoch.
+        self._is_untouched = False
+
+    def begin(self, datapipe: DataPipe, seeds: bytes | None) -> None:
+        """Decides, at the beginning of an epoch, whether snapshots leave items out.
+
+        Args:
+            datapipe: the last pipe of the graph.
+            seeds: the seeds of the epoch; None if the epoch cannot be repeated.
+        """
+        values = self.values(datapipe)
+        if not all(value is None or type(value) is list for value in values):
+            seeds, values = None, []  # only lists are known to be replaced instead of modified
+        was_empty, self._was_empty = self._was_empty, not any(values)
+        is_new, self._is_new = self._is_new, False
+        if self._was_empty:
+            self.forget()
+            if values and seeds is not None and self._most is not None:
+                self._filled, self._lacks_start = Filled(seeds), not is_new
+            return
+        if self._filled is None or self._lacks_start:
+            self.forget()
+        elif self._left_out:
+            is_same = len(values) == len(self._left_out) and all(map(operator.is_, values, self._left_out))
+            if not is_same or not (self._is_untouched or _measured(values) == self._measure):
+                self.forget()
+        else:
+            # If the epoch was interrupted, pipes after the cache may have changed some of the objects.
+            is_exact = was_empty and (_has_finished(datapipe) or self._ends_in_cache(datapipe))
+            measure = _measured(values) if is_exact else None
+            if measure is None or self._most is None or measure.size <= self._most:
+                self.forget()
+            else:
+                self._leave_out(self._filled, values, measure)
+
+    def _leave_out(self, filled: Filled, values: list[Any], measure: _Measure) -> None:
+        self._filled = filled._replace(checksum=measure.of_buffers)
+        self._left_out, self._measure, self._is_untouched = values, measure, False
+
+    def forget(self) -> None:
+        """Makes snapshots contain all items until the caches are filled from empty."""
+        self._filled, self._left_out, self._measure, self._lacks_start = None, [], None, False
+
+    def note_iterator(self, datapipe: DataPipe) -> None:
+        """Records, once the iterator of an epoch exists, whether code can change the cached objects."""
+        self._is_untouched = self._ends_in_cache(datapipe) and hooks_of(datapipe)._sources_in_use() == []
+
+    def _ends_in_cache(self, datapipe: DataPipe) -> bool:
+        """Returns whether no pipe reads the cached items."""
+        ours = type(datapipe).__module__.startswith("torchdata.")
+        return ours and len(self._caches) == 1 and self._caches[0][0] is datapipe
+
+    def values(self, datapipe: DataPipe) -> list[Any]:
+        """Returns the lists of items that the caches of a graph hold."""
+        if self._graph is not datapipe:
+            self._graph, self._caches = datapipe, [*_caches_in(datapipe)]
+        return [getattr(pipe, name) for pipe, name in self._caches]
+
+    # -- snapshots -------------------------------------------------------------------------------------------------
+
+    def may_snapshot(self, begins: bool) -> bool:
+        """Returns whether a snapshot is exact now. `begins` tells whether no item of the epoch was read yet."""
+        return begins or self._is_untouched or not self._left_out
+
+    def filled(self, begins: bool) -> Filled | None:
+        """Returns the part of a snapshot that describes how the caches were filled. `begins` tells whether no item of
+        the epoch was read yet."""
+        if self._filled is None or not self._lacks_start:
+            return self._filled
+        return self._filled._replace(start=b"") if begins else None
+
+    def note_start(self, snapshot: bytes) -> None:
+        """Records the snapshot with which an epoch has begun."""
+        if self._lacks_start and self._filled is not None:
+            self._filled, self._lacks_start = self._filled._replace(start=snapshot), False
+
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Context in which the graph lacks the items that snapshots leave out."""
+        self._set([[] for _ in self._left_out])
+        try:
+            yield
+        finally:
+            self._set(self._left_out)
+
+    def note_call(self) -> None:
+        """Records that a function was applied to the graph, which may have changed the cached objects."""
+        self.forget()
+        self._graph = None
+
+    def _set(self, values: Sequence[Any]) -> None:
+        for (pipe, name), value in zip(self._caches, values, strict=False):
+            setattr(pipe, name, value)
+
+    # -- resuming --------------------------------------------------------------------------------------------------
+
+    def resume(self, filled: Filled | None, snapshot: bytes) -> None:
+        """Records how the caches of the resumed graph were filled, according to a snapshot."""
+        self.forget()
+        if filled is not None and self._most is not None:
+            self._filled = filled._replace(start=snapshot) if filled.start == b"" else filled
+
+    def put_back(self, filled: Filled, values: list[Any]) -> None:
+        """Puts recomputed items into the caches, after the rest of the graph was loaded.
+
+        Raises:
+            RuntimeError: the items differ from those that the snapshot has left out.
+        """
+        measure = _measured(values)
+        if measure is None or measure.of_buffers != filled.checksum:
+            raise RuntimeError(
+                "this pipeline does not repeat itself, so it cannot resume: the items of its cache were recomputed and "
+                "differ from the cached items. Give the reading service a larger snapshot_budget (None for no limit), "
+                "so that states contain the cached items"
+            )
+        self.forget()
+        self._set(values)
+        if self._most is not None:
+            self._leave_out(filled, values, measure)
+
+
+class _Measure(NamedTuple):
+    """The size of items in bytes, the checksum of their pickles, and the checksum of the data of arrays and atoms.
+
+    Pickles of equal objects may differ between two processes, but the data of arrays and atoms does not.
+    """
+
+    size: int
+    of_pickles: int
+    of_buffers: int
+
+
+def _measured(values: Sequence[Any]) -> _Measure | None:
+    """Returns the measure of all items in lists of items; None if the items cannot be measured."""
+    size = of_pickles = of_buffers = 0
+
+    def add(buffer: pickle.PickleBuffer) -> None:
+        nonlocal size, of_buffers
+        with buffer.raw() as data:
+            size += data.nbytes
+            of_buffers = zlib.crc32(data, of_buffers)
+
+    try:
+        for items in values:
+            of_buffers = zlib.crc32(b"%d" % len(items or ()), of_buffers)
+            for item in items or ():
+                file = BytesIO()
+                _Pickler(file, protocol=5, buffer_callback=add).dump(item)
+                with file.getbuffer() as data:
+                    size += data.nbytes
+                    of_pickles = zlib.crc32(data, of_pickles)
+                    if type(item) in _ATOMS:
+                        of_buffers = zlib.crc32(data, of_buffers)
+    except Exception:  # a snapshot that contains the items reports why they cannot be pickled
+        return None
+    return _Measure(size, of_pickles, of_buffers)
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, item: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is None or type(item) is not torch.Tensor:
+            return NotImplemented
+        data = item.detach().contiguous().view(-1).view(torch.uint8).numpy()
+        kind = str(item.dtype), tuple(item.shape), item.stride(), item.requires_grad, vars(item)
+        return tuple, ((*kind, pickle.PickleBuffer(data)),)
+
+
+def _has_finished(datapipe: DataPipe) -> bool:
+    """Returns whether the last pass of a graph has reached its end."""
+    return not is_torchs(datapipe) and (token_of(datapipe).finished or record_of(datapipe).ended)
+
+
+def _caches_in(datapipe: DataPipe) -> Iterator[tuple[Any, str]]:
+    """Yields the pipes that keep items beyond an epoch, with the names of the attributes that hold these items."""
+    for pipe in Graph(datapipe):
+        for each in getattr(type(pipe), "_declared", ()):
+            if each.lasts and each.items and each.saved:
+                yield pipe, each.name

@@ -1,0 +1,272 @@
+"""Snapshots leave out the items of caches that exceed `snapshot_budget`, and loaders still resume exactly."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import random
+import signal
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from test_snapshot_budget import snapshot_sizes
+
+from process_checks import nothing_is_left  # noqa: F401 - a fixture
+from torchdata._engine.snapshots import seal, unseal
+from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
+from torchdata.dataloader2.random import SeedGenerator
+from torchdata.dataloader2.state.layout import opened, sealed
+from torchdata.dataloader2.state.position import Content, Filled
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.state import save_generators
+
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.usefixtures("often"),
+    pytest.mark.filterwarnings("ignore:.* has taken its place"),
+    pytest.mark.filterwarnings("ignore:the pipes of a worker hold"),
+]
+
+ITEMS, EPOCHS, BUDGET = 8, 3, 100_000
+POSITIONS = range(ITEMS + 1)
+
+
+def array(item: int) -> Any:
+    return np.full(5000, item, "f8")
+
+
+def drawing(item: Any) -> Any:
+    """Returns a new array that depends on the global generators."""
+    return array(item) + random.random() + np.random.random()
+
+
+def added(item: Any) -> Any:
+    return item + random.random() + np.random.random()
+
+
+def changed(item: Any) -> Any:
+    item[-1] += 1
+    return item
+
+
+def unrepeatable(item: int) -> Any:
+    return array(item) + os.getpid()
+
+
+def cached(kind: str) -> Any:
+    numbers: Any = IterableWrapper(range(ITEMS)).shuffle()
+    match kind:
+        case "last":
+            return numbers.sharding_filter().map(array).in_memory_cache()
+        case "dropped":
+            return numbers.sharding_filter().map(array).in_memory_cache(size=0.09)
+        case "random":
+            return numbers.sharding_filter().map(drawing).in_memory_cache().map(added).shuffle(buffer_size=2)
+        case "changed":
+            return numbers.sharding_filter().map(array).in_memory_cache().map(changed)
+        case "threads":
+            return numbers.sharding_filter().map(array).prefetch(2).in_memory_cache().prefetch(2)
+        case "two":
+            return numbers.sharding_filter().map(array).in_memory_cache().map(added).in_memory_cache()
+        case "unrepeatable":
+            return numbers.sharding_filter().map(unrepeatable).in_memory_cache()
+    raise AssertionError(kind)
+
+
+KINDS = ["last", "dropped", "random", "changed", "threads", "two"]
+
+
+def loader_of(kind: str, workers: int, budget: int | None = BUDGET, **options: Any) -> Any:
+    service: Any = InProcessReadingService()
+    if workers:
+        service = MultiProcessingReadingService(workers, snapshot_budget=budget, **options)
+    loader = DataLoader2(cached(kind), reading_service=service)
+    loader.seed(3)
+    return loader
+
+
+def contents(items: Any) -> list[Any]:
+    return [(float(item[0]), float(item[-1]), float(item.sum())) for item in items]
+
+
+_expected: dict[tuple[str, int], list[list[Any]]] = {}
+
+
+def expected(kind: str, workers: int) -> list[list[Any]]:
+    """Returns the epochs of a loader that is not disturbed, and whose snapshots contain the cached items."""
+    if (kind, workers) not in _expected:
+        with loader_of(kind, workers, None) as loader:
+            _expected[kind, workers] = [contents(loader) for _ in range(EPOCHS + 1)]
+    return _expected[kind, workers]
+
+
+def size_in_main(loader: Any) -> int:
+    """Returns the bytes of all snapshots from which the loader would resume."""
+    found = loader.reading_service.engine_processes().collector.positions()
+    return sum(len(snapshot[3]) for _, snapshot in found[0] if snapshot is not None)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_worker_that_is_killed_at_any_position_of_any_epoch_is_replaced_exactly(kind: str, workers: int) -> None:
+    for position in POSITIONS:
+        with loader_of(kind, workers, on_worker_exit="restart") as loader:
+            for epoch in range(EPOCHS):
+                got = []
+                iterator = iter(loader)
+                for number in range(ITEMS):
+                    if number == position:
+                        os.kill(loader.reading_service.engine_processes().pids[epoch % workers], signal.SIGKILL)
+                    got += contents([next(iterator)])
+                if position == ITEMS:
+                    os.kill(loader.reading_service.engine_processes().pids[epoch % workers], signal.SIGKILL)
+                assert next(iterator, None) is None
+                assert got == expected(kind, workers)[epoch], (position, epoch)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_at_any_position_of_any_epoch_resumes_exactly(kind: str, workers: int) -> None:
+    saved = max(workers, 1)
+    for epoch, position in itertools.product(range(EPOCHS), POSITIONS):
+        with loader_of(kind, saved) as loader:
+            for _ in range(epoch):
+                list(loader)
+            iterator = iter(loader)
+            before = contents(itertools.islice(iterator, position))
+            state = pickle.loads(pickle.dumps(loader.state_dict()))
+            del iterator
+        with loader_of(kind, workers) as loader:
+            loader.load_state_dict(state)
+            got = [before + contents(loader), contents(loader)]
+        assert got == expected(kind, saved)[epoch : epoch + 2], (epoch, position)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("kind", ["last", "dropped", "random", "threads", "two"])
+def test_neither_the_main_process_nor_a_state_contains_the_cached_items(kind: str, workers: int) -> None:
+    with loader_of(kind, workers) as loader:
+        for _ in range(EPOCHS):
+            iterator = iter(loader)
+            for number in range(ITEMS):
+                next(iterator)
+                assert size_in_main(loader) <= BUDGET, number
+                state = loader.state_dict()
+                assert sum(snapshot_sizes(state)) <= BUDGET, number
+            assert next(iterator, None) is None
+
+
+def test_cached_items_that_were_changed_are_part_of_states_which_report_their_size() -> None:
+    with loader_of("changed", 1) as loader:
+        list(loader)
+        next(iter(loader))
+        assert size_in_main(loader) <= BUDGET  # the items are those of the first epoch
+        list(loader)
+        iterator = iter(loader)
+        next(iterator)
+        assert size_in_main(loader) > BUDGET
+        with pytest.warns(RuntimeWarning, match=r"the pipes of a worker hold \d+ MB"):
+            assert sum(snapshot_sizes(loader.state_dict())) > BUDGET
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            loader.state_dict()
+        del iterator
+
+
+def test_a_state_in_a_later_epoch_of_a_large_cache_causes_no_warning() -> None:
+    with loader_of("last", 1) as loader, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(loader)
+        iterator = iter(loader)
+        next(iterator)
+        loader.state_dict()
+        del iterator
+
+
+def test_without_a_budget_states_contain_the_cached_items() -> None:
+    with loader_of("unrepeatable", 1, None) as loader:
+        first = contents(loader)
+        iterator = iter(loader)
+        next(iterator)
+        later = loader.state_dict()
+        del iterator
+    assert sum(snapshot_sizes(later)) > BUDGET
+    with loader_of("unrepeatable", 1, None) as loader:
+        loader.load_state_dict(later)
+        assert contents(loader) == first[1:]
+
+
+@pytest.mark.parametrize("position", [0, 3])
+def test_recomputed_items_that_differ_from_the_cached_items_are_an_error_with_a_remedy(position: int) -> None:
+    with loader_of("unrepeatable", 1) as loader:
+        list(loader)
+        iterator = iter(loader)
+        list(itertools.islice(iterator, position))
+        state = loader.state_dict()
+        del iterator
+    with loader_of("unrepeatable", 1) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(RuntimeError, match="its cache were recomputed.*snapshot_budget"):
+            list(loader)
+
+
+GENERATORS = save_generators()
+SEEDS = SeedGenerator(3).exported()
+START = sealed(Content([], GENERATORS))
+
+
+@pytest.mark.parametrize(
+    "filled",
+    [
+        Filled(b"no seeds"),
+        Filled(SEEDS, b"no snapshot"),
+        Filled(SEEDS, None, "no checksum"),  # type: ignore[arg-type]
+        Filled(SEEDS, sealed(Content([], GENERATORS, filled=Filled(SEEDS, START)))),
+        (SEEDS, None),
+        7,
+    ],
+)
+def test_a_snapshot_with_a_wrong_description_of_the_filled_cache_is_refused(filled: Any) -> None:
+    snapshot = unseal(sealed(Content([], GENERATORS, filled=Filled(SEEDS, START, 5))), "it")
+    assert opened(seal(snapshot), "it").filled == Filled(SEEDS, START, 5)
+    snapshot["filled"] = tuple(filled) if isinstance(filled, tuple) else filled
+    with pytest.raises(ValueError, match=r"it|seed"):
+        opened(seal(snapshot), "it")
+
+
+def long_loader(**options: Any) -> Any:
+    """Returns a loader whose workers do not reach the end of an epoch if one item is read."""
+    pipe: Any = IterableWrapper(range(40)).sharding_filter().map(drawing).in_memory_cache().map(added)
+    options |= {"worker_prefetch_cnt": 1, "main_prefetch_cnt": 1, "snapshot_budget": BUDGET}
+    loader = DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, **options))
+    loader.seed(3)
+    return loader
+
+
+def test_a_cache_that_a_later_epoch_fills_is_recomputed_exactly() -> None:
+    with long_loader() as loader:
+        next(iter(loader))
+        expected = [contents(loader) for _ in range(3)]
+    with long_loader(on_worker_exit="restart") as loader:
+        next(iter(loader))
+        for epoch in range(3):
+            got = []
+            for number, item in enumerate(loader):
+                got += contents([item])
+                if number == 15:
+                    os.kill(loader.reading_service.engine_processes().pids[epoch % 2], signal.SIGKILL)
+                if epoch:
+                    assert size_in_main(loader) <= BUDGET
+            assert got == expected[epoch]
+        iterator = iter(loader)
+        before = contents(itertools.islice(iterator, 7))
+        state = loader.state_dict()
+        after = contents(iterator)
+    assert sum(snapshot_sizes(state)) <= BUDGET
+    with long_loader() as loader:
+        loader.load_state_dict(state)
+        assert contents(loader) == after
+        assert len(before) + len(after) == 40

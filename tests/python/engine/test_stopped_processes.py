@@ -1,0 +1,46 @@
+"""Processes that are stopped by SIGSTOP do not outlive a main process that exits without shutting its loader down."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from process_checks import is_gone, wait_for
+
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's parent-death signal"),
+]
+
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
+
+
+@pytest.mark.parametrize(
+    ("method", "when", "ending"),
+    [
+        *((method, "running", "SIGKILL") for method in ("fork", "spawn", "forkserver")),
+        *(("fork", "running", ending) for ending in ("os._exit", "end of the program")),
+        *((method, "starting", "SIGKILL") for method in ("spawn", "forkserver")),
+    ],
+)
+def test_no_stopped_process_outlives_the_main_process(method, when, ending, tmp_path):
+    """The stopped processes are workers, a replacement, the dispatching process and the forking process."""
+    # In a new session, the kernel does not continue stopped processes merely because their process group is orphaned.
+    found = tmp_path / "pids"
+    program = [sys.executable, "-W", "ignore", "-m", "stopped_processes", method, when, ending, found]
+    ended = subprocess.run(program, cwd=SUPPORT, timeout=120, start_new_session=True)
+    assert ended.returncode == (-signal.SIGKILL if ending == "SIGKILL" else 0)
+    pids = [int(pid) for pid in found.read_text().split()]
+    assert pids
+    try:
+        wait_for(lambda: all(map(is_gone, pids)))
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,69 @@
+"""A program whose processes are stopped by SIGSTOP, and which then exits without shutting the loader down.
+
+Usage: python -m stopped_processes START_METHOD WHEN ENDING FILE
+
+WHEN is "running" or "starting". Processes that are starting stop themselves while they import this program. The ids of
+the stopped processes are written to FILE.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+if __name__ == "__mp_main__" and "starting" in sys.argv:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+from leftovers import cmdline, descendants, state
+from process_checks import wait_for
+from restarted import pipeline, restarting
+
+
+def own_processes():
+    return [pid for pid in descendants("self") if b"resource_tracker" not in cmdline(pid)]
+
+
+def stopped_processes():
+    return [pid for pid in own_processes() if state(pid) == "T"]
+
+
+def replace_a_worker(loader):
+    iterator = iter(loader)
+    next(iterator)
+    killed = loader.worker_pids()[0]
+    os.kill(killed, signal.SIGKILL)
+
+    def read_on():
+        while loader.worker_pids()[0] == killed:
+            next(iterator)
+
+    thread = threading.Thread(target=read_on)  # this thread starts the replacement
+    thread.start()
+    thread.join()
+
+
+def main(method, when, ending, file):
+    loader = restarting(pipeline(100_000, dispatched=True), multiprocessing_context=method)
+    if when == "starting":
+        threading.Thread(target=iter, args=(loader,), daemon=True).start()
+        wait_for(stopped_processes)
+    else:
+        replace_a_worker(loader)
+        names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in own_processes()]
+        forking = [] if method == "spawn" else ["td_fork"]
+        assert sorted(names) == ["td_dispatch", *forking, "td_worker_0", "td_worker_1"]
+        for pid in own_processes():
+            os.kill(pid, signal.SIGSTOP)
+        wait_for(lambda: len(stopped_processes()) == len(names))
+    Path(file).write_text(" ".join(map(str, stopped_processes())))
+    if ending == "SIGKILL":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif ending == "os._exit":
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
