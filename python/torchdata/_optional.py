@@ -21,7 +21,7 @@ def how_to_install(extra: str) -> str:
 
     The command names the libraries, so that pip need not find this package again.
     """
-    from importlib import metadata  # takes a sixth of the package's import time, and only errors need it
+    from importlib import metadata  # this import takes a sixth of the package's import time
 
     try:
         required = metadata.requires(DISTRIBUTION) or []

@@ -40,7 +40,7 @@ class ReadAhead:
         fewer threads than requested. Raises RuntimeError if the system cannot start even one thread."""
         name = f"{self._called}_{len(self.threads)}" if self._several else self._called
         thread = threading.Thread(target=_run, args=(self.queue, serve, args), name=name, daemon=True)
-        self.threads.append(thread)  # stored before the thread runs, because Ctrl-C may interrupt in between
+        self.threads.append(thread)  # Ctrl-C may interrupt the start, so the thread is stored first
         try:
             start(thread)
         except RuntimeError:

@@ -240,7 +240,7 @@ def _addresses_towards(host: str | None) -> list[str]:
     with suppress(OSError):
         for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
             with suppress(OSError), socket.socket(family, kind) as asks:
-                asks.connect(address)  # this sends nothing
+                asks.connect(address)  # connecting a UDP socket sends nothing
                 found.append(asks.getsockname()[0])
     return found
 

@@ -117,7 +117,7 @@ class Ending:
                 run.delivery.source = over
                 if pipeline.service is not None:
                     pipeline.service.finalize()
-            end_all(pipeline.works(), self.patience)  # ends after the service, whose processes threads may wait for
+            end_all(pipeline.works(), self.patience)  # threads may wait for processes of the service
         except Exception:
             self._set_over()
             raise

@@ -74,7 +74,7 @@ class Tracker:
     """Tracks the position of a loader in the running epoch."""
 
     def __init__(self, run: PositionedRun) -> None:
-        self._run: PositionedRun = weakref.proxy(run)  # avoids a cycle: `del` frees a loader at once
+        self._run: PositionedRun = weakref.proxy(run)  # no reference cycle, so that `del` frees a loader at once
         self._pipeline, self._delivery = run.pipeline, run.delivery
         self.output: WorkerOutput | None = None
         #: Whether the pipes in the main process yield one item for each item of the workers.
@@ -390,7 +390,7 @@ class Tracker:
                 self._yielded_before = token_of(self.output).yielded
                 if entries[graph.index(self.output)].finished:  # the main process had read all workers' items
                     self.output.read_out()
-        if resumed is not None and resumed.generators is not None:  # precedes the iterator, which starts threads
+        if resumed is not None and resumed.generators is not None:  # the iterator, created later, starts threads
             load_generators(generators_in(resumed.generators))
         if graph is not None and resumed is not None:
             _spare_ranks(graph, resumed.drop)

@@ -89,8 +89,6 @@ class SavedPositions:
         """Returns the position that a loader resumes from, after its service has taken over the graph.
 
         Args:
-            pipeline: the pipeline of the loader.
-            output: the pipe that represents the loader's workers; None without workers.
             hands_on: whether the pipes in the main process yield one item for each item of the workers.
 
         Raises:

@@ -166,7 +166,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             datapipe = datapipe.to_iter_datapipe()
         if datapipe is not None and datapipe_adapter_fn is None:  # an adapter may replace another object by a pipe
             require_pipe(datapipe)
-        adapters, service = adapter_list(datapipe_adapter_fn), GraphTemplate(reading_service)  # fails if it is in use
+        adapters, service = adapter_list(datapipe_adapter_fn), GraphTemplate(reading_service)  # raises if it is in use
         self._set_up(Pipeline(GraphTemplate(datapipe), adapters, service, _serialized), Seeds(), recorder)
 
     def _set_up(self, pipeline: Pipeline, seeds: Seeds, recorder: Recorder) -> None:

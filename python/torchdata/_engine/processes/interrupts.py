@@ -94,7 +94,7 @@ class InterruptsDeferred:
         try:
             for number in _handled():
                 self._handlers[number] = signal.getsignal(number)  # type: ignore[assignment] # it is callable
-                signal.signal(number, self._note)  # may raise because of an earlier signal
+                signal.signal(number, self._note)  # this call may raise because of an earlier signal
         except BaseException:
             self._end()
             raise
@@ -286,7 +286,7 @@ def _send_later(numbers: list[int]) -> None:
         while _is_in_finaliser(sys._current_frames().get(main)):
             time.sleep(LATER)
         for number in numbers:
-            signal.pthread_kill(main, number)  # interrupts any system call in which the thread waits
+            signal.pthread_kill(main, number)  # the signal interrupts a system call in which the thread waits
 
     threading.Thread(target=send, name="torchdata-interrupt", daemon=True).start()
 

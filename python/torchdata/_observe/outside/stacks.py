@@ -119,7 +119,8 @@ def answer_for_stacks(board: StatsBoard, page: int) -> None:
     if not hasattr(os, "memfd_create") or not hasattr(signal, "SIGRTMAX"):
         return
     with now.lock, contextlib.suppress(OSError):
-        now.pages.add((id(board), page))  # comes first, so that the end of another loader does not close the memory now
+        # The page is added first, so that the end of another loader does not close the memory now.
+        now.pages.add((id(board), page))
         if not _is_open(now.opened) and not _open(now):
             now.pages.discard((id(board), page))
             return
@@ -139,7 +140,7 @@ def _open(now: _Answering) -> bool:
     fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)
     if not now.ignored and threading.current_thread() is threading.main_thread():
         faulthandler.unregister(now.signal)  # another thread of the parent process had installed the handler
-        signal.signal(now.signal, signal.SIG_IGN)  # applies once the handler is removed
+        signal.signal(now.signal, signal.SIG_IGN)  # the signal is ignored once the handler is removed
         now.ignored = True
     faulthandler.register(now.signal, file=descriptor, all_threads=False, chain=False)
     now.opened = (descriptor, os.fstat(descriptor).st_ino)
@@ -156,7 +157,7 @@ def _answer_for_others(now: _Answering) -> None:
     if number:
         signal.signal(number, lambda *_: _tell_others())
         signal.siginterrupt(number, False)
-        atexit.register(_ignore_others, now)  # runs before the interpreter removes its handler
+        atexit.register(_ignore_others, now)  # this function runs before the interpreter removes its handler
         now.others = number
 
 
@@ -171,7 +172,7 @@ def _tell_others() -> None:
     descriptor, _ = opened = _answering.opened
     if not _is_open(opened):
         return
-    # read without the lock of `threading`, because this thread may hold this lock
+    # The lock of `threading` is not acquired, because this thread may already hold the lock.
     own, known = threading.get_ident(), getattr(threading, "_active", {})
     told = [
         f"Thread {getattr(known.get(ident), 'name', ident)}, {_listed(frame)}\n"
@@ -219,7 +220,7 @@ def answer_no_more(board: StatsBoard, page: int) -> None:
         _ignore_others(now)
         faulthandler.unregister(now.signal)
         _close(now.opened)
-        now.opened = (-1, 0)  # comes last, so that a child forked before closes the inherited descriptor
+        now.opened = (-1, 0)  # this step is last, so that an earlier forked child closes the inherited descriptor
 
 
 def tidy() -> None:

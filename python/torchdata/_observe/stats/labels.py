@@ -50,12 +50,7 @@ _HOLDERS = {
 
 def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str, str, int | None, int, int]]:
     """Returns a description of each counted pipe of a graph, sources first: token, name, location, number of the
-    reader, flags, capacity.
-
-    Args:
-        datapipe: the last pipe, or the graph.
-        full: whether the times of the pipes are measured.
-    """
+    reader, flags, capacity."""
     graph = graph_of(datapipe)
     put_off = _put_off(graph)
     pipes = [pipe for pipe in graph if hasattr(pipe, "__dict__") and _is_counted(pipe, graph, full)]

@@ -176,7 +176,7 @@ class Recorder:
     @property
     def board(self) -> StatsBoard | None:
         """The board of counters; None before the first epoch and after the end of the loader."""
-        counting = self._counting  # read only once, because another thread may shut the loader down
+        counting = self._counting  # another thread may shut the loader down, so this is the only read
         return None if counting is None else counting.board
 
     def reading(self) -> Reading:

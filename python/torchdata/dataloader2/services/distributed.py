@@ -190,7 +190,7 @@ class DistributedReadingService(ReadingServiceInterface):
         seed = (copy.copy(seed_generator) if self._keeps_seeds else seed_generator).generate_shared_seed()
         shared = self._pg.broadcast(seed - 2**64 if seed >= 2**63 else seed)
         if self._sync_group is not None and self._sync_group is not self._given_group:
-            self._sync_group.show_life()  # starts here, because workers are forked before
+            self._sync_group.show_life()  # the workers were forked earlier, so a thread may start now
         if not self._keeps_seeds:
             seed_generator.seed(shared % 2**64)
         elif shared % 2**64 != seed:

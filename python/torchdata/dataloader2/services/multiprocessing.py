@@ -249,7 +249,6 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             warn_of_silent_findings(graph, shards)
 
     def _context(self) -> BaseContext:
-        """Returns the context that starts the processes."""
         return multiprocessing.get_context(self.multiprocessing_context)
 
     def _workers_for(self, shards: int) -> int:

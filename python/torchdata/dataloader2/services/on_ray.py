@@ -129,12 +129,8 @@ class RayReadingService(MultiProcessingReadingService):
 
 
 def _check_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Checks the options of actors that a user gives.
-
-    Raises:
-        TypeError: `options` is not a dictionary with string keys.
-        ValueError: the user must not set one of the options.
-    """
+    """Checks the options of actors that a user gives. Raises TypeError if `options` is not a dictionary with string
+    keys, and ValueError if the user must not set one of the options."""
     if not isinstance(options, dict) or not all(isinstance(key, str) for key in options):
         raise TypeError(f"{_NAME}: ray_remote_args must be a dictionary of options of Ray's actors, not {options!r}")
     for key in options:

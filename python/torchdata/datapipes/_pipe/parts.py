@@ -89,7 +89,7 @@ class Parts:
             # The item is copied first, because computing the first member may read from a stream in the item.
             self._item, self._members = with_detached_streams(item), None
             source = iter(result)
-            next(islice(source, done, done), None)  # skips `done` members
+            next(islice(source, done, done), None)  # the first `done` members are skipped
             self.left = _Counted(source, done)
 
     def state_dict(self) -> dict[str, Any]:

@@ -135,7 +135,7 @@ class SampledStream:
                 if position == 0 and if_empty is not None:
                     if_empty()
                 return
-            except BaseException as error:  # raised below, so that the next call continues after this item
+            except BaseException as error:  # the error is raised below, so that the next call continues after this item
                 failed = error
             if before is not None:
                 self._note_draws(before, is_second=position == 1)

@@ -149,7 +149,7 @@ def pair_streams_with_torch(ours: Any) -> None:
 
 
 def _pair(theirs: Any, ours: Any) -> None:
-    theirs.register(ours)  # comes before the entry in `_twins`, because ABC refuses inheritance cycles
+    theirs.register(ours)  # precedes the entry in `_twins`, because ABC refuses cycles
     _twins[theirs], _twins[ours] = ours, theirs
 
 
@@ -237,7 +237,7 @@ def yielded_so_far(datapipe: Any) -> int | None:
 def replay_later(datapipe: Any, begin: Callable[[], Iterator[Any]] | None) -> None:
     """Makes `begin` provide the next iteration of a PyTorch pipe; None restores an ordinary iteration."""
 
-    def once_asked() -> Iterator[Any]:  # runs at the first request, when the sources' positions are restored
+    def once_asked() -> Iterator[Any]:  # starts with the first request, after the sources were restored
         if begin is not None:
             yield from begin()
 

@@ -137,7 +137,7 @@ def _pickled(values: dict[str, Any], owner: str) -> bytes:
             with pickle_file() as file:
                 pickle.Pickler(file, protocol=5).dump(values)
             return file.getvalue()
-    from torchdata._by_value import dumps  # supports errors, lambdas and local classes
+    from torchdata._by_value import dumps  # this pickler supports errors, lambdas and local classes
 
     try:
         return dumps(values)

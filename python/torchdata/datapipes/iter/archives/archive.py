@@ -331,7 +331,7 @@ class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
 
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
         archive = self._archive
-        if archive is None or archive.source is not stream:  # opening it failed
+        if archive is None or archive.source is not stream:  # the archive could not be opened
             return detached(stream), self._place
         return detached(stream, archive.start), self._place_of(archive)
 
@@ -381,7 +381,7 @@ class IndexedLoader(ArchiveLoader):
             archive = self._opens(path, stream)
             entries, parent, folder = archive.entries(), archive.parent, folder_of(path)
             archive.next = place or 0
-            self._archive = archive  # only set once the archive is open and positioned
+            self._archive = archive  # the attribute is set once the archive is open and positioned
             size = compressed = 0  # totals of the archive up to the current member
             for index, entry in enumerate(entries):
                 size, compressed = size + entry.file_size, compressed + entry.compress_size

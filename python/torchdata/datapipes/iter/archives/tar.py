@@ -401,10 +401,10 @@ class _TarArchive(Archive):
                     (name, size), data = found, tar.offset + tarfile.BLOCKSIZE
                     tar.offset = data + -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
                     return name, io.BufferedReader(_TarMember(self, fileobj, name, data, size))
-                if tar.offset:  # makes `tarfile` itself check whether the archive is long enough
+                if tar.offset:  # `tarfile` then checks whether the archive is long enough
                     fileobj.seek(tar.offset - 1)
             info = tar.next()
-            tar.members = []  # so that `tarfile` does not keep every header
+            tar.members = []  # `tarfile` would keep every header
             if info is None:
                 self._read_to_the_end()
                 return None
@@ -570,7 +570,7 @@ class TarArchiveLoader(ArchiveLoader):
             if place is not None:
                 tar.firstmember = None
                 tar.offset, tar.pax_headers = offset, headers
-            self._archive = archive  # only set once the archive is open and positioned
+            self._archive = archive  # the attribute is set once the archive is open and positioned
             folder, parent, keep = folder_of(path), archive.parent, not archive.seeks_cheaply
             while (found := archive.next_file()) is not None:
                 name = path_in(folder, found[0])

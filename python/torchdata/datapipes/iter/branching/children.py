@@ -174,7 +174,7 @@ class DealMain(Main):
             if self._buffers[instance] is own:
                 self._park()
             raise
-        finally:  # also if the iterator is dropped early
+        finally:  # this step also runs if the iterator is dropped early
             done.add(instance)
 
     def _park(self) -> None:

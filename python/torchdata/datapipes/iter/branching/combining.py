@@ -189,7 +189,7 @@ class MultiplexerLongest(IterDataPipe[Any]):
         ['a', 0, 1, 2]
     """
 
-    #: The number of the next input in turn. The end of an input is detected only in its turn.
+    #: The number of the next input in turn. The end of an input is detected only when the input is next.
     _turn: int = state(0)
 
     def __init__(self, *datapipes: Any) -> None:

@@ -281,7 +281,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         self._section = holder._section = section
         section.source = iter(holder.source_datapipe)
         paths = self._paths(section, iter(self.source_datapipe))
-        next(paths)  # starts the generator, so that closing it always runs its cleanup
+        next(paths)  # a generator runs its cleanup on closing only after it has started
         return paths
 
     def _paths(self, section: Section, results: Iterator[Any]) -> Iterator[Any]:

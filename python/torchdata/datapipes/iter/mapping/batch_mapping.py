@@ -92,7 +92,7 @@ class BatchMapper(Unfolding, IterDataPipe[T_co]):
 
 
 def _is_coroutine_function(function: Any) -> bool:
-    method = vars(type(function)).get("__call__")  # for a callable object
+    method = vars(type(function)).get("__call__")  # `function` may be a callable object
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(method)
 
 

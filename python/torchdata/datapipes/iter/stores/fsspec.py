@@ -27,7 +27,6 @@ __all__ = ["FSSpecFileLister", "FSSpecFileOpener", "FSSpecSaver"]
 
 
 def _file_system(pipe: str, url: str, options: dict[str, Any]) -> tuple[Any, str]:
-    """Returns the file system of a URL in this process, and the path in this file system."""
     fs, path = optional_import("fsspec.core", extra="fsspec", needed_by=pipe).url_to_fs(url, **options)
     return fs, path
 
@@ -121,11 +120,7 @@ class _FSSpecRecipe:
         return {**vars(self), "count": None}
 
     def open(self) -> Any:
-        """Opens the file.
-
-        Raises:
-            RuntimeError: the file has changed since it was first opened.
-        """
+        """Opens the file. Raises RuntimeError if the file has changed since it was first opened."""
         fs, path = _file_system(self.pipe, self.url, self.for_connection)
 
         def opened() -> Any:

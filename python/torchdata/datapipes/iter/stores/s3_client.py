@@ -95,7 +95,7 @@ class S3Settings:
     request_timeout_ms: int = -1
     region: str = ""
     endpoint_url: str = ""
-    config: dict[str, Any] = field(default_factory=dict, repr=False)  # may contain secrets
+    config: dict[str, Any] = field(default_factory=dict, repr=False)  # the values may contain secrets
     max_retries: int = DEFAULT_RETRIES
 
     @property

@@ -193,7 +193,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
             del table
             self._next = behind
             yield frame
-            del frame  # frees its memory before the next row group is read
+            del frame  # the memory is freed before the next row group is read
 
     def _wanted_row_group(self, file: Any, index: int) -> Any:
         if self._unwanted:

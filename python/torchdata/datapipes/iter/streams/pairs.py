@@ -138,7 +138,7 @@ class HoldsStream(IterDataPipe[T_co]):
                     raise
                 raise explained from error
             finally:
-                del explained  # avoids a reference cycle that keeps the frame's variables alive
+                del explained  # a reference cycle would keep the frame's variables alive
         finally:
             self._release(stream)
         self._held = self._place = None

@@ -216,7 +216,7 @@ def _as_specified(name: str, shape: tuple[int, ...] | None, dtype: Any, torch: A
         elif not (numbers and value):
             return _nested(name, value, shape)
         else:
-            value = (torch or import_module("numpy")).concatenate(value)  # joins the steps
+            value = (torch or import_module("numpy")).concatenate(value)  # the steps become one array
     if shape is not None:
         value = _reshaped(name, value, shape)
     if dtype is None:

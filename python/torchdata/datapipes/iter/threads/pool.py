@@ -51,7 +51,7 @@ class _PoolWork(ReadAhead):
                 broken = without_own_frame(error)
         while (claimed := self.queue.claim()) is not None:
             self._call(*claimed, broken)
-            del claimed  # so that the waiting thread does not keep an item alive that was consumed
+            del claimed  # the waiting thread must not keep a consumed item alive
 
     def _call(self, slot: int, item: Any, broken: BaseException | None) -> None:
         try:
@@ -108,7 +108,7 @@ class Pool:
     def submit(self, item: Any) -> None:
         """Adds an item for the threads."""
         self._queue.submit(item, type(item) in PLAIN_TYPES)
-        self._work.start_thread()  # may be interrupted after the item was added
+        self._work.start_thread()  # Ctrl-C may interrupt this call after the item was added
 
     def wait(self) -> None:
         """Waits for the first result, or until the pool is closed."""

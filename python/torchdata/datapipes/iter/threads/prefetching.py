@@ -140,7 +140,7 @@ def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> N
             queue.finish(slot, without_own_frame(error))
             return
         queue.put(slot, item)
-        del item  # so that the waiting thread does not keep an item alive that was consumed
+        del item  # the waiting thread must not keep a consumed item alive
         if halt is not None:
             halt.count()
 
