@@ -255,9 +255,9 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             seed: the seed of all epochs, as for `seed()`; None draws one.
             splits: the number of shards of each epoch, for any number of workers and ranks; see `ShardingPolicy`.
             reading_service: the service that runs the pipeline, as an alternative to `num_workers`.
-            splits_itself: whether an iterable divides its items among workers; if not, the loader does. None: the
-                iterable is assumed to divide its items if its library does so, or if its code uses `get_worker_info`
-                and `num_workers`; equal items in two workers are then an error.
+            splits_itself: whether an iterable divides its items among workers; if not, the loader does. If
+                None, the iterable is assumed to divide its items if its library does so, or if its code uses
+                `get_worker_info` and `num_workers`; equal items in two workers are then an error.
 
         Returns:
             The loader.

@@ -346,7 +346,7 @@ class Bz2FileLoader(_OfOneKind):
 
     Args:
         datapipe: yields pairs of path and binary stream. The stream is closed with the decompressed stream.
-        length: the number of files that `len` returns; -1 (the default): `len` raises TypeError.
+        length: the number of files that `len` returns; with -1 (the default), `len` raises TypeError.
         max_ratio: the largest ratio of the decompressed size to the compressed size, for sizes over 1 GiB. 100 by
             default; None for no limit.
 
@@ -372,7 +372,7 @@ class XzFileLoader(_OfOneKind):
 
     Args:
         datapipe: yields pairs of path and binary stream. The stream is closed with the decompressed stream.
-        length: the number of files that `len` returns; -1 (the default): `len` raises TypeError.
+        length: the number of files that `len` returns; with -1 (the default), `len` raises TypeError.
         max_ratio: the largest ratio of the decompressed size to the compressed size, for sizes over 1 GiB. 100 by
             default; None for no limit.
 

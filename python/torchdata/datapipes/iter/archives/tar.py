@@ -517,7 +517,7 @@ class TarArchiveLoader(ArchiveLoader):
     Args:
         datapipe: yields pairs of path and binary stream.
         mode: the mode of `tarfile.open`: `"r:*"` (the default), `"r:gz"`, …, or `"r|*"`, … to read only forward.
-        length: the number of members that `len` returns; -1 (the default): `len` raises TypeError.
+        length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
         max_ratio: the largest ratio of the size of an archive, as far as it was read, to its compressed size, for sizes
             over 1 GiB; also for a sparse member. 100 by default; None for no limit.
 

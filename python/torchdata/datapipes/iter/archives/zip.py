@@ -105,7 +105,7 @@ class ZipArchiveLoader(IndexedLoader):
 
     Args:
         datapipe: yields pairs of path and seekable binary stream.
-        length: the number of members that `len` returns; -1 (the default): `len` raises TypeError.
+        length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
         max_ratio: the largest ratio of the size of a member, or of all members up to an opened one, to the compressed
             size, for sizes over 1 GiB. 100 by default; None for no limit.
 

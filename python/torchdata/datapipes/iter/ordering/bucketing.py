@@ -42,7 +42,7 @@ class BucketBatcher(IterDataPipe[DataChunk[Any]]):
         batch_num: number of batches in a bucket, 100 by default.
         bucket_num: number of buckets in a pool, 1 by default.
         sort_key: a function from a bucket (a list of items) to the sorted list, such as `sorted` or
-            `functools.partial(sorted, key=len)`. None: items are not sorted.
+            `functools.partial(sorted, key=len)`. If None, items are not sorted.
         use_in_batch_shuffle: whether a whole pool of items, and later `bucket_num` batches, are shuffled at a time.
             If False, items and batches are shuffled with buffers of these sizes.
 

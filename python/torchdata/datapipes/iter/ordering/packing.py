@@ -72,7 +72,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
             it into parts of at most `max_tokens` that are packed separately; `"truncate"` keeps the first part;
             `"drop"` leaves the sequence out; `"error"` raises.
         buffer_size: number of rows that are open at a time with `"first_fit"`, 16 by default.
-        pad_value: the value that fills up rows to `max_tokens`; None (the default): rows stay shorter. A
+        pad_value: the value that fills up rows to `max_tokens`; with None (the default), rows stay shorter. A
             number is used for `input_ids` (or the only column); `labels` are then filled with -100 and `attention_mask`
             with 0. Other columns require a mapping from column to number.
         first_value: numbers by column that replace the first token of each sequence, such as `{"labels": -100}`.

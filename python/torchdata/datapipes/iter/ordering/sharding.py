@@ -135,7 +135,7 @@ class ShardingFilter(IterDataPipe[T_co]):
                 self.num_of_instances *= instances
 
     def set_sharding_block(self, block: int | None) -> ShardingFilter[T_co]:
-        """Distributes the items in blocks of `block` consecutive items from the next iteration on; None: one by one.
+        """Distributes the items in blocks of `block` consecutive items (None: 1) from the next iteration on.
 
         With blocks of k items, `sharding_filter().batch(k)` makes the same batches for any number of workers.
         Returns the pipe itself.

@@ -149,7 +149,7 @@ class AISFileLister(_OfCluster, GivenLength, ListsRoots):
     Args:
         source_datapipe: yields prefixes such as `ais://bucket` and `ais://bucket/folder/`.
         url: the address of the cluster's proxy.
-        length: the number of objects that `len` returns; -1 (the default): `len` raises TypeError.
+        length: the number of objects that `len` returns; with -1 (the default), `len` raises TypeError.
         timeout: seconds after which a silent cluster causes an error.
 
     Raises:

@@ -209,7 +209,8 @@ class FSSpecSaver(SavesItems):
     Args:
         source_datapipe: yields pairs of metadata and data: bytes for a binary mode, and a str otherwise.
         mode: the mode of `open`, "w" by default; `"w"` and `"wb"` replace existing files.
-        filepath_fn: a function from the metadata to the URL or local path; None (the default): the metadata is the URL.
+        filepath_fn: a function from the metadata to the URL or local path; if None (the default), the metadata is the
+            URL.
         kwargs_for_open: options of the file system's `open`, such as `{"compression": "gzip"}`.
         kwargs: options of the file system, such as `auto_mkdir=True` to create local directories.
 

@@ -174,7 +174,7 @@ class IoPathSaver(_HasPathManager, SavesItems):
     Args:
         source_datapipe: yields pairs of metadata and data: bytes for a binary mode, and a str otherwise.
         mode: the mode of `open`, "w" by default.
-        filepath_fn: a function from the metadata to the path; None (the default): the metadata is the path.
+        filepath_fn: a function from the metadata to the path; if None (the default), the metadata is the path.
         pathmgr: an `iopath.PathManager`; None (the default) for a new one for local paths, HTTP, OneDrive and, if boto3
             is installed, S3.
         handler: an additional path handler.

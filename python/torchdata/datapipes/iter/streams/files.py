@@ -64,7 +64,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
         abspath: whether absolute paths are yielded; False by default.
         non_deterministic: whether files are yielded in the order of the file system; False by default. A state in the
             middle of a directory is then valid only if this order does not change.
-        length: the number of files that `len` returns; -1 (the default): `len` raises TypeError.
+        length: the number of files that `len` returns; with -1 (the default), `len` raises TypeError.
 
     Warns: UserWarning: no file was found.
 
@@ -196,7 +196,7 @@ class FileOpener(GivenLength, ItemByItem[tuple[str, StreamWrapper]]):
         datapipe: yields paths.
         mode: `"r"` (the default), `"t"` or `"rt"` for text, `"b"` or `"rb"` for bytes.
         encoding: the encoding of text files; None (the default) for the locale's encoding.
-        length: the number of files that `len` returns; -1 (the default): `len` raises TypeError.
+        length: the number of files that `len` returns; with -1 (the default), `len` raises TypeError.
 
     Raises:
         ValueError: the mode is unknown, or an encoding is given for bytes.

@@ -58,7 +58,7 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
             None for the type of the record and for bytes (which become nested lists). The steps of a feature list are
             stacked if a dtype is given. If the pair is None, the feature stays unchanged. A name is first searched in
             the context of a SequenceExample. Without a spec, all features are read unchanged.
-        length: the number of records that `len` returns; -1 (the default): `len` raises TypeError.
+        length: the number of records that `len` returns; with -1 (the default), `len` raises TypeError.
         verify_checksums: whether the CRC-32C of every record is checked; True by default. Use False for files with
             wrong checksums.
         max_length: maximum size of a record in bytes, 128 MiB by default; a longer record is refused before it is read.
