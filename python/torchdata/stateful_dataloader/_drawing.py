@@ -165,6 +165,15 @@ class Drawing:
             return torch_parts(now)[0] not in seeds
         return then is not None and _moved(then, now, _NEAR) is None
 
+    def has_passed(self, name: str, saved: Any) -> bool:
+        """Returns whether a global generator has moved to its saved state, or past it, since a state was loaded.
+
+        The program has then restored the generator itself, and may have drawn from it since.
+        """
+        then, _ = self._at_load.get(name, (None, 0))
+        is_later = then is None or _moved(saved, then, _NEAR) is not None
+        return not is_later and _moved(saved, read(name), _NEAR) is not None
+
     @contextmanager
     def going_on(self, moment: Moment) -> Iterator[None]:
         """Returns a context in which the generators start from their saved states, for restoring a position.

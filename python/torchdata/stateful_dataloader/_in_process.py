@@ -95,14 +95,18 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         """Restores the program's global generators if they were used while the epoch was read.
 
         The dataset and the program share these generators. For a new epoch, a generator is not changed if the program
-        has seeded it, or if another loader has restored it.
+        has seeded or restored it, or if another loader has restored it.
         """
         position = state.positions[0]
         if state.workers or position is None:
             return {}
         moved = {name: decoded(name, one) for name, one in (position.random or {}).items()}
         if state.is_over:
-            moved = {name: one for name, one in moved.items() if not drawing.was_set(name, one)}
+            moved = {
+                name: one
+                for name, one in moved.items()
+                if not drawing.was_set(name, one) and not drawing.has_passed(name, one)
+            }
         drawing.restore(moved)
         return {} if state.is_over else moved
 

@@ -137,6 +137,29 @@ def test_the_random_draws_of_two_loaders_continue(is_restored: bool, validations
     assert rest_of(iter(training), training, validation) == whole
 
 
+def test_a_program_that_restores_its_generators_and_draws_from_them_does_not_repeat_its_draws() -> None:
+    """The training step draws random numbers before the validation loader begins its next epoch."""
+
+    def rest_of(validation: Any) -> list[Any]:
+        steps = [random.random(), numpy.random.rand(), torch.rand(()).item()]
+        return [*steps, epochs_of(validation, 2), random.random(), numpy.random.rand(), torch.rand(()).item()]
+
+    seed_all()
+    validation = StatefulDataLoader(Noisy(), batch_size=4)
+    epochs_of(validation, 1)
+    state = json.loads(json.dumps(validation.state_dict()))
+    program = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+    whole = rest_of(validation)
+
+    seed_all()
+    validation = StatefulDataLoader(Noisy(), batch_size=4)
+    validation.load_state_dict(state)
+    random.setstate(program[0])
+    numpy.random.set_state(program[1])
+    torch.set_rng_state(program[2])
+    assert rest_of(validation) == whole
+
+
 class ShuffledWhenBegun(TakesOnce):
     """A stream that draws its order in `iter()`, before its first item is requested."""
 
