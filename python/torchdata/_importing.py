@@ -4,8 +4,8 @@ Role: the package does not import NumPy or PyTorch itself. Once other code has i
 seeds their generators, and registers its classes with them. Some modules of the package are imported late, too, and are
 published when they are imported. A finder at the front of `sys.meta_path` waits for these modules, and is removed when
 no module is awaited. If an arriving item contains arrays or tensors, the engine imports NumPy or PyTorch at an
-arbitrary time, possibly while another thread forks. Runs in the process and thread that imports. This module owns the
-finder.
+arbitrary time, possibly while another thread forks. The code runs in the process and thread that imports. This module
+owns the finder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Optional libraries: imported when they are used, with an error that names the extra if they are missing.
 
-Role: the package imports optional libraries only through `optional_import`. Runs in the process that builds or iterates
-the pipe. The module keeps no state.
+Role: the package imports optional libraries only through `optional_import`. The code runs in the process that builds or
+iterates the pipe. The module keeps no state.
 """
 
 from __future__ import annotations

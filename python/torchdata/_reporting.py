@@ -1,8 +1,8 @@
 """Tracebacks and notes of exceptions: users see only their own frames, and the origin of the exception.
 
 Role: pipes, the loader and the workers share this module. The module `datapipes/_pipe/explaining` adds the name of the
-pipe. Runs in the process and thread that raised the exception. The module keeps no state: the exception itself stores
-all data.
+pipe. The code runs in the process and thread that raised the exception. The module keeps no state: the exception itself
+stores all data.
 """
 
 from __future__ import annotations

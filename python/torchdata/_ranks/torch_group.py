@@ -2,10 +2,10 @@
 
 The group contains all ranks of the job, or the ranks of one of torch's process groups.
 
-Role: the group is opened and used in the main process of every rank, by one thread at a time. Owns a `Meeting`: one
-connection of every rank to rank 0, served by a native thread while the group is in use. The messages never mix with the
-messages of the training, and the remaining ranks notice when any rank fails, including rank 0. `torchdata_core::ranks`
-describes the protocol.
+Role: the group is opened and used in the main process of every rank, by one thread at a time. A `TorchGroup` owns a
+`Meeting`: one connection of every rank to rank 0, served by a native thread while the group is in use. The messages
+never mix with the messages of the training, and the remaining ranks notice when any rank fails, including rank 0.
+`torchdata_core::ranks` describes the protocol.
 
 Neither torch's process groups nor the store are used for operations. Process groups and the store wait for ranks that
 no longer exist, until the job's timeouts expire, even in destructors at interpreter exit.

@@ -1,8 +1,8 @@
 """Shuts down a loader exactly once. If several threads call `shutdown`, all calls return when the shutdown is complete.
 
 Role: one `Ending` per loader. An `Ending` ends the epoch, the service and the threads that read ahead, excludes
-concurrent changes to the loader, and stores the process that the loader belongs to. Runs in the main process: in any
-thread, in a finalizer, or at interpreter exit.
+concurrent changes to the loader, and stores the process that the loader belongs to. The code runs in the main process:
+in any thread, in a finalizer, or at interpreter exit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The epochs of a loader: begins, resumes and ends them.
 
-Role: owned by the loader. Owns the delivered items, their count and the position in the epoch. Runs in the thread that
-uses the loader. If another thread is computing an item of the loader, the thread that begins or ends an epoch waits.
+Role: owned by the loader. `EpochRun` owns the delivered items, their count and the position in the epoch. The code
+runs in the thread that uses the loader. If another thread is computing an item of the loader, the thread that begins or
+ends an epoch waits.
 
 The service is notified of the end of each epoch exactly once: at the last item, at an error, when the next epoch begins
 before this one ends, or at shutdown.

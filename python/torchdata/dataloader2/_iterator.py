@@ -1,7 +1,7 @@
 """The iterator of a loader.
 
-Role: yields the items of one epoch while it is the loader's valid iterator. Runs in the main process, in the threads
-that read the loader, one after another. The loader owns the epoch, whereas the iterator owns only the limit.
+Role: yields the items of one epoch while it is the loader's valid iterator. The code runs in the main process, in the
+threads that read the loader, one after another. The loader owns the epoch, whereas the iterator owns only the limit.
 
 `__next__` runs for every item, so it is in the extension (`DeliveryIterator`): it checks whether the iterator is valid
 and whether anything unusual has happened, and then requests the next item. The methods in this module handle everything

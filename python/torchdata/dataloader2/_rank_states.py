@@ -1,8 +1,8 @@
 """Positions of all ranks of a distributed job, and the parts that a loader uses to resume.
 
-Role: pure functions over positions. Runs in the main process. A loader uses its own state if its rank and the number of
-ranks are the same. If the number of ranks or workers differs, the loader computes its position from the states of all
-ranks.
+Role: pure functions over positions. The code runs in the main process. A loader uses its own state if its rank and the
+number of ranks are the same. If the number of ranks or workers differs, the loader computes its position from the
+states of all ranks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """`DataLoader2`: a pipe graph, the adapters that change it and the reading service that runs it.
 
-Role: owns copies of the graph and the service, keeps the single valid iterator, and shuts the service down. Runs in any
-thread of the main process. Only one thread at a time can begin an epoch, load a state or shut the loader down.
+Role: owns copies of the graph and the service, keeps the single valid iterator, and shuts the service down. The code
+runs in any thread of the main process. Only one thread at a time can begin an epoch, load a state or shut the loader
+down.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The base classes of all pipes, `IterDataPipe` and `MapDataPipe`, and the function that guards iteration.
 
 Role: implements what all pipes share: registration of functional forms, pickling hooks, a single valid iterator at a
-time, `reset()` at the start of an iteration, and resuming from loaded state. Runs in every process that has pipes. A
-pipe owns its sources and one `IterationToken`.
+time, `reset()` at the start of an iteration, and resuming from loaded state. The code runs in every process that has
+pipes. A pipe owns its sources and one `IterationToken`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The functions that decode images: `decode` for one image, and `decode_batch` for a block of images.
 
-Role: validates the arguments once (`Request`), and decodes contents into an array. Runs in the calling thread.
+Role: validates the arguments once (`Request`), and decodes contents into an array. The code runs in the calling thread.
 `decode_batch` starts threads if requested, and ends them before it returns.
 """
 

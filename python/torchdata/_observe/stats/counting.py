@@ -1,8 +1,8 @@
 """The counters of a process: its page on the loader's board.
 
 Role: takes the page when the process starts, registers the pipes once the graph is known, and records when epochs begin
-and end. Runs in the main process and in each child process, and writes only that process's page. The extension does the
-actual counting.
+and end. The code runs in the main process and in each child process, and writes only that process's page. The extension
+does the actual counting.
 """
 
 from __future__ import annotations

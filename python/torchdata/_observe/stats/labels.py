@@ -1,6 +1,6 @@
 """Names of pipes in statistics: their class, the user's function, and its location.
 
-Role: pure functions that describe a graph. Runs in every process that has pipes, once per graph.
+Role: pure functions that describe a graph. The code runs in every process that has pipes, once per graph.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Copies of the pipes of a graph, over the same data.
 
-Role: decides what a copy shares with its original. Runs in the main process, in the thread that creates a loader or
-loads a state.
+Role: decides what a copy shares with its original. The code runs in the main process, in the thread that creates a
+loader or loads a state.
 
 A loader shards, seeds and iterates the pipes of its graph, which changes them. The loader therefore reads a copy, and
 the user's graph stays unchanged. The data in the graph is not copied, because a copy costs memory and time, and because

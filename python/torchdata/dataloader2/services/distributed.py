@@ -1,8 +1,9 @@
 """Sharding among the ranks of a distributed job, over `torch.distributed` or an object from the user.
 
 Role: divides the items of the graph by rank, gives all ranks the same shared seeds, and ends the graph in `fullsync`,
-so that the epochs of all ranks end together. Runs in the main process of every rank, and owns two groups of ranks: one
-for seeds, and one for the thread of `fullsync`, whose messages must not mix with messages of the main thread.
+so that the epochs of all ranks end together. The code runs in the main process of every rank, and owns two groups of
+ranks: one for seeds, and one for the thread of `fullsync`, whose messages must not mix with messages of the main
+thread.
 """
 
 from __future__ import annotations

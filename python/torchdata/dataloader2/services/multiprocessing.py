@@ -1,7 +1,7 @@
 """`MultiProcessingReadingService`: the pipe graph in worker processes, over the Rust engine.
 
 Role: divides the graph between the dispatching process, the workers and the main process, starts the processes, and
-turns the loader's calls into commands to these processes. Runs in the main process, and owns the `Children`.
+turns the loader's calls into commands to these processes. The code runs in the main process, and owns the `Children`.
 """
 
 from __future__ import annotations

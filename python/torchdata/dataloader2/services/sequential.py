@@ -1,7 +1,7 @@
 """Several reading services, one after another.
 
 Role: forwards every call of the loader to each of the services. Calls that begin something are made in the order of the
-services, and calls that end something in reverse order. Runs in the main process and owns the services.
+services, and calls that end something in reverse order. The code runs in the main process and owns the services.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Converts the columns of an Arrow table to NumPy arrays: `arrays_of`.
 
-Role: implements `library="numpy"` for data frames. Runs in the process that iterates the pipe and keeps no state.
-pyarrow and NumPy are imported only once a table is available.
+Role: implements `library="numpy"` for data frames. The code runs in the process that iterates the pipe and keeps no
+state. pyarrow and NumPy are imported only once a table is available.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Cuts tables of a fixed number of rows out of the parts of a larger table.
 
-Role: determines the rows of each item, and the position after it, for `ArrowReader` and `ParquetDataFrameLoader`. Runs
-in the process that iterates the pipe, and holds one part in memory. pyarrow is imported once a table is available.
+Role: determines the rows of each item, and the position after it, for `ArrowReader` and `ParquetDataFrameLoader`. The
+code runs in the process that iterates the pipe, and holds one part in memory. pyarrow is imported once a table is
+available.
 """
 
 from __future__ import annotations

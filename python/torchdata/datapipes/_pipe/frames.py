@@ -1,8 +1,8 @@
 """One interface to data frames of pandas, polars and pyarrow, and to dicts of arrays: `FrameFormat`.
 
-Role: creates frames from rows and from Arrow tables, with the library and the dtypes that the user chose. Runs in the
-process that iterates the pipe. A `FrameFormat` holds only its settings and can be pickled. The libraries are imported
-where a format is created or used.
+Role: creates frames from rows and from Arrow tables, with the library and the dtypes that the user chose. The code runs
+in the process that iterates the pipe. A `FrameFormat` holds only its settings and can be pickled. The libraries are
+imported where a format is created or used.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Role: a function that draws random numbers or modifies its argument may return other members in a second call. The state
 therefore contains the members that remain, if they are in memory. If the result is a generator, the function is called
-again on resume. Runs in the process that iterates the pipe.
+again on resume. The code runs in the process that iterates the pipe.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 saved position.
 
 Role: each reading takes samples of the items, so that a resume detects a stream that does not repeat itself. The gaps
-between sampled positions grow, and no Python code runs between two samples. Runs where the source of a pipeline is
-read.
+between sampled positions grow, and no Python code runs between two samples. The code runs where the source of a
+pipeline is read.
 
 A stream may draw from the global generators in order to shuffle or to augment. If a stream draws for one of its first
 two items, its state contains the generators as they were before the first draw. A resume rereads the items with these

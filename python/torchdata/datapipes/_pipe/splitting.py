@@ -2,8 +2,9 @@
 
 Role: a source may call `torch.utils.data.get_worker_info()` and yield only its worker's part of the items. A filter
 that reads this source would then keep only a part of the worker's part. While a filter requests an item from its
-sources, PyTorch therefore reports a single worker in that thread. Runs in workers of this package and of PyTorch. In
-these workers, PyTorch's function returns an object of this package, which shows the true values to all other code.
+sources, PyTorch therefore reports a single worker in that thread. The code runs in workers of this package and of
+PyTorch. In these workers, PyTorch's function returns an object of this package, which shows the true values to all
+other code.
 """
 
 from __future__ import annotations

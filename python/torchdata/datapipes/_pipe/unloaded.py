@@ -3,8 +3,8 @@
 Role: if a `sharding_filter` reads items that are loaded by index, the pipes before it pass on indices instead of items,
 and the filter loads only the items of its own share. Pipes can pass on indices if they never inspect an item: pipes
 that keep or change the order, and pipes that apply a function to each item, which the filter calls after loading. Each
-index takes the position of its item, so positions, seeds and states are the same as for an iteration over items. Runs
-in the process that iterates the pipeline. Keeps no state.
+index takes the position of its item, so positions, seeds and states are the same as for an iteration over items. The
+code runs in the process that iterates the pipeline. The module keeps no state.
 
 Whether to pass on indices is decided in each iteration, along one path through the graph. If a pipe has several
 readers,

@@ -5,9 +5,9 @@ after a resume.
 
 Role: each worker reads the whole source and keeps the items at the positions of its share. If the workers read the
 items in different orders, shares overlap and items are lost. The filter therefore records checksums of some items with
-their positions, and the loader compares the checksums of its workers. Runs in workers, in the thread that reads the
-filter. All workers sample the same positions: every position at first, then positions with gaps that grow as the square
-root of the position. Two orders of the same n items therefore share about 36 sampled items, regardless of n.
+their positions, and the loader compares the checksums of its workers. The code runs in workers, in the thread that
+reads the filter. All workers sample the same positions: every position at first, then positions with gaps that grow as
+the square root of the position. Two orders of the same n items therefore share about 36 sampled items, regardless of n.
 """
 
 from __future__ import annotations

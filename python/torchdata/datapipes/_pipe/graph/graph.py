@@ -2,7 +2,7 @@
 
 Role: an immutable value. Code that modifies the pipes of a graph, or runs them, creates a new `Graph` afterwards. Other
 code reuses the existing object, because the search for pipes inspects all attributes of each pipe. A `Graph` holds only
-references to the pipes. Runs in any process that has the pipes.
+references to the pipes. The code runs in any process that has the pipes.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Role: in torchdata 0.9, the two base classes of all pipes were PyTorch's own. Th
 because it never imports torch. Once other code has imported torch, before or after this package, the classes of both
 packages are registered as virtual subclasses of each other. Pipes of both packages then have the functional forms and
 methods that were added to either package. `Dataset` is not an ABC, so it becomes a real base class of this package's
-pipes. Runs in every process that imports both packages.
+pipes. The code runs in every process that imports both packages.
 
 This module patches four parts of PyTorch:
 

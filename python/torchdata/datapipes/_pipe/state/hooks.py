@@ -1,7 +1,7 @@
 """The interface through which graphs, states and loaders query a pipe, with a default for each query.
 
 Role: the contract between the pipes and the code that handles whole graphs. Each pipe implements the queries, so that
-callers need not know its class. Runs in the process of the pipe.
+callers need not know its class. The code runs in the process of the pipe.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Role: maintains the record of each pipe (`record`): when its pass began, and the loaded state that it has not resumed
 from yet. If a source of the pipe must be replayed, the record also contains the state of all sources when the pass
-began. A *pass* is one iteration of one pipe. Runs in the process and thread that iterates the pipe.
+began. A *pass* is one iteration of one pipe. The code runs in the process and thread that iterates the pipe.
 
 A counter that increases when a pass begins determines which passes belong together. If the pass of a source began after
 the pass of its reader, the reader is reading the source. If the source's pass began before, the pass belongs to an

@@ -1,7 +1,7 @@
 """Stores data about each pipe outside its attributes: its token, which distinguishes its iterations, and its *record*.
 
-Role: storage for `iteration` and `state`, which define its use. Runs in the process and thread that iterates the pipe.
-A *pass* is one iteration of one pipe.
+Role: storage for `iteration` and `state`, which define its use. The code runs in the process and thread that iterates
+the pipe. A *pass* is one iteration of one pipe.
 """
 
 from __future__ import annotations
