@@ -24,7 +24,7 @@ from torchdata._native import Meeting
 from torchdata._ranks.group import GivenUp, PrefetchTimeoutError, RanksLostError, UncopyableGroup, describe_ranks
 from torchdata._ranks.opening import Opening
 
-#: Counts the groups of this process by their ranks, because all ranks open their groups in the same order.
+#: The number of groups of this process by their ranks, because all ranks open their groups in the same order.
 _numbers: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(itertools.count)
 
 #: The largest signed 64-bit value. A rank that votes with this value never determines the minimum.

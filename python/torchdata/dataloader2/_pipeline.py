@@ -184,7 +184,7 @@ class Pipeline:
     # -- pausing -----------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Stops reading ahead. May be called only if `can("pause")`."""
+        """Stops reading ahead. This method may be called only if `can("pause")`."""
         if self.service is None:
             pause_pipes(self.datapipe)
             return
@@ -193,7 +193,7 @@ class Pipeline:
             self.datapipe = pause_fn(self.datapipe)
 
     def resume(self) -> None:
-        """Resumes reading ahead. May be called only if `can("resume")`."""
+        """Resumes reading ahead. This method may be called only if `can("resume")`."""
         if self.service is None:
             resume_pipes(self.datapipe)
             return

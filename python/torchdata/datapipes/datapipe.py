@@ -342,7 +342,7 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], me
         return self.concat(other) if joiner is None else joiner([self, other])
 
     def reset(self) -> None:
-        """Prepares the pipe for a new iteration. Called whenever an iterator is created."""
+        """Prepares the pipe for a new iteration. This method is called whenever an iterator is created."""
         for state in self._declared:
             if not state.lasts:
                 state.reset(self)

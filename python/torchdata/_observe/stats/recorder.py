@@ -191,7 +191,8 @@ class Recorder:
         return _reading_of(at, full, read)
 
     def _warn_of_damage(self, board: StatsBoard) -> None:
-        """Warns once if damaged pages are left out. Never raises an exception, even if warnings are errors."""
+        """Warns once if damaged pages are left out. This method never raises an exception, even if warnings are
+        errors."""
         damage = None if self._is_damage_told else board.damage()
         if damage is not None:
             self._is_damage_told = True

@@ -37,7 +37,8 @@ _OWN = {
 
 
 class RayReadingService(MultiProcessingReadingService):
-    """Runs the pipe graph in workers on the machines of a Ray cluster. Experimental: names and defaults may change.
+    """Runs the pipe graph in workers on the machines of a Ray cluster. This class is experimental: names and defaults
+    may change.
 
     The items, their order and the state of the loader are the same as with `MultiProcessingReadingService` and the same
     number of workers. The states of both services are interchangeable. Each worker is a process next to a Ray actor,

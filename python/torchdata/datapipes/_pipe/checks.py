@@ -46,7 +46,7 @@ def check_callable(pipe: str, argument: str, function: Any, *, optional: bool = 
 
 
 def check_iterable(pipe: str, argument: str, value: Any) -> None:
-    """Raises TypeError unless `value` is iterable. Does not begin an iteration."""
+    """Raises TypeError unless `value` is iterable. This function does not begin an iteration."""
     if not (hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")):
         raise TypeError(f"{pipe}: {argument} must be iterable, but got {value!r} of type {type(value).__name__}")
 

@@ -8,7 +8,7 @@ __all__ = ["GivenLength"]
 
 
 class GivenLength:
-    """A pipe with a length that the user may set. Must precede the pipe's other base classes."""
+    """A pipe with a length that the user may set. This class must precede the pipe's other base classes."""
 
     def _set_length(self, length: int) -> None:
         #: The number of items; -1 if the user has not set it.

@@ -3,8 +3,8 @@
 Role: a generator ends when it raises an exception. A new call of the pipe's `__iter__` can resume from the state that
 its class declares, as it does from a loaded state. If exceptions of a pass are skipped, the pass therefore uses a chain
 of iterators of the same pipe. Each iterator continues where the previous iterator raised, and reads the existing
-iterators of the sources. Used by `skipping`, in the process that iterates the pipe. The chain owns the `Renewal`, which
-owns the iterators of the sources.
+iterators of the sources. `skipping` uses this module, in the process that iterates the pipe. The chain owns the
+`Renewal`, which owns the iterators of the sources.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ __all__ = ["Halt", "Halts", "Lead", "await_beginning", "beginning_unread"]
 #: A paused thread checks once in this many seconds whether its reader waits for an item.
 _LOOK = 0.02
 
-#: Set except while `beginning_unread` prevents the threads of new passes from reading.
+#: A flag that is set except while `beginning_unread` prevents the threads of new passes from reading.
 _may_begin = Latch()
 _may_begin.set()
 

@@ -80,8 +80,8 @@ class PipeHooks:
         return None
 
     def _halt_at(self, ahead: Lead) -> Halt:
-        """Makes the thread pause at the given point of a later pass. Called only if `_read_ahead` has returned a
-        value."""
+        """Makes the thread pause at the given point of a later pass. This method is called only if `_read_ahead` has
+        returned a value."""
         raise NotImplementedError(f"{type(self).__name__} reads ahead in no thread")
 
 

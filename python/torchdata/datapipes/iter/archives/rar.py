@@ -170,7 +170,7 @@ class _WhenRead:
 
 @functional_datapipe("load_from_rar")
 class RarArchiveLoader(IndexedLoader):
-    """Reads RAR archives: yields pairs of path and stream, one per file. Needs the extra `rar`.
+    """Reads RAR archives: yields pairs of path and stream, one per file. This pipe needs the extra `rar`.
 
     The path of a member is the archive's path joined with the member's name, and always lies in the archive's folder:
     leading slashes are dropped, and a name that leads out of the folder is an error. Symbolic links are left out.

@@ -129,5 +129,5 @@ class EventLoop:
             self._runner.get_loop().call_soon_threadsafe(task.cancel)
 
     def close(self) -> None:
-        """Ends asynchronous generators and closes the loop. May be called twice."""
+        """Ends asynchronous generators and closes the loop. This method may be called twice."""
         self._finalizer()

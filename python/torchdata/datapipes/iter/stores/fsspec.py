@@ -112,7 +112,7 @@ class _FSSpecRecipe:
     ) -> None:
         self.pipe, self.url, self.mode, self.max_retries = pipe, url, mode, max_retries
         self.for_open, self.for_connection = for_open, for_connection
-        #: Called before each retry of opening; None in a copy, because the copy belongs to another pipe.
+        #: A function that is called before each retry of opening; None in a copy, which belongs to another pipe.
         self.count: Callable[[], object] | None = count
         self.version: dict[str, str] | None = None
 

@@ -135,7 +135,7 @@ class Pool:
                     self._queue.exchange(slot, detached)
 
     def go_on(self) -> None:
-        """Resumes the threads if they were paused when a state was saved. Called by the consumer."""
+        """Resumes the threads if they were paused when a state was saved. This method is called by the consumer."""
         rest, self.rest = self.rest, None
         if rest is not None:
             rest.release()

@@ -50,7 +50,7 @@ class _PrefetchData(ReadAhead):
         self.taken = 0
         #: The point where the thread pauses, if any.
         self.halt: Halt | None = None
-        #: Set when the thread has released the source's iterator, which may have been in the middle of an item.
+        #: A flag that is set when the thread has released the source's iterator, possibly in the middle of an item.
         self.released = Latch()
 
     def begin(self, worker: Callable[[_PrefetchData], None]) -> None:
@@ -260,8 +260,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
         super().reset()
 
     def shutdown(self) -> None:
-        """Ends the thread after its current item, and waits for the end. The iterator ends, too. May be called
-        twice."""
+        """Ends the thread after its current item, and waits for the end. The iterator ends, too. This method may be
+        called twice."""
         self._end_thread()
 
     def pause(self) -> None:

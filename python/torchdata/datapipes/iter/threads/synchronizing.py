@@ -428,7 +428,7 @@ class FullSync(_PrefetchBase[T_co]):
     def leave(self, for_good: bool) -> None:
         """Ends the iteration and notifies each rank of the reason when it requests more than this rank has read.
 
-        Does not wait for the other ranks. Does nothing if the iteration is already over.
+        This method does not wait for the other ranks, and does nothing if the iteration is already over.
 
         Args:
             for_good: whether this rank will not continue, so that all ranks fail. If False, only their epochs end.
