@@ -447,7 +447,7 @@ class GraphProgram(EpochProgram):
         cached = None if saved.filled is None or saved.filled.checksum is None else self._refilled(saved.filled)
         self._watch_with(None)  # filters of other workers may be in another pass
         self._passes, self._saved = 1, True
-        return self._go_on(saved, cached)
+        return self._go_on(saved, cached, strict)
 
     def _refilled(self, filled: Filled) -> list[Any]:
         """Repeats the epoch that has filled the caches, and begins the running epoch again. Returns the cached items
@@ -466,7 +466,7 @@ class GraphProgram(EpochProgram):
         self._caches.note_iterator(self.datapipe)
         return iterator
 
-    def _go_on(self, saved: Content, cached: list[Any] | None = None) -> Iterator[Any]:
+    def _go_on(self, saved: Content, cached: list[Any] | None = None, strict: bool = True) -> Iterator[Any]:
         entries = saved.entries or ()
         if saved.read_out:
             self._read_share_out()  # an epoch that interrupts this wait must not resume
@@ -475,7 +475,7 @@ class GraphProgram(EpochProgram):
             self._search_anew()
         load_entries(self.datapipe, entries)
         if saved.filled is not None and cached is not None:
-            self._caches.put_back(saved.filled, cached)
+            self._caches.put_back(saved.filled, cached, strict)
         if saved.generators is not None:
             load_generators(saved.generators)  # this step precedes the iterator, which starts threads
         return self._iterate()
