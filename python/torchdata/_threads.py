@@ -100,7 +100,7 @@ class Work(Protocol):
         """Waits at most `seconds` until the threads have ended, except for the calling thread."""
 
 
-#: References to the `Work` objects whose threads must end at interpreter exit, by the object's id. A WeakSet is
+#: References to `Work` objects with threads that must end at interpreter exit, by the object's id. A WeakSet is
 #: unsuitable, because it runs Python code when an object is freed, and a KeyboardInterrupt in this code would be lost.
 _running: dict[int, weakref.ref[Any]] = {}
 #: Entries of freed objects are removed when there are this many entries.

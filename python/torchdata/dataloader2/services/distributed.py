@@ -2,8 +2,7 @@
 
 Role: divides the items of the graph by rank, gives all ranks the same shared seeds, and ends the graph in `fullsync`,
 so that the epochs of all ranks end together. The code runs in the main process of every rank, and owns two groups of
-ranks: one for seeds, and one for the thread of `fullsync`, whose messages must not mix with messages of the main
-thread.
+ranks: one for seeds, and one for the thread of `fullsync`. The messages of the two threads must not mix.
 """
 
 from __future__ import annotations

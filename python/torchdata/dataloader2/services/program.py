@@ -299,7 +299,7 @@ class GraphProgram(EpochProgram):
         self.globals.leave(is_all=not self._reading_ahead and locks is None)
 
     def _search_anew(self) -> None:
-        """Makes the next `leave` search the graph for pipes whose threads read ahead."""
+        """Makes the next `leave` search the graph for pipes that read ahead in threads."""
         self._reading_ahead, self.globals.is_all = None, False
 
     def prepare(self, child: ChildInfo) -> None:

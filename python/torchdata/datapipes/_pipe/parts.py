@@ -17,7 +17,7 @@ from torchdata.datapipes.datapipe import DataChunk
 
 __all__ = ["SLICED", "Parts", "detached", "listed", "restored", "state_of_members"]
 
-#: Types of results that can be sliced, and whose iterators report the number of remaining items.
+#: Types of results that can be sliced, with iterators that report the number of remaining items.
 SLICED: frozenset[type] = frozenset({list, tuple, range, str, bytes, DataChunk})
 
 #: Types with members in memory that must be converted to a list for slicing. The views of dicts are listed by
