@@ -255,7 +255,6 @@ def _has_finished(datapipe: DataPipe) -> bool:
 
 
 def _caches_in(datapipe: DataPipe) -> Iterator[tuple[Any, str]]:
-    """Yields the pipes that keep items beyond an epoch, with the names of the attributes that hold these items."""
     for pipe in Graph(datapipe):
         for each in getattr(type(pipe), "_declared", ()):
             if each.lasts and each.items and each.saved:
