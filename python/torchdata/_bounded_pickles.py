@@ -77,14 +77,9 @@ class _BoundedFile(io.BytesIO):
 
 @contextmanager
 def bounded(most: int | None) -> Iterator[None]:
-    """Context in which pickles are kept only while they have at most `most` bytes together.
+    """Context in which pickles are kept only while they have at most `most` bytes together; None for no limit.
 
-    Args:
-        most: the number of bytes; None for no limit.
-
-    Raises:
-        TooLargeError: the pickles have more bytes. The error is raised at the end of the context. If there were too
-            many bytes, the pickles are incomplete.
+    If the pickles have more bytes, they are incomplete, and TooLargeError is raised at the end of the context.
     """
     if most is None:
         yield

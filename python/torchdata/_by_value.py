@@ -102,7 +102,6 @@ def _is_placeholder(argument: Any) -> bool:
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
-    """Yields the names of globals and attributes in the code of a function and of its inner functions."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -4,8 +4,8 @@ Role: the package does not import NumPy or PyTorch itself. Once other code has i
 seeds their generators, and registers its classes with them. Some modules of the package are imported late, too, and are
 published when they are imported. A finder at the front of `sys.meta_path` waits for these modules, and is removed when
 no module is awaited. If an arriving item contains arrays or tensors, the engine imports NumPy or PyTorch at an
-arbitrary time, possibly while another thread forks. Runs in the process and thread that imports. This module owns the
-finder.
+arbitrary time, possibly while another thread forks. The code runs in the process and thread that imports. This module
+owns the finder.
 """
 
 from __future__ import annotations
@@ -108,13 +108,8 @@ _finder = _WaitingFinder()
 
 
 def call_when_imported(who: str, calls: Calls) -> None:
-    """Calls each function once with its module, right after the module was imported.
-
-    Args:
-        who: the name of the caller. The calls replace earlier calls of the same caller, and an empty mapping removes
-            the earlier calls.
-        calls: the functions, by the full names of modules that are not loaded.
-    """
+    """Calls each function once with its module, right after the module was imported. The keys are the full names of
+    modules that are not loaded. The calls replace earlier calls of the same caller."""
     _finder.calls[who] = dict(calls)
     _finder.install_or_leave()
 
@@ -131,11 +126,7 @@ os.register_at_fork(
 
 
 def import_whole(name: str) -> Any:
-    """Returns the module `name`. Other threads cannot fork while this function imports the module.
-
-    Args:
-        name: the module's full name.
-    """
+    """Returns the module `name`. Other threads cannot fork while this function imports the module."""
     module = sys.modules.get(name)
     if module is not None and not getattr(module.__spec__, "_initializing", False):
         return module
@@ -145,11 +136,7 @@ def import_whole(name: str) -> Any:
 
 def loaded(name: str) -> Any:
     """Returns the module if it was imported, otherwise None. If another thread is importing the module, the function
-    waits for that thread.
-
-    Args:
-        name: the full name of the module.
-    """
+    waits for that thread."""
     if sys.modules.get(name) is None:
         return None
     try:

@@ -4,7 +4,7 @@ Role: makes code work that imports from inside torchdata (`from torchdata.datapi
 InMemoryCacheHolderIterDataPipe`). A finder at the end of `sys.meta_path`, which is asked only if no file was found,
 creates a module of the table on its first import. The names in such a module are looked up at their present location
 when they are used. The table contains private names if public code imports or patches them. If the table requests it,
-patching the old name also patches the present name. Runs in any process that imports the package.
+patching the old name also patches the present name. The code runs in any process that imports the package.
 """
 
 from __future__ import annotations
@@ -139,7 +139,6 @@ _SUFFIXES = ("IterDataPipe", "MapDataPipe", "DataPipe")
 
 
 def names_of(old: str) -> dict[str, str]:
-    """Returns the names of an old module, each with its present name."""
     return {name: now for name, (_, now) in homes_of(old).items()}
 
 
@@ -228,6 +227,5 @@ class _OldModules:
 
 
 def install() -> None:
-    """Makes the old modules importable."""
     if not any(isinstance(finder, _OldModules) for finder in sys.meta_path):
         sys.meta_path.append(_OldModules())

@@ -1,7 +1,7 @@
 """Optional libraries: imported when they are used, with an error that names the extra if they are missing.
 
-Role: the package imports optional libraries only through `optional_import`. Runs in the process that builds or iterates
-the pipe. The module keeps no state.
+Role: the package imports optional libraries only through `optional_import`. The code runs in the process that builds or
+iterates the pipe. The module keeps no state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def how_to_install(extra: str) -> str:
 
     The command names the libraries, so that pip need not find this package again.
     """
-    from importlib import metadata  # takes a sixth of the package's import time, and only errors need it
+    from importlib import metadata  # this import takes a sixth of the package's import time
 
     try:
         required = metadata.requires(DISTRIBUTION) or []
@@ -36,19 +36,8 @@ def how_to_install(extra: str) -> str:
 
 
 def optional_import(module: str, *, extra: str, needed_by: str) -> Any:
-    """Imports an optional library.
-
-    Args:
-        module: the module's dotted name, such as `"pyarrow.parquet"`.
-        extra: the extra of this distribution that installs the library.
-        needed_by: the public name of the pipe that needs the library.
-
-    Returns:
-        The module.
-
-    Raises:
-        ModuleNotFoundError: the library, or one of its requirements, is not installed.
-    """
+    """Imports an optional library. Raises ModuleNotFoundError if the library, or one of its requirements, is not
+    installed."""
     try:
         return import_whole(module)
     except ModuleNotFoundError as error:

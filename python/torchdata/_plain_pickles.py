@@ -89,11 +89,7 @@ def dumps_plain(value: Any) -> bytes | None:
 
 
 def loads_plain(pickled: Any) -> Any:
-    """Returns the value of a pickle.
-
-    Raises:
-        ValueError: the bytes are not a pickle of `dumps_plain`.
-    """
+    """Returns the value of a pickle. Raises ValueError if the bytes are not a pickle of `dumps_plain`."""
     check_plain_pickle(pickled)
     try:
         return _Unpickler(io.BytesIO(pickled)).load()

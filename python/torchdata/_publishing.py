@@ -20,7 +20,6 @@ def publish(namespace: dict[str, Any], *helpers: Any) -> None:
     """Makes a package the public module of the names that it imports from its own modules.
 
     Args:
-        namespace: the package's `globals()`.
         helpers: further classes and functions that the package imports from elsewhere, and that pickles refer to.
 
     Raises:
@@ -53,7 +52,6 @@ def publish_late(
     names.
 
     Args:
-        namespace: the package's `globals()`.
         modules: the names for each module; a module inside the package is given without the package's name.
         then: a function that is called with the classes and functions of a module by name, after its import.
     """
@@ -75,7 +73,6 @@ def import_late(namespace: dict[str, Any], modules: Mapping[str, Iterable[str]])
     """Makes a package import modules when one of their names, or a public module inside it, is used.
 
     Args:
-        namespace: the package's `globals()`.
         modules: the names for each module; a module inside the package is given without the package's name.
 
     Returns:

@@ -25,10 +25,7 @@ class ReadAhead:
     """The queue of one iteration, and its threads.
 
     Args:
-        name: the name of the reader, for messages.
         capacity: the maximum number of items that are taken and not yet returned.
-        threads: the name of the threads; a number is added if there may be several.
-        several: whether there may be several threads.
         **options: arguments of the queue: `in_order`, `keeps`, `when_closed` and `place`.
     """
 
@@ -40,18 +37,10 @@ class ReadAhead:
 
     def start(self, serve: Callable[..., object], *args: Any) -> bool:
         """Starts a thread. Returns whether the thread runs. If the system cannot start more threads, the iteration uses
-        fewer threads than requested.
-
-        Args:
-            serve: the function that the thread runs.
-            *args: the arguments of the function.
-
-        Raises:
-            RuntimeError: the system cannot start even one thread.
-        """
+        fewer threads than requested. Raises RuntimeError if the system cannot start even one thread."""
         name = f"{self._called}_{len(self.threads)}" if self._several else self._called
         thread = threading.Thread(target=_run, args=(self.queue, serve, args), name=name, daemon=True)
-        self.threads.append(thread)  # stored before the thread runs, because Ctrl-C may interrupt in between
+        self.threads.append(thread)  # Ctrl-C may interrupt the start, so the thread is stored first
         try:
             start(thread)
         except RuntimeError:
@@ -82,7 +71,6 @@ class ReadAhead:
         return not any(thread.is_alive() for thread in others)
 
     def others(self) -> list[threading.Thread]:
-        """Returns the started threads, without the calling thread."""
         current = threading.current_thread()
         return [thread for thread in self.threads if thread.ident is not None and thread is not current]
 

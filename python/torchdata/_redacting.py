@@ -75,12 +75,7 @@ _LIBRARIES = frozenset(
 
 
 def is_private(name: str, value: Any = "") -> bool:
-    """Returns whether the value with a given name must be hidden.
-
-    Args:
-        name: the name of an argument, of a parameter of a query, or of an option of a program.
-        value: the value.
-    """
+    """Returns whether the value must be hidden, given the name of its argument, query parameter or program option."""
     words = [word.lower() for word in _WORD.findall(name)]
     is_number = isinstance(value, (bool, int, float)) or value is None
     return (
@@ -142,7 +137,6 @@ def digest(name: str, words: str) -> str:
     Args:
         name: the name of the secret. The name is used as a key, so the digits of two arguments with the same value
             differ.
-        words: the secret.
     """
     key = f"torchdata fingerprint of {name}".encode()
     import hashlib  # importing both modules takes as long as importing ten modules of this package
@@ -195,12 +189,8 @@ def _has_secret(part: Any) -> bool:
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    """Returns a text of another process that is safe for a terminal, with control characters escaped.
-
-    Args:
-        text: the text.
-        lines: whether the text may have several lines.
-    """
+    """Returns a text of another process that is safe for a terminal, with control characters escaped. If `lines` is
+    True, the text may have several lines."""
     return _CONTROL.sub(lambda found: found[0] if lines and found[0] in "\n\t" else _written(found[0]), text)
 
 

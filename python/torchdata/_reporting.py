@@ -1,8 +1,8 @@
 """Tracebacks and notes of exceptions: users see only their own frames, and the origin of the exception.
 
 Role: pipes, the loader and the workers share this module. The module `datapipes/_pipe/explaining` adds the name of the
-pipe. Runs in the process and thread that raised the exception. The module keeps no state: the exception itself stores
-all data.
+pipe. The code runs in the process and thread that raised the exception. The module keeps no state: the exception itself
+stores all data.
 """
 
 from __future__ import annotations
@@ -92,12 +92,10 @@ def came_from(error: BaseException) -> str | None:
 
 
 def remember(error: BaseException, where: str) -> None:
-    """Records a description of the process that raised an exception."""
     attributes_of(error)[RAISED_IN] = where
 
 
 def notes_of(error: BaseException) -> list[str]:
-    """Returns the notes of an exception that are text."""
     notes = attributes_of(error).get("__notes__")
     return [note for note in notes if isinstance(note, str)] if isinstance(notes, (list, tuple)) else []
 
@@ -120,7 +118,6 @@ def name_item(error: _Error, item: Any) -> _Error:
 
 
 def key_named(error: BaseException) -> str | None:
-    """Returns the recorded key or path; None if none is recorded."""
     return attributes_of(error).get(_KEY)
 
 
@@ -230,6 +227,5 @@ def with_function(pipe: Any) -> str:
 
 
 def is_users(function: Any) -> bool:
-    """Returns whether a function does not belong to this package."""
     module = str(getattr(function, "__module__", ""))
     return not module.startswith("torchdata.")

@@ -107,7 +107,6 @@ def _needs_nothing(function: Any) -> bool:
 
 
 def state_of(one: object) -> Any:
-    """Returns the state of an object; None if the object has no state."""
     return one.state_dict() if is_stateful(one) else None
 
 
@@ -155,11 +154,7 @@ class StreamState(NamedTuple):
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> StreamState:
-        """Creates a position from a result of `_asdict`.
-
-        Raises:
-            TypeError, LookupError: the data is damaged.
-        """
+        """Creates a position from a result of `_asdict`. Raises TypeError or LookupError if the data is damaged."""
         state = cls(saved["own"], saved["inner"], saved["started"], saved["ended"])
         if type(state.started) is not bool or type(state.ended) is not bool:
             raise TypeError("started and ended are True or False")
@@ -170,7 +165,6 @@ class StatefulStream:
     """Reads an iterable that has a state, or that has iterators with a state.
 
     Args:
-        iterable: the iterable.
         prepare: a function that is called before each iteration, and before a state is loaded.
         is_exact: whether the iterable also reports the correct position before the first item of an epoch.
     """
@@ -200,12 +194,10 @@ class StatefulStream:
         self._after_load: Any = _UNKNOWN
 
     def reads(self, iterable: Any) -> bool:
-        """Returns whether the argument is the iterable of this stream."""
         return self._iterable is iterable
 
     @property
     def has_state(self) -> bool:
-        """Returns whether the iterable, or its iterator, has a state."""
         return is_stateful(self._iterable) or self._has_inner
 
     @property
@@ -253,7 +245,6 @@ class StatefulStream:
         return itertools.chain.from_iterable(self._pieces())
 
     def state(self) -> StreamState:
-        """Returns the position after the last item."""
         is_known = self._unread and self._base is not _UNKNOWN and not self._is_exact
         own, inner = self._base if is_known else self._states()
         if not self._is_exact:

@@ -64,7 +64,6 @@ class Latch:
             self._gate.release()
 
     def is_set(self) -> bool:
-        """Whether the flag is set."""
         return self._is_set
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -82,11 +81,7 @@ class Latch:
 
 
 def start(thread: threading.Thread) -> None:
-    """Starts a thread.
-
-    Raises:
-        RuntimeError: the system cannot start another thread; the message names the remedy.
-    """
+    """Starts a thread. Raises RuntimeError if the system cannot start another thread; the message names the remedy."""
     try:
         thread.start()
     except RuntimeError as error:
@@ -105,7 +100,7 @@ class Work(Protocol):
         """Waits at most `seconds` until the threads have ended, except for the calling thread."""
 
 
-#: References to the `Work` objects whose threads must end at interpreter exit, by the object's id. A WeakSet is
+#: References to `Work` objects with threads that must end at interpreter exit, by the object's id. A WeakSet is
 #: unsuitable, because it runs Python code when an object is freed, and a KeyboardInterrupt in this code would be lost.
 _running: dict[int, weakref.ref[Any]] = {}
 #: Entries of freed objects are removed when there are this many entries.

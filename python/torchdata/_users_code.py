@@ -45,12 +45,8 @@ class UsersCode:
 
 
 def codes_of_dataset(dataset: Any, methods: tuple[str, ...]) -> list[UsersCode]:
-    """Returns the user's code that creates the samples of a dataset, outermost function first.
-
-    Args:
-        dataset: a dataset, or a map-style pipe.
-        methods: the names of the methods that are called, in order of preference.
-    """
+    """Returns the user's code that creates the samples of a dataset, outermost function first. If a class
+    has several of `methods`, only the first is used."""
     found: list[UsersCode] = []
     waiting, seen = [dataset], 0
     while waiting and seen < _DEEPEST:
@@ -77,7 +73,6 @@ def _is_wrapper(kind: type) -> bool:
 
 
 def _plain(qualified: str) -> str:
-    """Returns a qualified name without the enclosing functions."""
     return qualified.rpartition("<locals>.")[2]
 
 
@@ -98,7 +93,6 @@ def code_of(function: Any) -> CodeType | None:
 
 
 def place_of(code: CodeType) -> str:
-    """Returns the file and the line where code begins."""
     return f"{_short(code.co_filename)}:{code.co_firstlineno}"
 
 

@@ -32,11 +32,7 @@ def warn_of_upstream() -> None:
 
 
 def warn_if_replaced(package: str) -> None:
-    """Warns if the imported `torchdata` is not this package, because upstream's files have replaced some of its files.
-
-    Args:
-        package: the public package that is being imported, for the message.
-    """
+    """Warns if the imported `torchdata` is not this package, because upstream's files have replaced its files."""
     found = getattr(sys.modules["torchdata"], "__version__", "without a version")
     if found == VERSION:
         return

@@ -9,15 +9,8 @@ __all__ = ["Arrow", "DrawnGraph", "DrawnGroup", "Node"]
 
 @dataclass
 class Node:
-    """A pipe.
-
-    Attributes:
-        title: the name of the pipe.
-        lines: further lines of text.
-        heat: the pipe's own time as a fraction of its process's time, 0 to 1; None if unknown.
-        kind: "source", "end", "waits", or empty.
-        key: the number of the pipe in the picture.
-    """
+    """A pipe. `heat` is the pipe's own time as a fraction of its process's time, 0 to 1; None if unknown. `kind` is
+    "source", "end", "waits", or empty."""
 
     title: str
     lines: list[str]
@@ -55,7 +48,6 @@ class DrawnGraph:
     arrows: list[Arrow] = field(default_factory=list)
 
     def add(self, group: DrawnGroup) -> None:
-        """Adds a group, and numbers its nodes."""
         first = sum(len(other.nodes) for other in self.groups)
         for number, node in enumerate(group.nodes, first):
             node.key = number
@@ -63,7 +55,6 @@ class DrawnGraph:
 
     @property
     def nodes(self) -> list[Node]:
-        """Returns all nodes in the order of their keys."""
         return [node for group in self.groups for node in group.nodes]
 
     def mark_ends(self) -> None:

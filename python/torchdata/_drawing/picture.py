@@ -253,6 +253,5 @@ def _svg_curve(curve: _Curve) -> str:
 
 
 def _head(curve: _Curve) -> list[tuple[float, float]]:
-    """Returns the corners of the arrow's head."""
     x, y = curve.points[3]
     return [(x, y), (x + 8, y - 4), (x + 8, y + 4)] if curve.sideways else [(x, y), (x - 4, y - 8), (x + 4, y - 8)]

@@ -107,15 +107,7 @@ def seal(snapshot: Any) -> bytes:
 
 
 def unseal(sealed: Any, what: str) -> Any:
-    """Returns the object that was passed to `seal`.
-
-    Args:
-        sealed: the bytes.
-        what: the name of the object in messages.
-
-    Raises:
-        ValueError: the object is damaged, or has another version.
-    """
+    """Returns the object that was passed to `seal`. Raises ValueError if it is damaged, or has another version."""
     check_seal(sealed, what)
     try:
         return loads_plain(sealed[_HEADER.size :])

@@ -60,9 +60,9 @@ def _services_in(service: Any) -> Iterator[Any]:
 class Measuring:
     """Measures a loader repeatedly.
 
-    "Of late" means since the last measurement that found new counts. Counters never decrease, because readers of
-    metrics interpret a decrease as a restart and count the whole value again. Raw values may decrease, because times
-    are estimates, and the times of a replaced worker start at zero.
+    Recent values cover the time since the last measurement that found new counts. Counters never decrease, because
+    readers of metrics interpret a decrease as a restart and count the whole value again. Raw values may decrease,
+    because times are estimates, and the times of a replaced worker start at zero.
 
     Args:
         loader: the loader. The loader can be measured after its end, and measuring does not start any process.
@@ -81,7 +81,6 @@ class Measuring:
 
     @property
     def rank(self) -> str:
-        """The label `rank` of all measurements."""
         return str(rank_of(self._loader) if self._rank is None else self._rank)
 
     def measure(self) -> list[Measurement]:

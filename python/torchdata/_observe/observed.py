@@ -79,5 +79,5 @@ class ObservedLoader:
         raise NotImplementedError
 
     def _epochs_ended(self) -> int:
-        """Returns the number of epochs that have ended. Must be called while no epoch is running."""
+        """Returns the number of epochs that have ended. This method must be called while no epoch is running."""
         return 0

@@ -11,15 +11,8 @@ from typing import Any
 
 
 def members_of(process_group: Any, whose: str) -> tuple[int, ...] | None:
-    """Returns the ranks of a torch process group or device mesh, numbered as in the job; None for another type.
-
-    Args:
-        process_group: the group that the user passed.
-        whose: the name of the user of the group, for messages.
-
-    Raises:
-        ValueError: the mesh has several dimensions, or this rank does not belong to the group.
-    """
+    """Returns the ranks of a torch process group or device mesh, numbered as in the job; None for another type. Raises
+    ValueError if the mesh has several dimensions, or if this rank does not belong to the group."""
     dist: Any = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available():  # without `torch.distributed`, such a group cannot exist
         return None

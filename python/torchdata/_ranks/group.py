@@ -108,7 +108,6 @@ def check_group(group: Any, whose: str, *, broadcasts: bool) -> None:
 
 
 def check_timeout(timeout: Any, whose: str) -> None:
-    """Raises ValueError if `timeout` is not a valid timeout."""
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout <= _LONGEST_TIMEOUT:
         raise ValueError(
             f"{whose}: timeout is a number of seconds above 0 and at most {_LONGEST_TIMEOUT:g}, but got {timeout!r}"

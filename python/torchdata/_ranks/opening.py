@@ -38,11 +38,9 @@ class Opening:
     """The opening of one group of ranks.
 
     Args:
-        dist: the module `torch.distributed`, with its default process group.
         prefix: the prefix of the keys in the store, which is the same on all ranks.
         members: the ranks of the group, numbered as in the job.
         timeout: the seconds after which missing ranks are reported.
-        whose: the name of the user of the group, for messages.
     """
 
     def __init__(self, dist: Any, prefix: str, members: Sequence[int], timeout: float, whose: str) -> None:
@@ -54,7 +52,6 @@ class Opening:
 
     @property
     def _left(self) -> float:
-        """Returns the remaining seconds."""
         return max(self._until - time.monotonic(), 0.0)
 
     def meet(self) -> tuple[Meeting | Blame, float]:
@@ -74,11 +71,8 @@ class Opening:
             self._ask_store(lambda store: store.set("blame", json.dumps(blame)))
 
     def agree(self, key: str, value: str) -> str:
-        """Returns the first value that any process has set for a key.
-
-        Raises:
-            RanksLostError: the store no longer exists or does not answer.
-        """
+        """Returns the first value that any process has set for a key. Raises RanksLostError if the store no longer
+        exists or does not answer."""
         return str(self._ask_store(lambda store: store.compare_set(key, "", value)).decode())
 
     def _host(self) -> Meeting:
@@ -246,17 +240,14 @@ def _addresses_towards(host: str | None) -> list[str]:
     with suppress(OSError):
         for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
             with suppress(OSError), socket.socket(family, kind) as asks:
-                asks.connect(address)  # this sends nothing
+                asks.connect(address)  # connecting a UDP socket sends nothing
                 found.append(asks.getsockname()[0])
     return found
 
 
 def _address_of_interface(name: str) -> str:
-    """Returns the IPv4 address of a network interface.
-
-    Raises:
-        RuntimeError: the interface does not exist, or does not have an address.
-    """
+    """Returns the IPv4 address of a network interface. Raises RuntimeError if the interface does not exist, or does not
+    have an address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
         try:
             # SIOCGIFADDR of netdevice(7): 16 bytes of name, then an address; its last four bytes are used.

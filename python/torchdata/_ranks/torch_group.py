@@ -2,10 +2,10 @@
 
 The group contains all ranks of the job, or the ranks of one of torch's process groups.
 
-Role: the group is opened and used in the main process of every rank, by one thread at a time. Owns a `Meeting`: one
-connection of every rank to rank 0, served by a native thread while the group is in use. The messages never mix with the
-messages of the training, and the remaining ranks notice when any rank fails, including rank 0. `torchdata_core::ranks`
-describes the protocol.
+Role: the group is opened and used in the main process of every rank, by one thread at a time. A `TorchGroup` owns a
+`Meeting`: one connection of every rank to rank 0, served by a native thread while the group is in use. The messages
+never mix with the messages of the training, and the remaining ranks notice when any rank fails, including rank 0.
+`torchdata_core::ranks` describes the protocol.
 
 Neither torch's process groups nor the store are used for operations. Process groups and the store wait for ranks that
 no longer exist, until the job's timeouts expire, even in destructors at interpreter exit.
@@ -24,7 +24,7 @@ from torchdata._native import Meeting
 from torchdata._ranks.group import GivenUp, PrefetchTimeoutError, RanksLostError, UncopyableGroup, describe_ranks
 from torchdata._ranks.opening import Opening
 
-#: Counts the groups of this process by their ranks, because all ranks open their groups in the same order.
+#: The number of groups of this process by their ranks, because all ranks open their groups in the same order.
 _numbers: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(itertools.count)
 
 #: The largest signed 64-bit value. A rank that votes with this value never determines the minimum.
@@ -49,11 +49,8 @@ _open_groups: weakref.WeakSet[TorchGroup] = weakref.WeakSet()
 
 
 def require_available(whose: str) -> Any:
-    """Returns the module `torch.distributed`.
-
-    Raises:
-        RuntimeError: torch is not installed, or was built without `torch.distributed`.
-    """
+    """Returns the module `torch.distributed`. Raises RuntimeError if torch is not installed, or was built without
+    `torch.distributed`."""
     try:
         import torch.distributed as dist
     except ImportError as error:
@@ -69,11 +66,8 @@ def require_available(whose: str) -> Any:
 
 
 def require_initialized(whose: str) -> Any:
-    """Returns the module `torch.distributed`, with its default process group.
-
-    Raises:
-        RuntimeError: the module is missing (see `require_available`), or `init_process_group` was not called.
-    """
+    """Returns the module `torch.distributed`, with its default process group. Raises RuntimeError if the module is
+    missing (see `require_available`), or `init_process_group` was not called."""
     dist = require_available(whose)
     if not dist.is_initialized():
         raise RuntimeError(
@@ -88,7 +82,6 @@ class TorchGroup(UncopyableGroup):
 
     Args:
         timeout: the time limit of an operation in seconds.
-        whose: the name of the user of the group, for messages.
         members: the ranks, numbered as in the job and including this rank; None for all ranks.
 
     Raises:
@@ -127,11 +120,9 @@ class TorchGroup(UncopyableGroup):
 
     @property
     def broken(self) -> bool:
-        """Whether an operation has failed. After a failure, the group cannot be used any more."""
         return self._broken
 
     def broadcast(self, value: int) -> int:
-        """Returns the value of rank 0, on every rank. All ranks wait for each other."""
         return self._run(value if self.rank == 0 else _LARGEST)
 
     def agree(self, value: str) -> str:
@@ -148,7 +139,6 @@ class TorchGroup(UncopyableGroup):
         return opening.agree(str(number), value)
 
     def all_reduce_min(self, value: int) -> int:
-        """Returns the smallest value of all ranks, on every rank."""
         return self._run(value)
 
     def _run(self, value: int) -> int:
@@ -195,11 +185,9 @@ class TorchGroup(UncopyableGroup):
         return RanksLostError(f"{me}: {fault}")
 
     def show_life(self) -> None:
-        """Starts heartbeats, which show all ranks that this rank is only late."""
         self._meeting.serve()
 
     def give_up(self) -> None:
-        """Ends another thread's wait for an operation immediately."""
         self._given_up = True
         if not self._broken:
             self._meeting.leave()

@@ -43,16 +43,8 @@ _INSTEAD_OVER_DATASET = {
 
 
 def refuse_arguments(arguments: Mapping[str, Any], taken: Callable[..., Any], whose: str = "DataLoader2") -> None:
-    """Raises an error if a loader got keywords that it does not accept.
-
-    Args:
-        arguments: the refused keywords.
-        taken: the function that was called with the refused keywords.
-        whose: the name of the function in the message.
-
-    Raises:
-        TypeError: there is at least one refused keyword. The message names a replacement, or the valid arguments.
-    """
+    """Raises TypeError if a loader got keywords that it does not accept. The message names a replacement, or the valid
+    arguments."""
     known = _INSTEAD if whose == "DataLoader2" else _INSTEAD_OVER_DATASET
     for name, value in arguments.items():
         if name in known:
@@ -65,18 +57,13 @@ def refuse_arguments(arguments: Mapping[str, Any], taken: Callable[..., Any], wh
 
 
 def _named(function: Callable[..., Any]) -> list[str]:
-    """Returns the parameters that can be passed by keyword."""
     parameters = signature_of(function).parameters.values()
     return [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
 
 
 def service_of(num_workers: int | Literal["auto"], service: Any, whose: str) -> Any:
-    """Returns a service that runs a graph with `num_workers` workers, or the given service.
-
-    Raises:
-        TypeError: `service` is not a reading service.
-        ValueError: both `service` and `num_workers` were given.
-    """
+    """Returns a service that runs a graph with `num_workers` workers, or the given service. Raises TypeError if
+    `service` is not a reading service, and ValueError if both `service` and `num_workers` were given."""
     if service is not None and num_workers:
         raise ValueError(f"{whose}: give num_workers or a reading_service, not both")
     if service is None and not (isinstance(num_workers, int) and num_workers == 0):
@@ -86,7 +73,6 @@ def service_of(num_workers: int | Literal["auto"], service: Any, whose: str) -> 
 
 
 def is_service(value: Any) -> bool:
-    """Whether the value is an instance of a reading service."""
     return not isinstance(value, type) and callable(getattr(value, "initialize_iteration", None))
 
 

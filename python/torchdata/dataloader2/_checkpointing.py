@@ -52,7 +52,6 @@ class StateKeeper:
         """Returns the state of the loader. See `DataLoader2.state_dict`.
 
         Args:
-            items_ago: the number of items to go back.
             with_pipe: whether the state contains the pipe itself; with None, the state contains it if the pipe is small
                 and can be pickled.
             has_begun: whether an iterator was created since a state was loaded.
@@ -92,7 +91,6 @@ class StateKeeper:
         """Returns the position, the randomness and the ranks for a state.
 
         Args:
-            items_ago: the number of items to go back.
             looks: whether the main process's part of the graph may be inspected, which may wait for threads.
         """
         if self.left is not None:
@@ -116,11 +114,8 @@ class StateKeeper:
             raise RuntimeError("the states of all ranks were loaded: call iter(loader) before state_dict()")
 
     def note_left(self, works: bool) -> None:
-        """Records the position of a loader that is being shut down, for states that are requested later.
-
-        Args:
-            works: whether threads work in the main process; this method does not wait for such threads.
-        """
+        """Records the position of a loader that is being shut down, for states that are requested later. If threads
+        work in the main process (`works`), this method does not wait for them."""
         if self.left is None and is_pipe(self._pipeline.datapipe):
             try:
                 self.left = self._whereabouts(0, looks=not works)
@@ -294,11 +289,8 @@ def unpacked_pipe(state: LoaderState) -> DataPipe:
 
 
 def unpickled(field: str, pickled: Any) -> Any:
-    """Unpickles a field of a state.
-
-    Raises:
-        ValueError: the field cannot be unpickled; the message distinguishes damage from missing modules.
-    """
+    """Unpickles a field of a state. Raises ValueError if the field cannot be unpickled; the message distinguishes
+    damage from missing modules."""
     if not isinstance(pickled, bytes):
         raise damaged(field, f"it holds an object of type {type(pickled).__name__} where bytes should be")
     try:

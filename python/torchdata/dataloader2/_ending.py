@@ -1,8 +1,8 @@
 """Shuts down a loader exactly once. If several threads call `shutdown`, all calls return when the shutdown is complete.
 
 Role: one `Ending` per loader. An `Ending` ends the epoch, the service and the threads that read ahead, excludes
-concurrent changes to the loader, and stores the process that the loader belongs to. Runs in the main process: in any
-thread, in a finalizer, or at interpreter exit.
+concurrent changes to the loader, and stores the process that the loader belongs to. The code runs in the main process:
+in any thread, in a finalizer, or at interpreter exit.
 """
 
 from __future__ import annotations
@@ -65,10 +65,7 @@ class Ending:
 
     def take_over_in_child(self) -> None:
         """Makes an inherited loader belong to this forked child, unless worker processes of the parent run the loader.
-
-        Raises:
-            RuntimeError: worker processes run the loader.
-        """
+        Raises RuntimeError if worker processes run the loader."""
         if self.owner_pid == os.getpid():
             return
         if self._pipeline.is_taken_over and self._pipeline.contract.has_workers():
@@ -120,7 +117,7 @@ class Ending:
                 run.delivery.source = over
                 if pipeline.service is not None:
                     pipeline.service.finalize()
-            end_all(pipeline.works(), self.patience)  # ends after the service, whose processes threads may wait for
+            end_all(pipeline.works(), self.patience)  # threads may wait for processes of the service
         except Exception:
             self._set_over()
             raise

@@ -1,7 +1,8 @@
 """The epochs of a loader: begins, resumes and ends them.
 
-Role: owned by the loader. Owns the delivered items, their count and the position in the epoch. Runs in the thread that
-uses the loader. If another thread is computing an item of the loader, the thread that begins or ends an epoch waits.
+Role: owned by the loader. `EpochRun` owns the delivered items, their count and the position in the epoch. The code
+runs in the thread that uses the loader. If another thread is computing an item of the loader, the thread that begins or
+ends an epoch waits.
 
 The service is notified of the end of each epoch exactly once: at the last item, at an error, when the next epoch begins
 before this one ends, or at shutdown.
@@ -74,11 +75,6 @@ class FinishedIterator(Iterator[Any]):
 
 class EpochRun:
     """The epochs of a loader.
-
-    Args:
-        pipeline: the graph and the service.
-        seeds: the seeds of the epochs.
-        recorder: records when epochs begin and end.
 
     Attributes:
         delivery: delivers items to the user.

@@ -1,7 +1,7 @@
 """The iterator of a loader.
 
-Role: yields the items of one epoch while it is the loader's valid iterator. Runs in the main process, in the threads
-that read the loader, one after another. The loader owns the epoch, whereas the iterator owns only the limit.
+Role: yields the items of one epoch while it is the loader's valid iterator. The code runs in the main process, in the
+threads that read the loader, one after another. The loader owns the epoch, whereas the iterator owns only the limit.
 
 `__next__` runs for every item, so it is in the extension (`DeliveryIterator`): it checks whether the iterator is valid
 and whether anything unusual has happened, and then requests the next item. The methods in this module handle everything
@@ -65,7 +65,7 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
         def __next__(self) -> T_co: ...
 
     def _wait_until_released(self) -> None:
-        """Runs before the next item of a loader that is paused, limited, or locked while its state is taken."""
+        """Runs before the next item if the loader is paused or limited, or while another thread takes its state."""
         run = self._run
         with run.held:
             pass  # wait until the other thread has taken the state
@@ -73,7 +73,7 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
             raise StopIteration
 
     def _count_to_limit(self) -> None:
-        """Runs in the background after the current item has arrived. Pauses the loader when the limit is reached."""
+        """Counts an item in the background after it has arrived, and pauses the loader when the limit is reached."""
         if self.limit_threshold is not None:
             self.limit_counter = (self.limit_counter or 0) + 1
             if self.limit_counter >= self.limit_threshold:
@@ -95,7 +95,6 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
         )
 
     def _on_end(self, end: StopIteration) -> None:
-        """Ends the epoch, unless the pipeline was only paused."""
         if not isinstance(end, PauseIteration):
             self._run.close(at_end=True)
 

@@ -1,8 +1,8 @@
 """Computes the number of items of an epoch in the main process, before or while workers and ranks run.
 
 Role: copies the pipes, but not their data, and gives each copy the share of one worker of one rank, as the reading
-services do. The length of the copy is then requested. Runs in the main process and starts nothing. Only this module
-uses the copies, so neither the loader's graph nor a running iteration is affected.
+services do. The length of the copy is then requested. The code runs in the main process and starts nothing. Only this
+module uses the copies, so neither the loader's graph nor a running iteration is affected.
 """
 
 from __future__ import annotations
@@ -28,12 +28,8 @@ _SMALL = 64
 
 
 def skeleton(datapipe: Any) -> Any:
-    """Returns copies of all pipes of a graph, with the same connections, over the same data.
-
-    Raises:
-        TypeError: a pipe cannot be copied in this way, because deleting the copy would end objects that the copy shares
-            with the pipe.
-    """
+    """Returns copies of all pipes of a graph, with the same connections, over the same data. Raises TypeError if a pipe
+    cannot be copied in this way, because deleting the copy would end objects that the copy shares with the pipe."""
     pipes = Graph(datapipe).pipes
     copies: dict[int, Any] = {}
     for pipe in pipes:
@@ -72,15 +68,8 @@ class _CountedSource(DispatchedSource):
 
 
 def length_of_epoch(datapipe: Any, service: ReadingServiceInterface) -> int:
-    """Returns the number of items of an epoch.
-
-    Args:
-        datapipe: a skeleton of the graph before the service receives it. The function changes this skeleton.
-        service: the interface of the reading service.
-
-    Raises:
-        TypeError: the length is not known; the message names the pipe that prevents it.
-    """
+    """Returns the number of items of an epoch. The function changes `datapipe`, a skeleton of the graph from before the
+    service receives the graph. Raises TypeError, which names the pipe that prevents it, if the length is unknown."""
     try:
         with certain_lengths():  # guesses are not allowed, and neither are lengths for which a pipe must read all items
             return _RankEpoch(datapipe, service).length()

@@ -31,15 +31,7 @@ from torchdata.datapipes.iter.threads.synchronizing import FullSync
 
 
 class Pipeline:
-    """The graph of a loader, and the service that runs it.
-
-    Args:
-        graph: the end of the graph, as the user gave it.
-        adapters: objects that change the graph and the service.
-        service: the service, as the user gave it.
-        serialize: pickles a graph.
-        is_adapted: whether the adapters were applied to the graph.
-    """
+    """The graph of a loader, and the service that runs it."""
 
     def __init__(
         self,
@@ -76,12 +68,7 @@ class Pipeline:
         return service
 
     def take(self, snapshot: GraphTemplate, *, is_adapted: bool = False) -> None:
-        """Uses a copy of a graph as the loader's graph, and keeps the graph from before the service changes it.
-
-        Args:
-            snapshot: the graph.
-            is_adapted: whether the adapters were applied to the graph.
-        """
+        """Uses a copy of a graph as the loader's graph, and keeps the graph from before the service changes it."""
         datapipe = snapshot.copy()
         if datapipe is not None and self.adapters and not is_adapted:
             datapipe = self.adapted(datapipe)
@@ -102,7 +89,6 @@ class Pipeline:
 
     @property
     def contract(self) -> ReadingServiceInterface:
-        """The object that answers the loader's requests for the service."""
         return contract_of(self.service)
 
     def require_pipe(self) -> None:
@@ -119,10 +105,7 @@ class Pipeline:
     def hand_over(self, resumed: Callable[[], Sequence[Shard] | None], in_shards: bool, full_stats: bool) -> None:
         """Lets the service take over the graph; if it fails, the loader keeps the graph as it was.
 
-        Args:
-            resumed: returns the shards of the epoch that the loader resumes; None if it begins an epoch.
-            in_shards: whether the loader resumes in shards.
-            full_stats: whether the time of each pipe is measured.
+        `resumed` returns the shards of the epoch that the loader resumes; None if the loader begins an epoch.
         """
         if in_shards:
             self.service = running_shards(self.service)
@@ -161,11 +144,7 @@ class Pipeline:
         end_threads(self.datapipe)  # the threads would otherwise continue to draw random numbers
 
     def length(self) -> int:
-        """Returns the number of items of an epoch.
-
-        Raises:
-            TypeError: the number of items is unknown.
-        """
+        """Returns the number of items of an epoch. Raises TypeError if the number of items is unknown."""
         if self.datapipe is None:
             raise TypeError("this DataLoader2 has no length, because it has no pipe yet")
         self.require_pipe()
@@ -196,11 +175,8 @@ class Pipeline:
         return [work for work in works if work is not None]
 
     def leave_ranks(self, for_good: bool) -> None:
-        """Notifies other ranks that this rank ends its epoch.
-
-        Args:
-            for_good: whether this rank will never continue, so that all other ranks fail.
-        """
+        """Notifies other ranks that this rank ends its epoch. If `for_good` is True, this rank will never continue, so
+        all other ranks fail."""
         for pipe in Graph(self.datapipe):
             if isinstance(pipe, FullSync):
                 pipe.leave(for_good)
@@ -208,7 +184,7 @@ class Pipeline:
     # -- pausing -----------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Stops reading ahead. May be called only if `can("pause")`."""
+        """Stops reading ahead. This method may be called only if `can("pause")`."""
         if self.service is None:
             pause_pipes(self.datapipe)
             return
@@ -217,7 +193,7 @@ class Pipeline:
             self.datapipe = pause_fn(self.datapipe)
 
     def resume(self) -> None:
-        """Resumes reading ahead. May be called only if `can("resume")`."""
+        """Resumes reading ahead. This method may be called only if `can("resume")`."""
         if self.service is None:
             resume_pipes(self.datapipe)
             return
@@ -226,14 +202,12 @@ class Pipeline:
             self.datapipe = resume_fn(self.datapipe)
 
     def limit(self, num_batches: int | None) -> None:
-        """Passes a limit to the service; warns if the service does not support limits."""
         if self.service is not None and self.can("limit"):
             limit_fn = self.service._limit(num_batches)
             if limit_fn is not None:
                 self.datapipe = limit_fn(self.datapipe, num_batches)
 
     def can(self, what: str) -> bool:
-        """Returns whether the loader can be paused, resumed, or limited; warns if it cannot."""
         if self.service is None or getattr(self.contract, f"_{what}") is not None:
             return True
         warnings.warn(f"{type(self.service).__name__}: ReadingService doesn't support `{what}`.", stacklevel=4)

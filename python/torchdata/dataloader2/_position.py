@@ -71,14 +71,10 @@ class PositionedRun(Protocol):
 
 
 class Tracker:
-    """Tracks the position of a loader in the running epoch.
-
-    Args:
-        run: the run that owns this object.
-    """
+    """Tracks the position of a loader in the running epoch."""
 
     def __init__(self, run: PositionedRun) -> None:
-        self._run: PositionedRun = weakref.proxy(run)  # avoids a cycle: `del` frees a loader at once
+        self._run: PositionedRun = weakref.proxy(run)  # no reference cycle, so that `del` frees a loader at once
         self._pipeline, self._delivery = run.pipeline, run.delivery
         self.output: WorkerOutput | None = None
         #: Whether the pipes in the main process yield one item for each item of the workers.
@@ -120,7 +116,6 @@ class Tracker:
         """Returns the position `items_ago` items ago; None for the beginning of an epoch that its seeds determine.
 
         Args:
-            items_ago: the number of items.
             looks: whether the main process's part of the graph may be inspected, instead of using an earlier mark.
 
         Raises:
@@ -153,7 +148,6 @@ class Tracker:
         return output.untold(None) if mark.workers is None else mark.untold
 
     def _beginning(self, output: WorkerOutput) -> Position:
-        """Returns the mark at the beginning of this run of the epoch."""
         beginning = self._marks[0]
         why = None if self._is_resumed else self._untold(beginning, output)
         if why is not None:
@@ -208,10 +202,7 @@ class Tracker:
         """Records that the loader continues although its last item was interrupted and may be lost in its pipes.
 
         After this call, the epoch cannot resume from an earlier position, because the recomputation would yield the
-        lost item.
-
-        Raises:
-            TimeoutError: a thread that reads ahead in the main process does not finish its item.
+        lost item. Raises TimeoutError if a thread that reads ahead in the main process does not finish its item.
         """
         delivery = self._delivery
         with self._run.held:
@@ -242,7 +233,6 @@ class Tracker:
         """Inspects the main process's part of the graph.
 
         Args:
-            given: the number of items that the user has received.
             beginning: the positions of the workers at the beginning of the epoch, if the epoch has only just begun.
         """
         output, position = self.output, None
@@ -310,7 +300,6 @@ class Tracker:
             return None
 
     def _has_lasting(self) -> bool:
-        """Whether earlier epochs have left a state in the main process's part of the graph."""
         begun = self._run.epochs if self._epochs_before is None else self._epochs_before
         return bool(begun) and lasts(self._pipeline.datapipe)
 
@@ -337,12 +326,8 @@ class Tracker:
         self._may_count = self.hands_on and not reads_ahead
 
     def go_back(self, end: Position | str | None, epochs: int) -> None:
-        """Restores the moment between two epochs after the second epoch failed to begin.
-
-        Args:
-            end: the previous value of `end`.
-            epochs: the number of epochs that had begun by then.
-        """
+        """Restores the moment between two epochs after the second epoch failed to begin. `end` is the previous value of
+        the attribute, and `epochs` is the number of epochs that had begun by then."""
         self.end = end
         self._epochs_before = epochs if self._run.epochs > epochs else None
 
@@ -405,7 +390,7 @@ class Tracker:
                 self._yielded_before = token_of(self.output).yielded
                 if entries[graph.index(self.output)].finished:  # the main process had read all workers' items
                     self.output.read_out()
-        if resumed is not None and resumed.generators is not None:  # precedes the iterator, which starts threads
+        if resumed is not None and resumed.generators is not None:  # the iterator, created later, starts threads
             load_generators(generators_in(resumed.generators))
         if graph is not None and resumed is not None:
             _spare_ranks(graph, resumed.drop)
@@ -420,11 +405,7 @@ class Tracker:
         return iterator
 
     def _note_beginning(self, workers: WorkersPosition | None) -> None:
-        """Marks the epoch's beginning if it depends on state that is kept from the previous epoch.
-
-        Args:
-            workers: the positions of the workers at the beginning.
-        """
+        """Marks the epoch's beginning if it depends on state that is kept from the previous epoch."""
         output, (beginning, *_) = self.output, self._marks
         looked = self._look(0, workers) if lasts(self._pipeline.datapipe) else None
         if looked is not None:
@@ -526,7 +507,6 @@ def _spare_ranks(graph: Graph, drop: int) -> None:
     after `fullsync` may hold different numbers of items.
 
     Args:
-        graph: the graph; a state may have been loaded into it.
         drop: the number of items to drop after loading the state.
     """
     fullsync = _below_counting(graph, FullSync)

@@ -1,8 +1,8 @@
 """Positions of all ranks of a distributed job, and the parts that a loader uses to resume.
 
-Role: pure functions over positions. Runs in the main process. A loader uses its own state if its rank and the number of
-ranks are the same. If the number of ranks or workers differs, the loader computes its position from the states of all
-ranks.
+Role: pure functions over positions. The code runs in the main process. A loader uses its own state if its rank and the
+number of ranks are the same. If the number of ranks or workers differs, the loader computes its position from the
+states of all ranks.
 """
 
 from __future__ import annotations
@@ -89,8 +89,6 @@ class SavedPositions:
         """Returns the position that a loader resumes from, after its service has taken over the graph.
 
         Args:
-            pipeline: the pipeline of the loader.
-            output: the pipe that represents the loader's workers; None without workers.
             hands_on: whether the pipes in the main process yield one item for each item of the workers.
 
         Raises:

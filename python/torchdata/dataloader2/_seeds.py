@@ -58,7 +58,6 @@ class Seeds:
         self.is_restored = False
 
     def repeat(self) -> None:
-        """Makes the next epoch use the seeds of the last epoch."""
         self.generator = copy.copy(self.initial)
         self.is_restored = True
 
@@ -72,15 +71,12 @@ class Seeds:
         return self.is_due, self.is_restored, copy.copy(self.generator), self.initial
 
     def go_back(self, moment: tuple[Any, ...]) -> None:
-        """Restores the seeds from a result of `moment`."""
         self.is_due, self.is_restored, self.generator, self.initial = moment
 
     def randomness(self) -> Randomness:
-        """Returns the seeds in the form of a state."""
         return Randomness(self.seed, self.is_due, self.generator, self.initial)
 
     def take(self, randomness: Randomness | None) -> None:
-        """Sets the seeds from a state, if the state contains seeds."""
         self.is_since_load = False
         if randomness is not None:
             self.seed, self.is_due, generator, initial = randomness

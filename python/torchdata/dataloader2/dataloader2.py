@@ -1,7 +1,8 @@
 """`DataLoader2`: a pipe graph, the adapters that change it and the reading service that runs it.
 
-Role: owns copies of the graph and the service, keeps the single valid iterator, and shuts the service down. Runs in any
-thread of the main process. Only one thread at a time can begin an epoch, load a state or shut the loader down.
+Role: owns copies of the graph and the service, keeps the single valid iterator, and shuts the service down. The code
+runs in any thread of the main process. Only one thread at a time can begin an epoch, load a state or shut the loader
+down.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             datapipe = datapipe.to_iter_datapipe()
         if datapipe is not None and datapipe_adapter_fn is None:  # an adapter may replace another object by a pipe
             require_pipe(datapipe)
-        adapters, service = adapter_list(datapipe_adapter_fn), GraphTemplate(reading_service)  # fails if it is in use
+        adapters, service = adapter_list(datapipe_adapter_fn), GraphTemplate(reading_service)  # raises if it is in use
         self._set_up(Pipeline(GraphTemplate(datapipe), adapters, service, _serialized), Seeds(), recorder)
 
     def _set_up(self, pipeline: Pipeline, seeds: Seeds, recorder: Recorder) -> None:
@@ -255,9 +256,9 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             seed: the seed of all epochs, as for `seed()`; None draws one.
             splits: the number of shards of each epoch, for any number of workers and ranks; see `ShardingPolicy`.
             reading_service: the service that runs the pipeline, as an alternative to `num_workers`.
-            splits_itself: whether an iterable divides its items among workers; if not, the loader does. None: the
-                iterable is assumed to divide its items if its library does so, or if its code uses `get_worker_info`
-                and `num_workers`; equal items in two workers are then an error.
+            splits_itself: whether an iterable divides its items among workers; if not, the loader does. If
+                None, the iterable is assumed to divide its items if its library does so, or if its code uses
+                `get_worker_info` and `num_workers`; equal items in two workers are then an error.
 
         Returns:
             The loader.

@@ -221,7 +221,9 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def load_from_rar(
         self, *, length: int = -1, max_ratio: float | None = 100.0,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
-        """Reads RAR archives: yields pairs of path and stream, one per file. Needs the extra `rar`."""
+        """Reads RAR archives: yields pairs of path and stream, one per file. This pipe needs the extra
+        `rar`.
+        """
 
     def load_from_tar(
         self, mode: str = "r:*", length: int = -1, *, max_ratio: float | None = 100.0,
@@ -500,8 +502,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """
 
     def to_node(self, seed: int | None = None) -> BaseNode[T_co]:
-        """Converts the pipe to a node of `torchdata.nodes`, as `torchdata.nodes.from_pipe` does. Needs
-        PyTorch.
+        """Converts the pipe to a node of `torchdata.nodes`, as `torchdata.nodes.from_pipe` does. This
+        function needs PyTorch.
         """
 
     def unbatch(self, unbatch_level: int = 1) -> IterDataPipe[Any]:

@@ -1,8 +1,8 @@
 """The base classes of all pipes, `IterDataPipe` and `MapDataPipe`, and the function that guards iteration.
 
 Role: implements what all pipes share: registration of functional forms, pickling hooks, a single valid iterator at a
-time, `reset()` at the start of an iteration, and resuming from loaded state. Runs in every process that has pipes. A
-pipe owns its sources and one `IterationToken`.
+time, `reset()` at the start of an iteration, and resuming from loaded state. The code runs in every process that has
+pipes. A pipe owns its sources and one `IterationToken`.
 """
 
 from __future__ import annotations
@@ -196,7 +196,6 @@ class _PicklingHooks:
         cls._derives_state = all(getattr(cls, name) is method for name, method in DERIVED.items())
 
     def _declared_state(self) -> dict[str, Any]:
-        """Returns the declared iteration state."""
         return {state.key: state.dump(self) for state in self._declared if state.saved}
 
     def _load_declared(self, state_dict: dict[str, Any]) -> None:
@@ -208,7 +207,6 @@ class _PicklingHooks:
                 state.reset(self)
 
     def _lasting_state(self) -> dict[str, Any]:
-        """Returns the part of the iteration state that is kept from one iteration to the next."""
         return {state.key: state.dump(self) for state in self._declared if state.lasts and state.saved}
 
     def _load_lasting_state(self, lasting: dict[str, Any]) -> None:
@@ -262,11 +260,9 @@ class _PicklingHooks:
         return type(self).__qualname__
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Shows a pipe in IPython as a chain with parameters."""
         printer.text(repr(self) if cycle else str(self))
 
     def _repr_html_(self) -> str:
-        """Shows a pipe in a notebook as a chain with parameters and a picture."""
         from torchdata.datapipes._pipe.showing import html_of_pipe
 
         return html_of_pipe(self)
@@ -346,7 +342,7 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], me
         return self.concat(other) if joiner is None else joiner([self, other])
 
     def reset(self) -> None:
-        """Prepares the pipe for a new iteration. Called whenever an iterator is created."""
+        """Prepares the pipe for a new iteration. This method is called whenever an iterator is created."""
         for state in self._declared:
             if not state.lasts:
                 state.reset(self)

@@ -1,7 +1,7 @@
 """The state of a pipe graph: saves the position of every pipe, and moves a new graph to the same position.
 
-Role: combines the states of pipes into the state of their graph. Runs in the process and thread that iterates the
-graph, between two items.
+Role: combines the states of pipes into the state of their graph. The code runs in the process and thread that iterates
+the graph, between two items.
 
 A graph state is a dict of plain data that is never modified. The key `graph` describes the classes and arguments of the
 pipes (see `fingerprint`). The key `pipes` has an entry for each pipe (see `PipeEntry`), with sources before their
@@ -169,11 +169,7 @@ def fingerprint(datapipe: Any) -> Fingerprint:
 
 
 class _Saving:
-    """Saves the state of a graph. An object is used only once.
-
-    Args:
-        graph: the graph.
-    """
+    """Saves the state of a graph. An object is used only once."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.end, self.pipes = graph, graph.end, graph.pipes

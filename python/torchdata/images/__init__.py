@@ -2,7 +2,7 @@
 
 Role: provides functions for any `map` and any dataset; `.decode_image()` is the corresponding pipe. `simplejpeg`
 decodes JPEG files if it is installed. Pillow decodes all other files, with the same pixels. The extension resizes
-images. Runs in the calling process and thread. Each thread keeps one buffer for the next image.
+images. The code runs in the calling process and thread. Each thread keeps one buffer for the next image.
 """
 
 from __future__ import annotations

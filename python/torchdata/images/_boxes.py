@@ -131,12 +131,8 @@ def _middle(width: int, height: int, columns: int, rows: int) -> Box:
 
 
 def check_box(box: Any, width: int, height: int, what: str) -> Box:
-    """Returns the box as integers.
-
-    Raises:
-        TypeError: the box does not consist of four integers.
-        ValueError: the box is empty, or extends beyond an image of the given size.
-    """
+    """Returns the box as integers. Raises TypeError if the box does not consist of four integers, and ValueError if the
+    box is empty, or extends beyond an image of the given size."""
     try:
         left, top, right, bottom = (edge.__index__() for edge in box)
     except (AttributeError, TypeError, ValueError):

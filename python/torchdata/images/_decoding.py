@@ -1,6 +1,6 @@
 """The functions that decode images: `decode` for one image, and `decode_batch` for a block of images.
 
-Role: validates the arguments once (`Request`), and decodes contents into an array. Runs in the calling thread.
+Role: validates the arguments once (`Request`), and decodes contents into an array. The code runs in the calling thread.
 `decode_batch` starts threads if requested, and ends them before it returns.
 """
 
@@ -276,12 +276,8 @@ def _array_over(out: Any, shape: tuple[int, ...], dtype: str) -> Any:
 
 
 def read(data: Any) -> tuple[Any, str]:
-    """Returns the contents of an image, and the name of the image for messages.
-
-    Raises:
-        TypeError: `data` is neither bytes, nor a path, nor a binary file.
-        ValueError: the contents are empty.
-    """
+    """Returns the contents of an image, and the name of the image for messages. Raises TypeError if `data` is neither
+    bytes, nor a path, nor a binary file, and ValueError if the contents are empty."""
     if isinstance(data, (bytes, bytearray, memoryview)):
         content, name = data, f"an image of {len(data):,} bytes"
     elif isinstance(data, (str, os.PathLike)):

@@ -74,18 +74,9 @@ def simplejpeg() -> Any:
 
 
 def open_picture(content: Any, mode: str, exif: bool, keep: bool) -> DecodablePicture:
-    """Returns the picture in `content`.
-
-    Args:
-        content: the bytes of the file.
-        mode: one of Pillow's modes.
-        exif: whether to rotate the picture according to EXIF.
-        keep: whether the available part of a truncated image is kept.
-
-    Raises:
-        PIL.Image.DecompressionBombError: the image has more pixels than Pillow allows.
-        Exception: one of Pillow's many error types, if the contents are not an image.
-    """
+    """Returns the picture in `content`. If `keep` is True, the available part of a truncated image is kept. Raises
+    `PIL.Image.DecompressionBombError` for more pixels than Pillow allows, and one of Pillow's many error types if the
+    contents are not an image."""
     found: Any = None
     library = simplejpeg() if mode in _COLOURS and content[:3] == b"\xff\xd8\xff" else None
     if library is not None:

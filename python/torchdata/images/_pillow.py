@@ -1,6 +1,6 @@
 """Decodes images with Pillow, for both `torchdata.images` and `ImageHandler`.
 
-Role: opens images and converts their modes. Runs in the decoding thread. Keeps no state.
+Role: opens images and converts their modes. The code runs in the decoding thread. The module keeps no state.
 """
 
 from __future__ import annotations
@@ -17,11 +17,8 @@ _ORIENTATION = 0x0112
 
 
 def image_module(needed_by: str = "torchdata.images") -> Any:
-    """Returns Pillow's module `Image`.
-
-    Raises:
-        ModuleNotFoundError: Pillow is not installed; the message names the extra.
-    """
+    """Returns Pillow's module `Image`. Raises ModuleNotFoundError if Pillow is not installed; the message names the
+    extra."""
     return optional_import("PIL.Image", extra="image", needed_by=needed_by)
 
 
@@ -72,12 +69,9 @@ def orientation(image: Any) -> int:
 
 
 def check_pixels(width: int, height: int) -> None:
-    """Checks a size against Pillow's limit, `PIL.Image.MAX_IMAGE_PIXELS`, as Pillow does.
-
-    Raises:
-        PIL.Image.DecompressionBombError: the image has more than twice as many pixels as the limit. Above the limit, a
-            DecompressionBombWarning is issued.
-    """
+    """Checks a size against Pillow's limit, `PIL.Image.MAX_IMAGE_PIXELS`, as Pillow does. Raises
+    PIL.Image.DecompressionBombError if the image has more than twice as many pixels as the limit. Above the limit, a
+    DecompressionBombWarning is issued."""
     module = image_module()
     limit = module.MAX_IMAGE_PIXELS
     if limit is None or width * height <= limit:

@@ -45,31 +45,17 @@ class StateFields:
         return key in self._state
 
     def __getitem__(self, key: str) -> Any:
-        """Returns the value of a field.
-
-        Raises:
-            ValueError: the field is missing.
-        """
+        """Returns the value of a field. Raises ValueError if the field is missing."""
         if key not in self._state and not self._is_beginning:
             raise ValueError(f"{self._node}: the state has no {key!r}; it is damaged, or that of another kind of node")
         return self._state.get(key)
 
     def get(self, key: str) -> Any:
-        """Returns the value of a field; None if the field is missing."""
         return self._state.get(key)
 
     def integer(self, key: str, default: int = _REQUIRED, *, least: int, most: int = sys.maxsize) -> int:
-        """Returns the value of an integer field.
-
-        Args:
-            key: the name of the field.
-            default: the value if the field is missing.
-            least: the smallest allowed value.
-            most: the largest allowed value.
-
-        Raises:
-            ValueError: the field is missing, not an integer, or out of range.
-        """
+        """Returns the value of an integer field. Raises ValueError if the field is missing without a default, not an
+        integer, or out of range."""
         value = self._state.get(key, least if self._is_beginning else default)
         value = self[key] if value is _REQUIRED else value
         try:
@@ -82,44 +68,32 @@ class StateFields:
         return number
 
     def flag(self, key: str, default: bool) -> bool:
-        """Returns the value of a field that contains True or False.
-
-        Raises:
-            ValueError: the field contains a value other than True or False.
-        """
+        """Returns the value of a field that contains True or False. Raises ValueError if the field contains a value
+        other than True or False."""
         value = self._state.get(key, default)
         if not isinstance(value, bool):
             raise self.wrong(key, "must be True or False")
         return value
 
     def list_of(self, key: str) -> list[Any]:
-        """Returns the value of a field that contains a list; an empty list if the field is missing.
-
-        Raises:
-            ValueError: the field does not contain a list.
-        """
+        """Returns the value of a field that contains a list; an empty list if the field is missing. Raises ValueError
+        if the field does not contain a list."""
         value = self._state.get(key, [])
         if not isinstance(value, list):
             raise self.wrong(key, "must be a list")
         return value
 
     def state(self, key: str) -> Any:
-        """Returns the value of a field that contains the state of a part of this node; None at the beginning.
-
-        Raises:
-            ValueError: the field does not contain a dict.
-        """
+        """Returns the value of a field that contains the state of a part of this node; None at the beginning. Raises
+        ValueError if the field does not contain a dict."""
         value = self[key]
         if not isinstance(value, Mapping) and not self._is_beginning:
             raise self.wrong(key, "must be a dict")
         return value
 
     def by_name(self, key: str, names: list[str]) -> Mapping[str, Any]:
-        """Returns the value of a field that contains a dict with a key for each name.
-
-        Raises:
-            ValueError: the field does not contain a dict, or the dict lacks a key.
-        """
+        """Returns the value of a field that contains a dict with a key for each name. Raises ValueError if the field
+        does not contain a dict, or the dict lacks a key."""
         value: Mapping[str, Any] = self.state(key)
         missing = [name for name in names if name not in value]
         if missing:
@@ -132,12 +106,7 @@ class StateFields:
         return advance_of(source)
 
     def wrong(self, key: str, wanted: str) -> ValueError:
-        """Returns the error for a field with a wrong value.
-
-        Args:
-            key: the name of the field.
-            wanted: the required value.
-        """
+        """Returns the error for a field with a wrong value."""
         return ValueError(f"{self._node}: {key!r} in the state {wanted}, but is {_shown(self._state.get(key))}")
 
 
@@ -166,11 +135,8 @@ def position_of(node: BaseNode[Any]) -> Any:
 
 
 def state_at(position: Any) -> Any:
-    """Returns a result of `position_of` if it is a state.
-
-    Raises:
-        NotImplementedError: the node does not support states.
-    """
+    """Returns a result of `position_of` if it is a state. Raises NotImplementedError if the node does not support
+    states."""
     if type(position) is Unsaved:
         raise position.error.with_traceback(None)
     return position

@@ -12,12 +12,7 @@ __all__ = ["Failure", "MapEach", "error_of", "not_the_end"]
 
 
 def not_the_end(what: str, cause: BaseException) -> RuntimeError:
-    """Returns the error that replaces a StopIteration of a user's function (see PEP 479).
-
-    Args:
-        what: the function and its node, for the error message.
-        cause: the StopIteration.
-    """
+    """Returns the error that replaces a StopIteration of a user's function (see PEP 479)."""
     error = RuntimeError(
         f"the {what} raised StopIteration, which would end the epoch although the source has more items; catch it in "
         "the function (`next(iterator, default)` does not raise it)"
@@ -37,7 +32,6 @@ class Failure:
         self._error = error
 
     def raisable(self) -> BaseException:
-        """Returns the error to raise. The error of another process is recreated from its description."""
         return error_of(self._error) if isinstance(self._error, tuple) else self._error
 
     def __reduce__(self) -> Any:
@@ -46,7 +40,6 @@ class Failure:
 
 
 def error_of(description: tuple[Any, ...]) -> BaseException:
-    """Recreates an error of another process from its description."""
     try:
         reraise(description)
     except BaseException as error:

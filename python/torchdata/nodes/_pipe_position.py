@@ -1,6 +1,7 @@
 """Adapts a pipe of `torchdata.datapipes` as a Stateful iterable, so that a node can read it.
 
-Role: stores the seed and the number of the epoch, because no node of the graph stores them. Owns the pipe's iterator.
+Role: stores the seed and the number of the epoch, because no node of the graph stores them. `PipePosition` owns the
+pipe's iterator.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ class PipePosition(PipePasses):
     """Iterates over a pipe in successive epochs, and saves its exact position.
 
     Args:
-        pipe: the last pipe of the graph.
         seed: the seed for the random pipes of the graph in each epoch; None draws a new seed for each epoch.
     """
 

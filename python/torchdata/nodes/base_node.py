@@ -79,7 +79,7 @@ class BaseNode(Iterator[T]):
 
     #: Returns the next item of the source. A reset sets this instance attribute.
     _advance: Callable[[], Any]
-    #: Counts and measures the items of the node; None if the loader does not measure its nodes. Copies omit it.
+    #: Counts and measures the items; None if the loader does not measure its nodes. Copies omit this attribute.
     _counted: IterationToken | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -144,7 +144,7 @@ class BaseNode(Iterator[T]):
         return self.get_state()
 
     def shutdown(self) -> None:
-        """Ends all threads and processes of the node and of its sources. May be called several times.
+        """Ends all threads and processes of the node and of its sources. This method may be called several times.
 
         The state can still be saved. A node with threads or processes must be reset before further items are read.
         """

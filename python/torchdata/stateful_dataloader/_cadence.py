@@ -26,11 +26,7 @@ _DEAR, _DEAR_PART = 2e-5, 0.01
 
 
 class SnapshotCadence:
-    """Schedules a snapshot after every n-th batch, and fewer snapshots if they are expensive.
-
-    Args:
-        every: the number of batches between two snapshots.
-    """
+    """Schedules a snapshot after every n-th batch, and fewer snapshots if they are expensive."""
 
     def __init__(self, every: int) -> None:
         self._every = every
@@ -42,12 +38,7 @@ class SnapshotCadence:
         self.due = 0.0
 
     def is_due(self, now: float, took: float) -> bool:
-        """Returns whether to take a snapshot after the last batch. Callers may omit the call until the time `due`.
-
-        Args:
-            now: the current time, in seconds.
-            took: how long reading the batch took, in seconds.
-        """
+        """Returns whether to take a snapshot after the last batch. Callers may omit the call until the time `due`."""
         self._count += 1
         self._spent += took
         return self._count % self._every == 0 and now >= self.due
@@ -83,11 +74,7 @@ class GeneratorWatch:
         return bool(moved)
 
     def look_in_time(self, now: float) -> bool:
-        """Does the same as `look`, and schedules the next check. Checks end once all generators have been used.
-
-        Args:
-            now: the current time, in seconds.
-        """
+        """Does the same as `look`, and schedules the next check. Checks end once all generators have been used."""
         has_moved = self.look()
         is_done = len(self.moved) == len(GLOBAL)
         self.due = math.inf if is_done else next_due(now, time.monotonic() - now)
@@ -107,7 +94,6 @@ def next_due(now: float, took: float) -> float:
     times the shortest period, so the multiples of a longer period are also multiples of each shorter period.
 
     Args:
-        now: the current time, in seconds.
         took: how long the last snapshot took, in seconds.
     """
     period = _AT_LEAST * 2.0 ** math.ceil(math.log2(max(1.0, _SPARSELY * took / _AT_LEAST)))

@@ -88,12 +88,13 @@ class Drawing:
             return moment
 
     def marks(self) -> Moment:
-        """Returns values that change when the generators change. Must be called while the loader draws."""
+        """Returns values that change when the generators change. This method must be called while the loader draws."""
         marks: Moment = {name: mark_of(name) for name in self._names}
         return marks | {number: comparable(read(one)) for number, one in enumerate(self._own)}
 
     def set(self, moment: Moment, but: Any = None) -> None:
-        """Sets the generators, except for `but`, to the states of a moment. Must be called while the loader draws."""
+        """Sets the generators, except for `but`, to the states of a moment. This method must be called while the loader
+        draws."""
         for name in self._names:
             if name in moment:
                 write(name, moment[name])
@@ -305,13 +306,14 @@ class Draws:
         self.last: dict[Any, int] = {}
 
     def before(self) -> None:
-        """Records the generators. Must be called before an index is read."""
+        """Records the generators. This method must be called before an index is read."""
         self._before = self._drawing.marks()
         moved = {key for key, mark in self._left.items() if mark != self._before[key]}
         self._moment = self._drawing.now(moved) if moved else {}
 
     def after(self, number: int, drawn: int, indices: list[Any]) -> None:
-        """Records whether the sampler drew for an index or a batch. Must be called after the index or batch was read.
+        """Records whether the sampler drew for an index or a batch. This method must be called after the index or batch
+        was read.
 
         Args:
             number: the number of indices that `Replay` will have read before this index or batch.

@@ -43,7 +43,6 @@ class PipeSource(PipePasses):
     passes.
 
     Args:
-        pipe: the last pipe of the graph.
         shared_seed: returns the seed of the epoch; None if the loader does not seed the pipe.
     """
 
@@ -78,11 +77,7 @@ class PipeSource(PipePasses):
         return {self.PIPE_KEY: sealed, self.INSIDE_KEY: is_inside, self.AGAIN_KEY: again}
 
     def sealed(self) -> bytes:
-        """Returns the state of the graph.
-
-        Raises:
-            Exception: the graph cannot be saved.
-        """
+        """Returns the state of the graph. Raises Exception if the graph cannot be saved."""
         return seal(save_state(self.pipe, described=False))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

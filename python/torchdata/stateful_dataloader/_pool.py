@@ -203,7 +203,8 @@ class WorkerPool(Group):
         return (order[0], None) if self._is_iterable else order
 
     def wait(self, hand: list[Any]) -> None:
-        """Waits for the next unit (see `_worker`) and appends it to `hand`. Does nothing if `hand` is not empty.
+        """Waits for the next unit (see `_worker`) and appends it to `hand`. This method does nothing if `hand` is not
+        empty.
 
         Args:
             hand: an empty list, or a list with a unit that was not processed yet. If a signal handler raises an

@@ -1,7 +1,8 @@
 """Reads a dataset through PyTorch's fetchers, and saves the states of the dataset, its iterator and the collate
 function.
 
-Role: runs in the process that reads the dataset, which is the main process or a worker. Owns the fetcher of an epoch.
+Role: runs in the process that reads the dataset, which is the main process or a worker. The reader owns the fetcher
+of an epoch.
 
 A `ReadingPosition` contains a snapshot of the states, taken within an epoch or at its end, and the batches that were
 read after the snapshot (`since`). A resume loads the snapshot, and then reads and drops these batches. A snapshot is

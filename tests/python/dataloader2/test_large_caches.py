@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import signal
+import sys
 import warnings
 from typing import Any
 
@@ -56,6 +57,10 @@ def unrepeatable(item: int) -> Any:
     return array(item) + os.getpid()
 
 
+def named(item: int) -> dict[str, Any]:
+    return {"array": array(item), "name": f"{item} of process {os.getpid()}"}
+
+
 def cached(kind: str) -> Any:
     numbers: Any = IterableWrapper(range(ITEMS)).shuffle()
     match kind:
@@ -73,6 +78,8 @@ def cached(kind: str) -> Any:
             return numbers.sharding_filter().map(array).in_memory_cache().map(added).in_memory_cache()
         case "unrepeatable":
             return numbers.sharding_filter().map(unrepeatable).in_memory_cache()
+        case "unrepeatable names":
+            return numbers.sharding_filter().map(named).in_memory_cache()
     raise AssertionError(kind)
 
 
@@ -199,18 +206,35 @@ def test_without_a_budget_states_contain_the_cached_items() -> None:
         assert contents(loader) == first[1:]
 
 
-@pytest.mark.parametrize("position", [0, 3])
-def test_recomputed_items_that_differ_from_the_cached_items_are_an_error_with_a_remedy(position: int) -> None:
-    with loader_of("unrepeatable", 1) as loader:
+def state_of(kind: str, position: int) -> dict[str, Any]:
+    """Returns a state from inside the second epoch."""
+    with loader_of(kind, 1) as loader:
         list(loader)
         iterator = iter(loader)
         list(itertools.islice(iterator, position))
-        state = loader.state_dict()
-        del iterator
-    with loader_of("unrepeatable", 1) as loader:
+        return loader.state_dict()
+
+
+@pytest.mark.parametrize("position", [0, 3])
+def test_recomputed_items_that_differ_from_the_cached_items_are_an_error_with_a_remedy(position: int) -> None:
+    state = state_of("unrepeatable names", position)
+    with loader_of("unrepeatable names", 1) as loader:
         loader.load_state_dict(state)
         with pytest.raises(RuntimeError, match="its cache were recomputed.*snapshot_budget"):
             list(loader)
+    with loader_of("unrepeatable names", 1) as loader:
+        loader.load_state_dict(state, strict=False)
+        assert len(list(loader)) == ITEMS - position
+
+
+def test_recomputed_arrays_that_differ_from_the_cached_arrays_cause_a_warning(capfd: Any) -> None:
+    state = state_of("unrepeatable", 0)
+    with warnings.catch_warnings(), loader_of("unrepeatable", 1) as loader:
+        warnings.simplefilter("always")  # the worker writes its warning to standard error
+        warnings.showwarning = lambda message, *_: print(message, file=sys.stderr)
+        loader.load_state_dict(state)
+        assert len(list(loader)) == ITEMS
+    assert "have other numbers than the cached items" in capfd.readouterr().err
 
 
 GENERATORS = save_generators()

@@ -160,6 +160,12 @@ def test_with_torch_each_kind_of_value_is_collated_as_by_torch(kind: str) -> Non
 
 
 @pytest.mark.usefixtures("no_torch")
+@pytest.mark.parametrize("item", [{"a": 1}, {"a", "b"}, 5])
+def test_conversions_of_items_that_are_not_batches_are_an_error_with_a_remedy(item: Any) -> None:
+    with pytest.raises(TypeError, match=f"need batches, but got {type(item).__name__}; put `.batch"):
+        list(IterableWrapper([item]).collate({"a": list}))
+
+
 def test_conversions_apply_to_columns_and_the_rest_is_collated_by_default() -> None:
     rows = IterableWrapper([{"a": 1, "b": 2}, {"a": 3, "b": 4}]).batch(2)
     (batch,) = rows.collate({"a": sum})

@@ -46,12 +46,7 @@ def text_of(error: BaseException) -> str | None:
 
 
 def forms_of(error: BaseException, depth: int = 0) -> list[Form]:
-    """Returns the best form from which this process can rebuild the exception, followed by less complete forms.
-
-    Args:
-        error: the exception.
-        depth: the number of enclosing groups.
-    """
+    """Returns the best form from which this process can rebuild the exception, followed by less complete forms."""
     forms: list[Form] = []
     try:
         for form, is_exact in _forms(error, depth):
@@ -67,7 +62,6 @@ def forms_of(error: BaseException, depth: int = 0) -> list[Form]:
 
 
 def rebuilt(forms: list[Form]) -> BaseException | None:
-    """Returns the exception from the first form that works in this process; None if none works."""
     return next((error for error in map(_put_together, forms) if error is not None), None)
 
 
@@ -94,7 +88,7 @@ def _forms(error: BaseException, depth: int) -> Iterator[tuple[Form, bool]]:
         arguments = [_pickled(text)]
     yield ("parts", (_pickled_class(classes[0]), arguments, attributes, left_out)), True
     for cls in classes[: classes.index(BaseException)]:
-        if cls is not Exception:  # for Exception, the main process's RuntimeError shows as much
+        if cls is not Exception:  # the main process raises RuntimeError instead of Exception
             yield ("text", (_pickled_class(cls), text)), False
 
 
@@ -155,7 +149,6 @@ def _pickled_attributes(error: BaseException) -> tuple[dict[str, bytes], list[st
 
 
 def _attributes(error: BaseException) -> dict[str, Any]:
-    """Returns the attributes of an exception, including its slots."""
     return {**attributes_of(error), **_members(error, of_builtins=False)}
 
 

@@ -108,7 +108,6 @@ class DepartingTensors:
         return torch._tensor._rebuild_from_type_v2, (rebuild, cls, parts, state)
 
     def hold_shared_memory(self) -> bool:
-        """Returns whether a tensor or storage is in memory that torch shares between processes."""
         return any(obj.is_shared() for _, _, obj in self.locations)
 
     def lay_out(self) -> tuple[list[Location], list[memoryview], list[Span]]:
@@ -345,11 +344,8 @@ def _is_memory(storage: Any) -> bool:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Returns whether the tensor consists only of elements in memory, without further state.
-
-    Raises:
-        ValueError: the memory of the tensor does not exist.
-    """
+    """Returns whether the tensor consists only of elements in memory, without further state. Raises ValueError if the
+    memory of the tensor does not exist."""
     torch = sys.modules["torch"]
     if not (
         tensor.layout is torch.strided

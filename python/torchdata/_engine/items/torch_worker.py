@@ -22,11 +22,7 @@ _MODULE = "torch.utils.data"
 def tell_torch(worker_id: int, num_workers: int, datapipe: Any, *, is_local: bool = False) -> None:
     """Makes `get_worker_info()` of torch describe this worker, at once or when torch is imported.
 
-    Args:
-        worker_id: the number of this worker, from 0.
-        num_workers: the number of workers.
-        datapipe: the graph that the worker reads, which torch calls its dataset.
-        is_local: whether the items stay in this process. If they stay, torch's own `default_collate` is faster.
+    If `is_local` is True, the items stay in this process, where torch's own `default_collate` is faster.
     """
 
     def tell(module: Any) -> None:
@@ -71,12 +67,7 @@ def show_worker(worker_id: int, num_workers: int, dataset: Any) -> None:
 
 
 def seed_worker(base_seed: int, worker_id: int) -> None:
-    """Seeds the global generators of torch, NumPy and Python as torch does in its workers.
-
-    Args:
-        base_seed: the seed that all workers share.
-        worker_id: the number of this worker, from 0.
-    """
+    """Seeds the global generators of torch, NumPy and Python as torch does in its workers."""
     import numpy
     import torch
     from torch.utils.data._utils.worker import _generate_state
@@ -95,9 +86,6 @@ def collate_where_items_leave(collate: Any) -> None:
     have to copy the batch from this segment. Torch's function also converts each array to a tensor, which takes longer
     than copying a small array. The functions for tensors and arrays are replaced in torch's public table of collate
     functions, unless users have replaced them.
-
-    Args:
-        collate: torch's module `torch.utils.data._utils.collate`.
     """
     torch = sys.modules["torch"]
     table = collate.default_collate_fn_map

@@ -257,11 +257,7 @@ class SharedPickle:
             fcntl.fcntl(self._owned.fileno(), fcntl.F_ADD_SEALS, _SEALS)
 
     def load(self, loads: Callable[[memoryview, list[memoryview]], Any]) -> Any:
-        """Unpickles the contents.
-
-        Args:
-            loads: a function that creates an object from a pickle and its buffers.
-        """
+        """Unpickles the contents."""
         whole = memoryview(mmap.mmap(self._owned.fileno(), 0, access=mmap.ACCESS_COPY))
         (length,) = _LENGTH.unpack(whole[-_LENGTH.size :])
         places = pickle.loads(whole[-_LENGTH.size - length : -_LENGTH.size])
@@ -279,13 +275,11 @@ class SharedPickle:
 
     @classmethod
     def adopt(cls, descriptor: int) -> SharedPickle:
-        """Returns the pickle for a descriptor. The pickle owns the descriptor from now on."""
         shared = cls.__new__(cls)
         shared._owned = OwnedDescriptor(descriptor)
         return shared
 
     def fileno(self) -> int:
-        """Returns the descriptor of the memory."""
         return self._owned.fileno()
 
     def close(self) -> None:
@@ -338,7 +332,6 @@ class Parcel:
         return _Received(index)
 
     def descriptors(self) -> list[int]:
-        """Returns the descriptors to pass to the child, for `unpack`."""
         return [*self._descriptors, self._shared.fileno()]
 
     def close(self) -> None:

@@ -62,7 +62,6 @@ class Exited(Protocol):
 
 
 def exit_message(child: Exited) -> str:
-    """Describes what happened to a child, and the remedy."""
     how, advice = how_it_died(child)
     return f"{how}; {advice}. What it had sent was delivered as far as its turn had come."
 

@@ -243,20 +243,12 @@ def _ended_after(seconds: float) -> Iterator[None]:
 
 
 def fork_process(process_name: str, target: Callable[..., object], args: tuple[Any, ...]) -> Popen:
-    """Forks this process, and returns multiprocessing's object for the child."""
     with _threads_ignored():
         return Popen(get_context("fork").Process(target=target, args=args, name=process_name, daemon=True))
 
 
 class ForkedChild(ChildProcess):
-    """A child that the main process itself forks.
-
-    Args:
-        name: the name of the child in messages.
-        process_name: the name of the child's process.
-        target: the function that the child runs.
-        args: the arguments of the function.
-    """
+    """A child that the main process itself forks."""
 
     is_copy_of_main = True
 
@@ -267,7 +259,6 @@ class ForkedChild(ChildProcess):
 
     @property
     def target(self) -> _Target:
-        """Returns the function of the child, until the child has begun."""
         assert self._target is not None
         return self._target
 
@@ -307,13 +298,8 @@ def fork_all(
 ) -> None:
     """Starts the children, and waits until each child has begun, or has exited for a reason other than a held lock.
 
-    Args:
-        children: the children.
-        started: a function that is called with the number of each child after its first start.
-        deliver: a function that is called between two steps; its exceptions are passed on.
-
-    Raises:
-        OSError: the system cannot start another process, or one of the locks never becomes free.
+    `started` is called with the number of each child after its first start, and `deliver` is called between two steps.
+    Raises OSError if the system cannot start another process, or one of the locks never becomes free.
     """
     try:
         reader, writer = os.pipe()

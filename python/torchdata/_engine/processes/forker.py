@@ -109,14 +109,9 @@ class ForkingProcess:
 
     @classmethod
     def forked(cls, inherited: Sequence[Any], bells: BellBoard, deliver: Callable[[], object]) -> ForkingProcess:
-        """Creates a forking process by forking the main process. The caller must have deferred signals. If `deliver`
-        raises an exception, no process remains.
-
-        Args:
-            inherited: the objects that the children receive through `Inherited`.
-            bells: the bells of the loader.
-            deliver: delivers pending signals.
-        """
+        """Creates a forking process by forking the main process. The caller must have deferred signals. `deliver`
+        delivers pending signals; if it raises an exception, no process remains. `inherited` contains the objects that
+        the children receive through `Inherited`."""
 
         def launch(theirs: socket.socket, ours: socket.socket) -> ChildProcess:
             def run() -> None:
@@ -135,11 +130,8 @@ class ForkingProcess:
 
     @classmethod
     def spawned(cls, modules: Sequence[str]) -> ForkingProcess:
-        """Creates a forking process by spawning. The process blocks signals.
-
-        Args:
-            modules: the names of modules to import before children are forked, in addition to the program's modules.
-        """
+        """Creates a forking process by spawning. The process blocks signals. `modules` are imported before children are
+        forked, in addition to the program's modules."""
 
         def launch(theirs: socket.socket, _ours: socket.socket) -> ChildProcess:
             arguments = theirs, os.getpid(), None, None, (), modules
@@ -151,7 +143,6 @@ class ForkingProcess:
 
     @property
     def pid(self) -> int | None:
-        """Returns the id of the forking process."""
         return self._process.pid
 
     def ask(self, what: str, *content: Any, descriptors: Sequence[int] = ()) -> Any:
@@ -261,8 +252,6 @@ class ForkingProcess:
         _end_process(self._process)
 
     def leave(self) -> None:
-        """In a forked child of the main process, closes the child's copy of the socket. Only the main process may use
-        the forking process."""
         self._socket.close()
 
 
@@ -279,12 +268,8 @@ _finding = threading.RLock()
 
 
 def forker_of_program(modules: Sequence[str]) -> ForkingProcess:
-    """Returns the forking process of this program. Creates a new process if the last one has exited.
-
-    Args:
-        modules: the names of modules that the children need in addition to the program's modules. A new process imports
-            them, so that its children share the memory of the modules.
-    """
+    """Returns the forking process of this program. Creates a new process if the last one has exited. A new process
+    imports `modules`, so that its children share the memory of the modules."""
     global _of_program
     with _finding:
         if _of_program is None or _of_program.has_ended():

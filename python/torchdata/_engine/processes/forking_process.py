@@ -70,8 +70,6 @@ def serve(
     """Runs the forking process. `serve` is the target of the process.
 
     Args:
-        own: the forking process's end of the socket.
-        main_pid: the id of the main process.
         mains: the main process's end of the socket, if it was inherited.
         bells: the board for waking other processes, if this process was forked and has inherited it.
         inherited: the objects that `Inherited` represents.
@@ -97,7 +95,7 @@ def serve(
         forking.reply(None, None)
         while _wait(own, main, main_pid) and forking.serve():
             pass
-    os._exit(0)  # exits immediately, because the children exit with the main process
+    os._exit(0)  # this process need not wait, because the children exit with the main process
 
 
 class _ForkingProcess:
@@ -142,8 +140,8 @@ class _ForkingProcess:
         return child.pid
 
     def _status(self, pid: int) -> int | None:
-        """Returns the exit code of a child, or None while the child runs. Called twice for a child if several threads
-        ask, or if Ctrl-C has interrupted the wait for the reply.
+        """Returns the exit code of a child, or None while the child runs. This method is called twice for a child if
+        several threads ask, or if Ctrl-C has interrupted the wait for the reply.
         """
         child = self._children.get(pid)
         if child is None:
@@ -178,6 +176,6 @@ def _run(own: socket.socket, descriptors: list[int]) -> None:
     contents = unpack(parcel)
     preparation = next(contents)
     if preparation is not None:
-        spawn.prepare(preparation)  # must precede the unpickling of the program's objects
+        spawn.prepare(preparation)  # this call must precede the unpickling of the program's objects
     target, args = next(contents)
     target(*args)

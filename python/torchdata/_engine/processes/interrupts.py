@@ -54,7 +54,6 @@ class StartGivenUp(Exception):
 
 
 def _handled() -> list[int]:
-    """Returns the signals that this process handles in Python."""
     return [number for number in _CAN_BE_HELD if callable(signal.getsignal(number))]
 
 
@@ -95,7 +94,7 @@ class InterruptsDeferred:
         try:
             for number in _handled():
                 self._handlers[number] = signal.getsignal(number)  # type: ignore[assignment] # it is callable
-                signal.signal(number, self._note)  # may raise because of an earlier signal
+                signal.signal(number, self._note)  # this call may raise because of an earlier signal
         except BaseException:
             self._end()
             raise
@@ -218,7 +217,6 @@ class MainSignals:
 
     @classmethod
     def now(cls) -> MainSignals:
-        """Returns the signal handling of this process."""
         return cls(tuple(_handled()), tuple(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
 
     def leave_to_main(self) -> None:
@@ -288,13 +286,12 @@ def _send_later(numbers: list[int]) -> None:
         while _is_in_finaliser(sys._current_frames().get(main)):
             time.sleep(LATER)
         for number in numbers:
-            signal.pthread_kill(main, number)  # interrupts any system call in which the thread waits
+            signal.pthread_kill(main, number)  # the signal interrupts a system call in which the thread waits
 
     threading.Thread(target=send, name="torchdata-interrupt", daemon=True).start()
 
 
 def _is_in_finaliser(frame: FrameType | None) -> bool:
-    """Returns whether the frame, or one of its callers, belongs to a finalizer or to a callback of a weak reference."""
     while frame is not None:
         if frame.f_code.co_name in FINALISERS or frame.f_globals.get("__name__") == "weakref":
             return True

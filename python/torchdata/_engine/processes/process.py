@@ -41,7 +41,6 @@ _mains: dict[int, Closes] = {}
 
 
 def keep_from_children(one: Closes) -> None:
-    """Registers an object that children forked from now on must close, until `close_here` closes it."""
     _mains[id(one)] = one
 
 
@@ -92,18 +91,14 @@ class Pidfd:
                 os.kill(self._pid, number)
 
     def close(self) -> None:
-        """Closes the descriptor."""
-        descriptor, self.descriptor = self.descriptor, -1  # cleared first, because a thread may fork now
+        descriptor, self.descriptor = self.descriptor, -1  # cleared first, because another thread may fork now
         if descriptor >= 0:
             os.close(descriptor)
 
 
 def reap(pid: int) -> int | None:
-    """Returns the exit code of a child of this process, negative for a signal; None while it runs.
-
-    Raises:
-        ChildProcessError: the process is not a child of this process, or other code has reaped it.
-    """
+    """Returns the exit code of a child of this process, negative for a signal; None while it runs. Raises
+    ChildProcessError if the process is not a child of this process, or other code has reaped it."""
     found, status = os.waitpid(pid, os.WNOHANG)
     return os.waitstatus_to_exitcode(status) if found else None
 
@@ -157,11 +152,8 @@ class ChildProcess(ABC):
         """Creates the process, and returns its id."""
 
     def start(self) -> None:
-        """Starts the process. Signals that the main process handles are delivered after the start is complete.
-
-        Raises:
-            OSError: the system cannot start another process; the message names the child and the remedy.
-        """
+        """Starts the process. Signals that the main process handles are delivered after the start is complete. Raises
+        OSError if the system cannot start another process; the message names the child and the remedy."""
         try:
             with interrupts_blocked():
                 self.pid = self._launch()
@@ -184,7 +176,6 @@ class ChildProcess(ABC):
 
     @property
     def ended(self) -> bool:
-        """Returns whether the process has exited, or was never started."""
         if self.pid is not None and not self._has_ended:
             self._look(self.pid)
         return self._has_ended or self.pid is None
@@ -226,14 +217,12 @@ class ChildProcess(ABC):
 
     @property
     def is_stopped(self) -> bool:
-        """Returns whether the process is stopped by a signal or a debugger."""
         from torchdata._observe.outside.stacks import is_stopped
 
         return is_stopped(self.pid or 0)
 
     @property
     def is_running(self) -> bool:
-        """Returns whether the main thread of the process is running, or waits for a processor."""
         from torchdata._observe.outside.stacks import kernel_state
 
         return kernel_state(self.pid or 0) == "running"
@@ -250,12 +239,7 @@ class ChildProcess(ABC):
 
     def where_it_stands(self, page: dict[str, Any] | None, wakes: bool = False) -> tuple[str, str]:
         """Returns the kernel's description of the process's state, and its Python stacks or the reason why there are
-        none.
-
-        Args:
-            page: the counters of the process; None if the page does not belong to it yet.
-            wakes: whether a stopped process may be continued so that it can answer.
-        """
+        none."""
         from torchdata._observe.outside.stacks import where_it_stands
 
         number, descriptor = (page["signal"], page["stack"]) if page is not None else (0, 0)
@@ -267,7 +251,6 @@ class ChildProcess(ABC):
         return f"{self.name} (pid {self.pid})"
 
     def kill(self) -> None:
-        """Sends SIGKILL to the process."""
         if not self.ended and self._watch is not None:
             self._watch.send_signal(signal.SIGKILL)
 

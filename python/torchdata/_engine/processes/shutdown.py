@@ -32,13 +32,8 @@ _STOP, _STOP_ORDER = ("stop", 0, 0), order_of("stop", 0)
 
 
 class Shutdown:
-    """Stops the children of a loader. In a forked child that inherited the object, the methods do nothing.
-
-    Args:
-        children: the children, including children that are not started yet.
-        controls: the link for the commands of each child.
-        bells: the bells, which must exist as long as the children.
-    """
+    """Stops the children of a loader. In a forked child that inherited the object, the methods do nothing. `bells`
+    must exist as long as the children."""
 
     def __init__(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:
         self._owner_pid = os.getpid()
@@ -54,14 +49,14 @@ class Shutdown:
         #: The process that forks replacements for children that exit, and that ends after all children.
         self.forker: Closes | None = None
         self._bells = bells
-        #: Called before the children are asked to stop, so that children that wait for the main process receive the
-        #: command.
+        #: A function that runs before the children are asked to stop, so that children that wait for the main process
+        #: receive the command.
         self.beforehand: Callable[[], None] | None = None
-        #: Called after the children have exited.
+        #: A function that runs after the children have exited.
         self.afterwards: Callable[[], None] | None = None
         #: The links over which the children are asked to stop. The list is empty until all children can be asked.
         self.commanders: list[Sender] = []
-        _to_end.add(self)  # done last, because Ctrl-C may interrupt the steps before
+        _to_end.add(self)  # This step is last, because Ctrl-C may interrupt the earlier steps.
 
     def replace(self, index: int, child: ChildProcess, control: Link, commander: Sender) -> None:
         """Takes over a child that replaces an exited child, before the new child is started.
@@ -82,8 +77,8 @@ class Shutdown:
         if os.getpid() != self._owner_pid:
             return self._set_over()
         if self.beforehand is not None:
-            self.has_begun = True  # set before readers learn that no more items arrive
-            with contextlib.suppress(RuntimeError):  # raised if this thread itself is reading
+            self.has_begun = True  # is set before readers are told to stop
+            with contextlib.suppress(RuntimeError):  # this thread itself may be reading
                 self.beforehand()
         with self._running, InterruptsDeferred() as deferred:
             if self.is_over:
@@ -120,7 +115,6 @@ class Shutdown:
         _to_end.discard(self)
 
     def _ask(self, deferred: InterruptsDeferred) -> None:
-        """If all children can be asked, asks them to stop and waits for them."""
         if len(self.commanders) != len(self._children):
             return
         deadline = time.monotonic() + ASKED

@@ -50,10 +50,6 @@ def new_child(
     """Returns a child that is not started yet.
 
     Args:
-        context: multiprocessing's context of the start method.
-        name: the name of the child.
-        target: the function that the child runs.
-        args: the arguments of the function.
         modules: the names of the modules that the function imports. A spawned forking process imports them once for all
             its children.
         forker: the process that forks the child; None for the forking process of the start method, if there is one.
@@ -77,8 +73,6 @@ def start_all(
     """Starts the children. If the start fails or is interrupted, some children are running.
 
     Args:
-        children: the children.
-        start_method: multiprocessing's name of the start method.
         started: a function that is called with the number of each started child. Exceptions of `started` reach the
             caller.
 
@@ -118,16 +112,13 @@ def _imports_the_program() -> bool:
 
 def _refuse_to_start() -> NoReturn:
     """Ends a process that imports a program without a `__main__` guard. A child of this package reports the missing
-    guard by its exit code.
-
-    Raises:
-        RuntimeError: this process is a child of another library, or of the program itself.
+    guard by its exit code. Raises RuntimeError if this process is a child of another library, or of the program itself.
     """
     if current_process().name.startswith(PREFIX):
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        os._exit(NO_GUARD)  # skips exit handlers, which only the main process may run
+        os._exit(NO_GUARD)  # only the main process may run exit handlers
     raise RuntimeError(UNGUARDED)
 
 

@@ -77,7 +77,6 @@ class Cluster:
         self._programs: dict[int, tuple[Program, Any]] = {}
 
     def get_start_method(self) -> str:
-        """Returns a name that differs from the start methods of multiprocessing."""
         return "ray"
 
     def make_child(self, name: str, args: tuple[ChildSetup]) -> ChildProcess:
@@ -92,10 +91,7 @@ class Cluster:
 
     def tell_late(self, seconds: float) -> None:
         """Warns that workers have not started after this number of seconds; one warning covers all these workers.
-
-        Raises:
-            ConnectionError: the program has left the cluster.
-        """
+        Raises ConnectionError if the program has left the cluster."""
         with self._telling:
             if time.monotonic() - self._told_at < TOGETHER:
                 return
@@ -149,20 +145,13 @@ class Cluster:
             yield
 
     def check(self) -> None:
-        """Raises an error if hosts can no longer be called.
-
-        Raises:
-            ConnectionError: the program has left the cluster.
-        """
+        """Raises ConnectionError if the program has left the cluster, so that hosts can no longer be called."""
         with self.stay():
             pass
 
     def host(self, setup: ChildSetup) -> _Actor:
-        """Requests a host, without waiting until the host has started.
-
-        Raises:
-            ConnectionError: the program has left the cluster.
-        """
+        """Requests a host, without waiting until the host has started. Raises ConnectionError if the program has left
+        the cluster."""
         assert isinstance(setup.program, Program)
         with self.stay():
             handle = self._kind.remote(RemoteSetup.of(setup, self._budget), self._stored(setup.program))
@@ -175,7 +164,6 @@ class Cluster:
         return known[1]
 
     def is_of_host(self, error: BaseException) -> bool:
-        """Returns whether the error of a call shows that the host no longer exists."""
         return isinstance(error, self._ray.exceptions.RayActorError)
 
     def why(self, error: BaseException) -> str:
@@ -204,15 +192,12 @@ class _Actor:
         return getattr(self._handle, name)._remote(args, {}, concurrency_group=group)
 
     def _ask(self, name: str, *args: Any, group: str | None = None) -> Any:
-        """Calls the host, and returns a future for the answer.
-
-        Raises:
-            ConnectionError: the program has left the cluster.
-        """
+        """Calls the host, and returns a future for the answer. Raises ConnectionError if the program has left the
+        cluster."""
         with self._cluster.stay():
             reference = self._call(name, *args, group=group)
             answer = reference.future()
-            vars(answer).pop("object_ref", None)  # otherwise, any thread may drop the reference with the future
+            vars(answer).pop("object_ref", None)  # with this attribute, any thread might drop the reference
             self._cluster.spent.clear()
             _keep_until_done(answer, reference, self._cluster.spent)
         return answer

@@ -22,12 +22,7 @@ from torchdata._engine.workers.program import Program
 
 
 class DispatchingChild(SpawnedChild):
-    """The dispatching process.
-
-    Args:
-        name: the name of the process in messages.
-        setup: the setup of the process, which contains its program.
-    """
+    """The dispatching process."""
 
     def __init__(self, name: str, setup: ChildSetup) -> None:
         assert isinstance(setup.program, Program)
@@ -43,11 +38,7 @@ class DispatchingChild(SpawnedChild):
 
 def pickled(program: Program) -> bytes:
     """Pickles a program for a process that does not import the main module. Definitions in the main module are pickled
-    by value.
-
-    Raises:
-        TypeError: the program cannot be pickled.
-    """
+    by value. Raises TypeError if the program cannot be pickled."""
     from torchdata._by_value import dumps
 
     try:

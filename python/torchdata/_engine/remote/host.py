@@ -265,7 +265,7 @@ class _WorkerLane:
         with self._pulling:
             if not self._has_ended:
                 self.carrier.wait(PULSE, not self.holds, False)
-            # read before the frame, so that all units that the worker sent before its exit are in the link
+            # The exit is checked before the frame is taken, so that all units from before the exit are in the link.
             has_ended = self._has_ended
             words, frame = self.carrier.take(0 if self.holds else most)
             self._pulled += 1
@@ -281,7 +281,6 @@ class _WorkerLane:
             )
 
     def end(self) -> None:
-        """Records that the worker has exited."""
         self._has_ended = True
         self._frames.put(None)
         self.carrier.ring()
@@ -391,11 +390,7 @@ class Host:
         return Seen(self._stats.carry_out(WORKER), times, self._child.is_stopped)
 
     def stand(self, wakes: bool) -> tuple[str, str]:
-        """Returns the worker's state according to the kernel, and its Python stacks.
-
-        Args:
-            wakes: whether a stopped worker may be continued so that it can answer.
-        """
+        """Returns the worker's state according to the kernel, and its Python stacks."""
         page = next((page for page in self._stats.read() if page["page"] == WORKER), None)
         return self._child.where_it_stands(page, wakes)
 
@@ -432,7 +427,6 @@ def _look_away(is_last: bool) -> None:
 
 
 def bytes_of(frame: list[Any]) -> int:
-    """Returns the size of a frame in bytes."""
     return sum(memoryview(part).nbytes for part in frame)
 
 

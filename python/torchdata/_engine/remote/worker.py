@@ -197,7 +197,6 @@ class RemoteWorker(ChildProcess):
             return "not to be asked", f"Its host reports no stack: {self._hosts.why(error)}."
 
     def kill(self) -> None:
-        """Kills the worker immediately."""
         self._is_killed = True
         self._ring()
 
@@ -338,7 +337,6 @@ class _Lane:
         self._most, self._goes_on = most, goes_on
 
     def ring(self) -> None:
-        """Makes the thread of the lane check its conditions."""
         self._carrier.ring()
 
     def carry(self) -> Iterator[Pulled]:
@@ -402,11 +400,9 @@ class _Arrived:
 
     @property
     def is_much(self) -> bool:
-        """Returns whether the host must stop sending units."""
         return self._bytes >= self._much
 
     def add(self, frame: list[Any]) -> None:
-        """Adds a frame, which may be empty."""
         if frame and not self._has_ended:
             self._frames.append(frame)
             self._bytes += bytes_of(frame)

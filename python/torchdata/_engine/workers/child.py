@@ -71,13 +71,7 @@ class CommonSetup:
 
     @classmethod
     def under(cls, start_method: str, bells: BellBoard, begun_at: tuple[str, int, str] | None = None) -> CommonSetup:
-        """Creates the setup for children that this process starts.
-
-        Args:
-            start_method: the name of multiprocessing's start method.
-            bells: the bells of all processes.
-            begun_at: the line of the user's program that starts the children.
-        """
+        """Creates the setup for children that this process starts."""
         is_child_of_main = start_method != "forkserver"
         begun_at = None if start_method == "fork" else begun_at
         return cls(Handle(bells), os.getpid(), is_child_of_main, gc.get_threshold(), MainSignals.now(), begun_at)
@@ -91,8 +85,6 @@ class CommonSetup:
         """Makes this process a child of the engine.
 
         Args:
-            name: the child's name in messages.
-            links: the child's own links.
             stats: the board with the child's counters; None if the child has none.
 
         Returns:
@@ -112,7 +104,7 @@ class CommonSetup:
             exit_with_parent(self.main_pid)
         except ProcessLookupError:  # the main process has already exited
             return False
-        except OSError as error:  # otherwise this process might not exit with the main process
+        except OSError as error:  # this process might not exit with the main process
             print(f"torchdata {name} cannot watch the main process: {error}", file=sys.stderr, flush=True)
             sys.exit(CANNOT_WATCH)
         return not self.is_child_of_main or os.getppid() == self.main_pid
@@ -130,7 +122,6 @@ class Lines:
     dispatched: Handle[Link] | None
 
     def all(self) -> list[Handle[Link]]:
-        """Returns all links of the child."""
         return [self.control, *self.outputs, *([] if self.dispatched is None else [self.dispatched])]
 
 
@@ -176,7 +167,6 @@ class ChildSetup:
 
     @property
     def modules(self) -> list[str]:
-        """Returns the names of the modules that the child imports for its program."""
         needed = () if isinstance(self.program, Inherited) else self.program.modules
         return [self.program_class[0], *needed]
 
@@ -242,7 +232,7 @@ class ChildLoop:
         """Loads the program, and obeys commands until the command to stop."""
         setup = self.setup
         try:
-            _limit_threads()  # must precede every import of user code
+            _limit_threads()  # this call must precede every import of user code
             program = setup.program
             if isinstance(program, SharedPickle):
                 shared, program = program, program.load(loads)

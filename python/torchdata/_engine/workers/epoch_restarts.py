@@ -43,10 +43,7 @@ class RestartableEpoch:
 
 
 class EpochRestarts(Restarts):
-    """Replaces children that run a graph, epoch by epoch.
-
-    The arguments are the same as for `Restarts`.
-    """
+    """Replaces children that run a graph, epoch by epoch."""
 
     #: The current epoch; None before the first epoch.
     run: RestartableEpoch | None = None
@@ -56,7 +53,6 @@ class EpochRestarts(Restarts):
     _repeating: frozenset[int] = frozenset()
 
     def begin_run(self, run: RestartableEpoch) -> None:
-        """Records that an epoch begins or resumes. Later replacements resume this epoch."""
         self.run = run
         self.begin(run.number)
         self._repeating = frozenset()

@@ -182,7 +182,7 @@ class EpochRunner:
             self.dispatched.start_epoch(epoch, self.setup.window, [start.share], None, start.passed)
             if announced == Announced.DEALT:
                 self.dispatched.await_relayed(epoch)
-                self.sender.send_relayed()  # before the graph, which may read ahead, receives later snapshots
+                self.sender.send_relayed()  # the graph may read ahead and then receives later snapshots
         try:
             self._send_epoch(partial(self._begin_epoch, seeds, iter_reset_fn, announced, each))
         finally:

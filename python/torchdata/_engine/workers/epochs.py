@@ -52,17 +52,11 @@ class Children(Group):
     """The workers, and the dispatching process if items are dispatched.
 
     Args:
-        context: the multiprocessing context that starts the children.
-        num_workers: number of workers.
-        program: the program of each worker.
         dispatch: the program of the dispatching process; None if nothing is dispatched.
-        num_shards: number of shards that the workers run.
         window: number of items that each worker may be ahead of the main process.
         dispatch_window: number of items that the dispatching process may be ahead of each worker.
         memory_budget: bytes of shared memory for all children; None for a quarter of the machine's memory.
         in_order: whether the main process takes items from the workers in strict turn.
-        timeout: seconds that the main process waits for an item; None for no limit.
-        full_stats: whether the time of each pipe is measured.
         snapshot_budget: bytes of the snapshots that the main process keeps, or None for no limit; larger snapshots are
             sent only after `want_large_snapshots`.
         survived: the kinds of exits after which a child is replaced instead of raising an error.
@@ -211,8 +205,7 @@ class Children(Group):
     def want_large_snapshots(self) -> int:
         """Makes the children send snapshots of any size from now on. This method may be called at any time.
 
-        Returns:
-            The number of bytes of the largest snapshot that was not sent because of its size; 0 if all were sent.
+        Returns the number of bytes of the largest snapshot that was not sent because of its size; 0 if all were sent.
         """
         had = self.stats.wants_large_snapshots()
         self.stats.want_large_snapshots()

@@ -148,7 +148,6 @@ class Group(OwnsChildren):
 
     @property
     def is_forked(self) -> bool:
-        """Whether the children began as copies of the main process."""
         return self._start_method == "fork"
 
     def replace_exited(self, kind: type[R], survived: Survived, in_order: bool = True) -> R | None:
@@ -214,7 +213,6 @@ class Group(OwnsChildren):
         return outputs
 
     def begin_epoch(self) -> None:
-        """Records that an epoch begins."""
         if self._positions is not None:
             self._positions.begin()
 
@@ -228,7 +226,7 @@ class Group(OwnsChildren):
         """Ends all children; see `OwnsChildren.shutdown`."""
         try:
             self.end_epoch()
-        finally:  # even if a signal handler raises an exception
+        finally:  # a signal handler may raise an exception
             super().shutdown()
 
     def collect(
@@ -292,8 +290,6 @@ class Group(OwnsChildren):
         return [] if self._shutdown.has_begun else self.members.pids()
 
     def check_alive(self, collector: Collector) -> bool:
-        """Replaces children that have exited, or raises an exited child's error. Returns whether a child was
-        replaced."""
         if self.restarts is None:
             self.members.check_alive()
             return False

@@ -109,18 +109,8 @@ class _WorkMark:
 
 
 def check_restarts(name: str, on_worker_exit: Any, on_timeout: Any, timeout: float | None, patience: Any) -> None:
-    """Checks the arguments `on_worker_exit`, `on_timeout` and `patience` of a loader.
-
-    Args:
-        name: the name of the loader's class.
-        on_worker_exit: the argument.
-        on_timeout: the argument.
-        timeout: the loader's timeout in seconds; None or 0 for no timeout.
-        patience: the argument.
-
-    Raises:
-        ValueError: an argument has an unknown value, or needs another argument that is missing.
-    """
+    """Checks the arguments `on_worker_exit`, `on_timeout` and `patience` of a loader. Raises ValueError if an argument
+    has an unknown value, or needs another argument that is missing."""
     if on_worker_exit not in ("error", "restart"):
         raise ValueError(f"{name}: on_worker_exit must be 'error' or 'restart', but got {on_worker_exit!r}")
     if on_timeout not in ("error", "restart"):
@@ -220,12 +210,10 @@ class Hangs:
         return is_over
 
     def end(self, child: int, waited: float) -> None:
-        """Kills a child that the main process has waited too long for."""
         pages = self._pages()
         self._end(child, pages.get(child), waited)
 
     def _pages(self) -> dict[int, Any]:
-        """Returns the counters of the children, by number."""
         return {page["page"] - self._first_page: page for page in self._board.read()}
 
     def _waited_for(self, peer: int | None, pages: dict[int, Any]) -> Sequence[int]:
@@ -248,7 +236,6 @@ class Hangs:
         return chain
 
     def _is_at(self, page: Any, child: int) -> bool:
-        """Returns whether a page belongs to the child's current process."""
         return self._members.processes[child].has_page(page)
 
     def _fault(self, chain: list[int], pages: dict[int, Any]) -> int:
@@ -276,7 +263,7 @@ class Hangs:
         if still < limit or self._is_stopped(child):
             return still >= limit
         most = limit * self.most / self.seconds if works else limit
-        return still >= (max(most, STARTING) if begins else most)  # it may be importing the program or loading a state
+        return still >= (max(most, STARTING) if begins else most)  # the child may import a program or load a state
 
     def _works(self, child: int, page: Any) -> bool:
         """Returns whether a child counts as working, according to the measurement over its last half timeout. Until the
@@ -296,7 +283,7 @@ class Hangs:
         worked = process.worked(page)
         if worked is None:
             return False
-        grown = math.inf if mark is None or worked < mark.worked else worked - mark.worked  # less if threads have ended
+        grown = math.inf if mark is None or worked < mark.worked else worked - mark.worked  # a thread may have ended
         # The kernel counts a wait for a processor only after the wait has ended, so a process that still waits for a
         # processor also counts as working.
         works = mark is None or grown >= WORKING * (now - mark.at) or process.is_running

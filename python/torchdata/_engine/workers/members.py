@@ -26,10 +26,7 @@ class Members:
     """The children of a loader. Each list has one element for each child, and the dispatching process is last.
 
     Args:
-        num_workers: the number of workers.
         num_shards: the number of shards that the children run. Worker `i % num_workers` runs shard i.
-        dispatches: whether there is a dispatching process.
-        bells: the bells of all processes.
         budget: bytes of shared memory for all items.
         program_class: the class of the workers' program, which defines the names of the workers and the messages about
             their exits.
@@ -76,21 +73,17 @@ class Members:
         return lines
 
     def shards_of(self, worker: int) -> range:
-        """Returns the numbers of the shards that a worker runs."""
         return range(worker, self.num_shards, self.num_workers)
 
     def pids(self) -> list[int]:
-        """Returns the process ids of the children that were started."""
         return [process.pid for process in self.processes if process.pid is not None]
 
     def check_alive(self, indices: Sequence[int] | None = None) -> None:
-        """Raises an error if a child has exited. The method checks the given children, or all children by default."""
         for index in range(len(self.processes)) if indices is None else indices:
             if self.processes[index].ended:
                 self.report_exit(index)
 
     def report_exit(self, index: int) -> NoReturn:
-        """Raises the error of a child that has exited."""
         process = self.processes[index]
         process.wait(1.0)
         raise self.program_class.exit_error(process, index if index < self.num_workers else None)
@@ -126,16 +119,12 @@ class Members:
         return self.setups[worker].lines.outputs[0].shared
 
     def received_of(self, worker: int, received: Sequence[int]) -> int:
-        """Returns the number of items that were received from all shards of a worker. The argument has one number for
-        each shard."""
         return sum(received[shard] for shard in self.shards_of(worker))
 
     def control(self, index: int) -> Link:
-        """Returns the link for a child's commands."""
         return self.setups[index].lines.control.shared
 
     def commander(self, index: int) -> Sender:
-        """Creates a sender of commands to a child."""
         return Sender([self.control(index)], self.bells, MAIN, [1 + index])
 
     def close_descriptors(self, indices: Sequence[int]) -> None:
@@ -152,15 +141,10 @@ class Members:
         seconds: float | None = None,
         tick: Callable[[], object] | None = None,
     ) -> None:
-        """Sends a command to a child.
+        """Sends a command to a child. `number` is the number of the epoch or of the function.
 
-        Args:
-            index: the child.
-            kind: "epoch", "repeat" or "call".
-            number: the number of the epoch or of the function.
-            content: the remaining parts of the command.
-            seconds: seconds to wait for free space in the link; None for no limit.
-            tick: a function that is called repeatedly during the wait.
+        The method waits for free space in the link for at most `seconds` (None for no limit), and calls `tick`
+        repeatedly during the wait.
         """
         with self.sending:
             self.sent[index] += 1

@@ -77,8 +77,6 @@ class Program(ABC):
         """Returns the error that reports the exit of a worker, or of the dispatching process if `worker` is None.
 
         Args:
-            process: the process that has exited.
-            worker: the number of the worker.
             text: the message; None for the standard description and advice.
             item: the number of the item at which the process exited, if restarts were allowed.
         """
@@ -142,7 +140,6 @@ class EpochProgram(Program):
         """The runner calls this method before each epoch.
 
         Args:
-            seeds: the exported seed generator of the child.
             iter_reset_fn: a function that changes the graph before it is read; None leaves the graph unchanged.
         """
 

@@ -106,11 +106,8 @@ class Restarts:
         return self._replacing.rests(index)
 
     def replace_dead(self, collector: Collector) -> bool:
-        """Replaces all children that have exited and are still needed. Returns whether any child had exited.
-
-        Raises:
-            WorkerExitedError: the child cannot be replaced.
-        """
+        """Replaces all children that have exited and are still needed. Returns whether any child had exited. Raises
+        WorkerExitedError if the child cannot be replaced."""
         processes = self._members.processes
         while True:
             dead = [i for i, process in enumerate(processes) if process.ended and not self.rests(i)]
@@ -143,7 +140,6 @@ class Restarts:
         """Returns the children to replace, and ensures that their processes have ended.
 
         Args:
-            dead: the numbers of the children that have exited.
             received: for each shard, the number of received items.
             ended: for each shard, whether it sends nothing more in this epoch.
             paused: whether the workers are paused. If all children are paused, the exit does not count as a failed
@@ -216,7 +212,6 @@ class Restarts:
         """Starts replacements for these children, which resume after the received items.
 
         Args:
-            indices: the numbers of the children.
             received: the items that were received from each shard.
             ended: for each shard, whether all its items of this epoch were received.
 

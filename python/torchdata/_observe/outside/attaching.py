@@ -67,11 +67,9 @@ class Attached:
         return read_board(self.board, self.numbers)
 
     def stats(self, since: LoaderStats | None = None) -> ShownStats:
-        """Returns the statistics of the loader in the form of `DataLoader2.stats`."""
         return summarise(self.reading(), None if since is None else since.reading)
 
     def is_running(self) -> bool:
-        """Whether the loader's main process is running."""
         return kernel_state(self.pid) not in ("ended", "dead")
 
     def stacks(self) -> list[tuple[str, str]]:
@@ -150,15 +148,9 @@ def _numbers(pid: int) -> dict[int, int] | None:
 
 
 def find(pid: int | None = None) -> list[Attached]:
-    """Returns the loaders of a process, or of all processes of this user, in the order of their creation.
-
-    Args:
-        pid: the id of a main process or of one of its children; None (the default) for all processes.
-
-    Raises:
-        PermissionError: the process belongs to another user.
-        ProcessLookupError: the process does not exist.
-    """
+    """Returns the loaders of a process (a main process or one of its children), or of all processes of this user, in
+    the order of their creation. Raises PermissionError if the process belongs to another user, and ProcessLookupError
+    if the process does not exist."""
     if not os.path.isdir("/proc/self/fd"):
         raise NoLoaderError("loaders are found through /proc, which this system does not have")
     if pid is None:
@@ -221,11 +213,7 @@ def _holds(pid: int, identity: tuple[int, int]) -> bool:
 
 def attach(pid: int | None = None) -> list[Attached]:
     """Does the same as `find`, but accepts a worker. If a process has no loader, the loaders of its parent are
-    returned, because the process may be a worker.
-
-    Raises:
-        NoLoaderError: no loader was found.
-    """
+    returned, because the process may be a worker. Raises NoLoaderError if no loader was found."""
     found = find(pid)
     if not found and pid is not None:
         found = [one for one in find(_parent(pid)) if pid in _pids(one)]

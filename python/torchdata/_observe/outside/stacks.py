@@ -106,7 +106,6 @@ if hasattr(os, "register_at_fork"):
 
 
 def _free_signal() -> int:
-    """Returns a real-time signal without a handler."""
     for number in range(signal.SIGRTMAX - 3, signal.SIGRTMIN, -1):
         if signal.getsignal(number) == signal.SIG_DFL:
             return number
@@ -120,7 +119,8 @@ def answer_for_stacks(board: StatsBoard, page: int) -> None:
     if not hasattr(os, "memfd_create") or not hasattr(signal, "SIGRTMAX"):
         return
     with now.lock, contextlib.suppress(OSError):
-        now.pages.add((id(board), page))  # comes first, so that the end of another loader does not close the memory now
+        # The page is added first, so that the end of another loader does not close the memory now.
+        now.pages.add((id(board), page))
         if not _is_open(now.opened) and not _open(now):
             now.pages.discard((id(board), page))
             return
@@ -140,7 +140,7 @@ def _open(now: _Answering) -> bool:
     fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)
     if not now.ignored and threading.current_thread() is threading.main_thread():
         faulthandler.unregister(now.signal)  # another thread of the parent process had installed the handler
-        signal.signal(now.signal, signal.SIG_IGN)  # applies once the handler is removed
+        signal.signal(now.signal, signal.SIG_IGN)  # the signal is ignored once the handler is removed
         now.ignored = True
     faulthandler.register(now.signal, file=descriptor, all_threads=False, chain=False)
     now.opened = (descriptor, os.fstat(descriptor).st_ino)
@@ -157,12 +157,11 @@ def _answer_for_others(now: _Answering) -> None:
     if number:
         signal.signal(number, lambda *_: _tell_others())
         signal.siginterrupt(number, False)
-        atexit.register(_ignore_others, now)  # runs before the interpreter removes its handler
+        atexit.register(_ignore_others, now)  # this function runs before the interpreter removes its handler
         now.others = number
 
 
 def _ignore_others(now: _Answering) -> None:
-    """Ignores signals that arrive late."""
     if now is _answering and now.others and threading.current_thread() is threading.main_thread():
         signal.signal(now.others, signal.SIG_IGN)
         now.others = 0
@@ -173,7 +172,7 @@ def _tell_others() -> None:
     descriptor, _ = opened = _answering.opened
     if not _is_open(opened):
         return
-    # read without the lock of `threading`, because this thread may hold this lock
+    # The lock of `threading` is not acquired, because this thread may already hold the lock.
     own, known = threading.get_ident(), getattr(threading, "_active", {})
     told = [
         f"Thread {getattr(known.get(ident), 'name', ident)}, {_listed(frame)}\n"
@@ -185,7 +184,6 @@ def _tell_others() -> None:
 
 
 def _close(opened: tuple[int, int]) -> None:
-    """Closes the memory if it is open."""
     with contextlib.suppress(OSError):
         if _is_open(opened):
             os.close(opened[0])
@@ -222,7 +220,7 @@ def answer_no_more(board: StatsBoard, page: int) -> None:
         _ignore_others(now)
         faulthandler.unregister(now.signal)
         _close(now.opened)
-        now.opened = (-1, 0)  # comes last, so that a child forked before closes the inherited descriptor
+        now.opened = (-1, 0)  # this step is last, so that an earlier forked child closes the inherited descriptor
 
 
 def tidy() -> None:
@@ -240,9 +238,7 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
     thread can run Python code.
 
     Args:
-        pid: the id of the process.
         number: the signals, as stored on the page of the process.
-        descriptor: the descriptor that the process writes to.
         seconds: the number of seconds to wait for the answer. A process that is stopped, or blocked in the kernel,
             answers only when it continues.
         wakes: whether to make a stopped process continue, so that it can answer.
@@ -330,7 +326,6 @@ def _from_top(frame: Any) -> str:
 
 
 def _listed(frame: Any) -> str:
-    """Formats a stack like `faulthandler`."""
     lines = ["stack (most recent call first):"]
     while frame is not None:
         lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}')
@@ -344,13 +339,7 @@ def _main_thread() -> int:
 
 def where_it_stands(pid: int, number: int, descriptor: int, wakes: bool = False) -> tuple[str, str]:
     """Returns the state of a process according to the kernel, and its Python stacks or the reason why there are none.
-
-    Args:
-        pid: the id of the process.
-        number: the signals, as stored on the page of the process.
-        descriptor: the descriptor that the process writes to.
-        wakes: whether a stopped process may be continued so that it can answer.
-    """
+    If `wakes` is True, a stopped process may be continued so that it can answer."""
     where = kernel_state(pid)
     stack = None
     with contextlib.suppress(OSError):
@@ -359,7 +348,6 @@ def where_it_stands(pid: int, number: int, descriptor: int, wakes: bool = False)
 
 
 def is_stopped(pid: int) -> bool:
-    """Returns whether a process is stopped by a signal or a debugger."""
     return _letter_of(pid) in ("T", "t")
 
 

@@ -159,11 +159,6 @@ def warn_of_calls(recorder: Any, delivery: Delivery, seconds: float) -> int:
     """Warns if the main process itself takes too long for an item. The warning is repeated each time that the duration
     has doubled.
 
-    Args:
-        recorder: the recorder with the loader's counters.
-        delivery: the loader's delivery.
-        seconds: the number of seconds before the first warning.
-
     Returns:
         The argument of `warn_of_calls_no_more`.
     """

@@ -59,7 +59,6 @@ class _View:
         return recent if recent.seconds > 0.2 or whole.items == 0 else whole
 
     def is_readable(self) -> bool:
-        """Returns whether the loader's board is valid."""
         return self.attached.board.damage() is None
 
 

@@ -17,7 +17,6 @@ __all__ = ["html_of_loader", "html_of_stats"]
 
 
 def html_of_stats(stats: LoaderStats) -> str:
-    """Shows statistics: the summary, processes, pipes, and the picture."""
     summary = "<br>".join(escape(line) for line in as_table(stats).split("\n\n")[0].splitlines())
     parts = [f'<p style="font-size:12px">{summary}</p>', table(process_rows(stats.processes), left=3)]
     if stats.pipes:

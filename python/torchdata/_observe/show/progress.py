@@ -84,6 +84,5 @@ class ProgressBar(Generic[T_co]):
 
 
 def _is_watched(file: IO[str]) -> bool:
-    """Returns whether a terminal or a notebook displays the output immediately."""
     kernel = sys.modules.get("ipykernel.iostream")
     return file.isatty() or (kernel is not None and isinstance(file, kernel.OutStream))

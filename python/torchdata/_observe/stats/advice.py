@@ -65,5 +65,4 @@ _OF_NODES = Advice(
 
 
 def advice_for(stats: LoaderStats) -> Advice:
-    """Returns the advice for the class of the loader."""
     return {STATEFUL: _OF_BATCHES, NODES: _OF_NODES}.get(stats.loader or "", _OF_PIPES)

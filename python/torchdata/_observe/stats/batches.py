@@ -65,7 +65,6 @@ class BatchClock:
         """Records a timed batch; returns the number of batches after which to time the next one.
 
         Args:
-            samples: the number of samples in the batch.
             reading: the nanoseconds for reading the samples.
             collating: the nanoseconds for collating the samples.
         """
@@ -77,7 +76,7 @@ class BatchClock:
             return 1
         mean = min(_EACH // max(1, reading + collating), self._longest)
         self._longest = min(2 * self._longest, _MOST)
-        # random, so that the timing does not coincide with a periodic pattern of the dataset
+        # The gap is random, so that the timing does not coincide with a periodic pattern of the dataset
         self._gap = 1 if mean <= 1 else self._random.randrange(1, 2 * mean)
         return self._gap
 
@@ -88,8 +87,6 @@ def bind_reading(
     """Registers the functions that read samples and collate batches on the page of this process.
 
     Args:
-        counting: the page.
-        dataset: the dataset.
         is_iterable: whether the dataset is iterated over, rather than read by index.
         collate_fn: the function that collates samples.
         hands_out: whether the loader returns the batches in this process.
@@ -189,7 +186,6 @@ class BatchRecorder(Recorder):
 
     @property
     def counting(self) -> Counting | None:
-        """The page of this process; None if nothing is counted."""
         return self._counting
 
     def begin_in(self, iterator: Any, pool: Any) -> None:
@@ -220,7 +216,6 @@ class BatchRecorder(Recorder):
         self._warn_if_slow()
 
     def reading(self) -> Reading:
-        """Returns the current counters. If the workers have exited, returns their last counters."""
         return self._final or super().reading()
 
     def stats(self, since: LoaderStats | None = None) -> ShownStats:
@@ -229,5 +224,4 @@ class BatchRecorder(Recorder):
         return replace(stats, epoch=self._before + stats.epoch)
 
     def copied(self) -> Self:
-        """Returns the recorder for a copy of the loader."""
         return type(self)("full" if self.full else "counts", self.wait_warning)

@@ -50,7 +50,6 @@ def _processors_of(processes: Iterable[ProcessStats], before: float) -> tuple[fl
     process's own waiting.
 
     Args:
-        processes: the processes.
         before: the seconds for which each process may have used a processor before the process worked on items.
             Processor time is counted from the start of a process, and includes imports.
 

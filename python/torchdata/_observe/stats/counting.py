@@ -1,8 +1,8 @@
 """The counters of a process: its page on the loader's board.
 
 Role: takes the page when the process starts, registers the pipes once the graph is known, and records when epochs begin
-and end. Runs in the main process and in each child process, and writes only that process's page. The extension does the
-actual counting.
+and end. The code runs in the main process and in each child process, and writes only that process's page. The extension
+does the actual counting.
 """
 
 from __future__ import annotations
@@ -88,12 +88,8 @@ class Counting:
         collector.count_into(self.board, self.page, first, pages, True)
 
     def bind(self, datapipe: Any, shard: int = 0) -> None:
-        """Counts the pipes of the graph that ends in `datapipe`, except when they are already counted.
-
-        Args:
-            datapipe: the last pipe.
-            shard: the shard of this process. The counts of all shards of a process are added up.
-        """
+        """Counts the pipes of the graph that ends in `datapipe`, except when they are already counted. The counts of
+        all shards of a process are added up."""
         if datapipe is self._bound.get(shard):
             return
         self._bound[shard] = datapipe
@@ -110,9 +106,7 @@ class Counting:
         self.board.begin_span(self.page, self._epoch)
 
     def end(self) -> None:
-        """Records that the epoch has ended or was abandoned."""
         self.board.end_span(self.page)
 
     def close(self) -> None:
-        """Records that the process is about to exit."""
         answer_no_more(self.board, self.page)

@@ -53,7 +53,6 @@ def told(meaning: str, family: Family | None = None, *, summed: str = "", **opti
         meaning: the text for the class docstring and for exporters.
         family: the exported measurement; None if the field is not exported.
         summed: what the field is a sum over, or "most" for the maximum.
-        options: further arguments of `dataclasses.field`.
     """
     return field(metadata={_HELP: meaning, _FAMILY: family, _SUM: summed}, **options)
 
@@ -78,5 +77,4 @@ def families_of(cls: type, prefix: str = "", labels: Iterable[str] = ()) -> dict
 
 
 def fields_summed(cls: type, over: str) -> list[str]:
-    """Returns the fields of a class that are declared as sums over `over`."""
     return [one.name for one in fields(cls) if one.metadata.get(_SUM) == over]

@@ -1,6 +1,6 @@
 """Names of pipes in statistics: their class, the user's function, and its location.
 
-Role: pure functions that describe a graph. Runs in every process that has pipes, once per graph.
+Role: pure functions that describe a graph. The code runs in every process that has pipes, once per graph.
 """
 
 from __future__ import annotations
@@ -50,12 +50,7 @@ _HOLDERS = {
 
 def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str, str, int | None, int, int]]:
     """Returns a description of each counted pipe of a graph, sources first: token, name, location, number of the
-    reader, flags, capacity.
-
-    Args:
-        datapipe: the last pipe, or the graph.
-        full: whether the times of the pipes are measured.
-    """
+    reader, flags, capacity."""
     graph = graph_of(datapipe)
     put_off = _put_off(graph)
     pipes = [pipe for pipe in graph if hasattr(pipe, "__dict__") and _is_counted(pipe, graph, full)]

@@ -1,7 +1,7 @@
 """Computes the statistics of a loader from the counters of its processes.
 
-Role: reads a board of counters, and computes sums. Runs in the main process, or in a process that observes a loader.
-Counters are not all read at the same moment, so sums may deviate slightly.
+Role: reads a board of counters, and computes sums. The code runs in the main process, or in a process that observes a
+loader. Counters are not all read at the same moment, so sums may deviate slightly.
 """
 
 from __future__ import annotations
@@ -30,12 +30,8 @@ _NS = 1e-9
 
 
 def read_board(board: StatsBoard, numbers: Mapping[int, int] | None = None) -> Reading:
-    """Reads a board, and the processor times of its processes.
-
-    Args:
-        board: the board.
-        numbers: a mapping from process ids on the board to process ids here; None if both ids are the same.
-    """
+    """Reads a board, and the processor times of its processes. `numbers` maps process ids on the board to process ids
+    here; None if both ids are the same."""
     pages = {page["page"]: _as_seen_here(page, numbers) for page in board.read()}
     alive = frozenset(i for i, page in pages.items() if _is_alive(page))
     cpu = {index: _cpu(pages[index]) for index in alive}
@@ -137,12 +133,8 @@ class _Since:
 
 
 def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
-    """Returns the statistics up to a reading.
-
-    Args:
-        now: the reading.
-        earlier: a reading of the same board, where counting starts; None counts from the beginning.
-    """
+    """Returns the statistics up to a reading. Counting starts at `earlier`, a reading of the same board; None for the
+    beginning."""
     names = {index: name_of_process(page) for index, page in now.pages.items()}
     sinces = {index: _Since(now, earlier, index) for index in sorted(now.pages)}
     processes = [_process(since, now, names) for since in sinces.values()]
@@ -209,7 +201,6 @@ def _held(process: ProcessStats | None) -> tuple[int, int]:
 
 
 def name_of_process(page: Page) -> str:
-    """Returns the name of a page's process in statistics and messages."""
     if page["role"] == 2:
         return f"worker process {page['number']}"
     return "main" if page["role"] == 1 else "the dispatching process"

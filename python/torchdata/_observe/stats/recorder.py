@@ -125,7 +125,6 @@ class Recorder:
         return counting
 
     def end(self) -> None:
-        """Records that the epoch has ended."""
         if self._processes is not None and self._pid == os.getpid():
             self._processes.end_epoch()
         if self._counting is not None and self._pid == os.getpid():
@@ -177,7 +176,7 @@ class Recorder:
     @property
     def board(self) -> StatsBoard | None:
         """The board of counters; None before the first epoch and after the end of the loader."""
-        counting = self._counting  # read only once, because another thread may shut the loader down
+        counting = self._counting  # another thread may shut the loader down, so this is the only read
         return None if counting is None else counting.board
 
     def reading(self) -> Reading:
@@ -192,7 +191,8 @@ class Recorder:
         return _reading_of(at, full, read)
 
     def _warn_of_damage(self, board: StatsBoard) -> None:
-        """Warns once if damaged pages are left out. Never raises an exception, even if warnings are errors."""
+        """Warns once if damaged pages are left out. This method never raises an exception, even if warnings are
+        errors."""
         damage = None if self._is_damage_told else board.damage()
         if damage is not None:
             self._is_damage_told = True
@@ -222,16 +222,11 @@ class Recorder:
         return replace(self._summary(earlier), choices=tuple(self._notes()))
 
     def copied(self) -> Recorder:
-        """Returns the recorder for a copy of the loader."""
         return Recorder("full" if self.full else "counts", self.stall_warning, self.wait_warning)
 
     def diagnose(self, since: LoaderStats | None = None, ended: int = 0) -> Verdict:
-        """Describes what limits the loader; see `DataLoader2.diagnose`.
-
-        Args:
-            since: earlier statistics, where counting starts.
-            ended: the number of epochs that have ended, if no epoch is running.
-        """
+        """Describes what limits the loader; see `DataLoader2.diagnose`. `ended` is the number of epochs that have
+        ended, if no epoch is running."""
         from torchdata._observe.stats.diagnosis import diagnose
 
         stats = self.stats(since)

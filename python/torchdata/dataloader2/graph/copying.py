@@ -1,7 +1,7 @@
 """Copies of the pipes of a graph, over the same data.
 
-Role: decides what a copy shares with its original. Runs in the main process, in the thread that creates a loader or
-loads a state.
+Role: decides what a copy shares with its original. The code runs in the main process, in the thread that creates a
+loader or loads a state.
 
 A loader shards, seeds and iterates the pipes of its graph, which changes them. The loader therefore reads a copy, and
 the user's graph stays unchanged. The data in the graph is not copied, because a copy costs memory and time, and because
@@ -94,9 +94,6 @@ def attribute_copier(obj: Any) -> Callable[[Any], Any]:
 class _Sharing:
     """Determines what the copy of a graph shares with the graph.
 
-    Args:
-        graph: the graph.
-
     Attributes:
         memo: the memo for `copy.deepcopy`: the replacement of each object in the copy, by the object's id.
     """
@@ -141,12 +138,8 @@ class _Sharing:
             self._pin(part)
 
     def _refers(self, value: Any, levels: int = 2) -> bool:
-        """Returns whether an object refers to a pipe of the graph.
-
-        Args:
-            value: the object.
-            levels: how many nested objects to search, not counting containers.
-        """
+        """Returns whether an object refers to a pipe of the graph. At most `levels` nested objects are searched, not
+        counting containers."""
         if type(value) in _ATOMS:
             return False
         if id(value) in self._pipes:

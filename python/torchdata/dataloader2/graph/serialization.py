@@ -1,7 +1,7 @@
 """Copies of pipe graphs and reading services, and their bytes for the state of a loader.
 
-Role: the only module that copies and pickles user-defined objects. Runs in the main process when a loader is created,
-loads a state, or is saved.
+Role: the only module that copies and pickles user-defined objects. The code runs in the main process when a loader is
+created, loads a state, or is saved.
 
 A loader copies the pipes of a graph, but not the data in them; see `duplicate`. `serialize` pickles the pipeline, and
 is called only if a state must contain the pipeline.

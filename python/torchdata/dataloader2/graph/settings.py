@@ -1,7 +1,7 @@
 """Applies settings to all pipes of a graph that support them: seeds, shuffling, sharding.
 
 Role: finds the pipes by their methods (`set_seed`, `set_shuffle`, `apply_sharding`), so that pipes of users and of
-torch are included. Runs in every process that has a graph, between two iterations.
+torch are included. The code runs in every process that has a graph, between two iterations.
 """
 
 from __future__ import annotations

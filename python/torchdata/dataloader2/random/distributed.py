@@ -11,7 +11,7 @@ def dist_share_seed(seed: int, process_group: Any = None) -> int:
     """Returns the seed of the first rank of a group, on every rank. All ranks of the group must call this function.
 
     Args:
-        seed: this rank's seed, of which only the first rank's is used.
+        seed: this rank's seed, which only the first rank uses.
         process_group: the group of ranks; None (the default) for the default group.
 
     Returns:

@@ -19,17 +19,17 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
+from itertools import chain
 from typing import Any, NamedTuple
 
+from torchdata._reporting import warn_outside
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.state.position import Filled
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.state.hooks import hooks_of
 from torchdata.datapipes._pipe.state.iteration import is_torchs
 from torchdata.datapipes._pipe.state.record import record_of, token_of
-
-#: Types whose equal objects have equal pickles in all processes.
-_ATOMS = frozenset({bool, int, float, str, bytes})
+from torchdata.datapipes._pipe.witnessing import SampleDigest
 
 
 class Caches:
@@ -89,7 +89,7 @@ class Caches:
                 self._leave_out(self._filled, values, measure)
 
     def _leave_out(self, filled: Filled, values: list[Any], measure: _Measure) -> None:
-        self._filled = filled._replace(checksum=measure.of_buffers)
+        self._filled = filled._replace(checksum=_digest(values))
         self._left_out, self._measure, self._is_untouched = values, measure, False
 
     def forget(self) -> None:
@@ -155,60 +155,88 @@ class Caches:
         if filled is not None and self._most is not None:
             self._filled = filled._replace(start=snapshot) if filled.start == b"" else filled
 
-    def put_back(self, filled: Filled, values: list[Any]) -> None:
+    def put_back(self, filled: Filled, values: list[Any], is_strict: bool) -> None:
         """Puts recomputed items into the caches, after the rest of the graph was loaded.
 
+        Args:
+            filled: the epoch that was repeated.
+            values: the items of each cache.
+            is_strict: whether to compare the items with those that the snapshot has left out.
+
         Raises:
-            RuntimeError: the items differ from those that the snapshot has left out.
+            RuntimeError: the items differ, and not only in floating-point numbers and arrays.
         """
-        measure = _measured(values)
-        if measure is None or measure.of_buffers != filled.checksum:
-            raise RuntimeError(
-                "this pipeline does not repeat itself, so it cannot resume: the items of its cache were recomputed and "
-                "differ from the cached items. Give the reading service a larger snapshot_budget (None for no limit), "
-                "so that states contain the cached items"
-            )
+        checksum = _digest(values)
+        if is_strict and checksum != filled.checksum:
+            _complain(SampleDigest.differ_in_numbers_alone(checksum, filled.checksum or 0))
         self.forget()
         self._set(values)
-        if self._most is not None:
+        measure = _measured(values)
+        if self._most is not None and measure is not None:
             self._leave_out(filled, values, measure)
 
 
-class _Measure(NamedTuple):
-    """The size of items in bytes, the checksum of their pickles, and the checksum of the data of arrays and atoms.
+def _complain(is_noise: bool) -> None:
+    """Warns, or raises RuntimeError, because recomputed items differ from the cached items.
 
-    Pickles of equal objects may differ between two processes, but the data of arrays and atoms does not.
+    Args:
+        is_noise: whether the items differ only in floating-point numbers and arrays.
     """
+    if is_noise:
+        warn_outside(
+            "the items of a cache were recomputed for resuming, and have other numbers than the cached items. If these "
+            "are drawn for each item, as for augmentation, nothing is lost. With a larger snapshot_budget of the "
+            "reading service (None for no limit), states contain the cached items",
+            RuntimeWarning,
+        )
+        return
+    raise RuntimeError(
+        "this pipeline does not repeat itself, so it cannot resume: the items of its cache were recomputed and differ "
+        "from the cached items. Give the reading service a larger snapshot_budget (None for no limit), so that states "
+        "contain the cached items. load_state_dict(state, strict=False) of the loader resumes anyway"
+    )
+
+
+def _digest(values: Sequence[Any]) -> int:
+    """Returns the checksum of the numbers of items in the caches, and of some of the items."""
+    digest, values = SampleDigest(), [items or () for items in values]
+    for position, item in enumerate(chain([[*map(len, values)]], *values)):
+        if position == digest.next:
+            digest.add(item)
+    return digest.checksum
+
+
+class _Measure(NamedTuple):
+    """The size of items in bytes, and the checksum of their pickles, which may differ in another process."""
 
     size: int
-    of_pickles: int
-    of_buffers: int
+    checksum: int
 
 
 def _measured(values: Sequence[Any]) -> _Measure | None:
     """Returns the measure of all items in lists of items; None if the items cannot be measured."""
-    size = of_pickles = of_buffers = 0
+    size = checksum = 0
 
     def add(buffer: pickle.PickleBuffer) -> None:
-        nonlocal size, of_buffers
+        nonlocal size, checksum
         with buffer.raw() as data:
             size += data.nbytes
-            of_buffers = zlib.crc32(data, of_buffers)
+            checksum = zlib.crc32(data, checksum)
 
     try:
         for items in values:
-            of_buffers = zlib.crc32(b"%d" % len(items or ()), of_buffers)
+            if items and type(items) is not list:
+                return None
+            checksum = zlib.crc32(b"%d" % len(items or ()), checksum)
             for item in items or ():
                 file = BytesIO()
                 _Pickler(file, protocol=5, buffer_callback=add).dump(item)
                 with file.getbuffer() as data:
                     size += data.nbytes
-                    of_pickles = zlib.crc32(data, of_pickles)
-                    if type(item) in _ATOMS:
-                        of_buffers = zlib.crc32(data, of_buffers)
+                    checksum = zlib.crc32(data, checksum)
     except Exception:  # a snapshot that contains the items reports why they cannot be pickled
         return None
-    return _Measure(size, of_pickles, of_buffers)
+    return _Measure(size, checksum)
 
 
 class _Pickler(pickle.Pickler):
@@ -227,7 +255,6 @@ def _has_finished(datapipe: DataPipe) -> bool:
 
 
 def _caches_in(datapipe: DataPipe) -> Iterator[tuple[Any, str]]:
-    """Yields the pipes that keep items beyond an epoch, with the names of the attributes that hold these items."""
     for pipe in Graph(datapipe):
         for each in getattr(type(pipe), "_declared", ()):
             if each.lasts and each.items and each.saved:

@@ -1,8 +1,8 @@
 """Sharding among the ranks of a distributed job, over `torch.distributed` or an object from the user.
 
 Role: divides the items of the graph by rank, gives all ranks the same shared seeds, and ends the graph in `fullsync`,
-so that the epochs of all ranks end together. Runs in the main process of every rank, and owns two groups of ranks: one
-for seeds, and one for the thread of `fullsync`, whose messages must not mix with messages of the main thread.
+so that the epochs of all ranks end together. The code runs in the main process of every rank, and owns two groups of
+ranks: one for seeds, and one for the thread of `fullsync`. The messages of the two threads must not mix.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class DistributedReadingService(ReadingServiceInterface):
         seed = (copy.copy(seed_generator) if self._keeps_seeds else seed_generator).generate_shared_seed()
         shared = self._pg.broadcast(seed - 2**64 if seed >= 2**63 else seed)
         if self._sync_group is not None and self._sync_group is not self._given_group:
-            self._sync_group.show_life()  # starts here, because workers are forked before
+            self._sync_group.show_life()  # the workers were forked earlier, so a thread may start now
         if not self._keeps_seeds:
             seed_generator.seed(shared % 2**64)
         elif shared % 2**64 != seed:

@@ -264,11 +264,7 @@ class _NoService(ReadingServiceInterface):
 
 
 class _Answers(ReadingServiceInterface):
-    """The default answers for a service of another class, which has only the methods of torchdata 0.9.
-
-    Args:
-        service: the service. The loader itself calls the service's methods of torchdata 0.9.
-    """
+    """The default answers for a service of another class, which has only the methods of torchdata 0.9."""
 
     def __init__(self, service: Any) -> None:
         self._service = service

@@ -1,8 +1,8 @@
 """Shards in the main process, which complete an epoch that workers began, in a loader without workers.
 
-Role: replaces the worker processes for a `WorkerOutput`. Runs in the threads that read the loader, one at a time, and
-owns a copy of the pipes for each shard. While a shard runs, the process has the shard's worker info and global
-generators. Between two items, the process has its own worker info and generators.
+Role: replaces the worker processes for a `WorkerOutput`. The code runs in the threads that read the loader, one at a
+time, and owns a copy of the pipes for each shard. While a shard runs, the process has the shard's worker info and
+global generators. Between two items, the process has its own worker info and generators.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`MultiProcessingReadingService`: the pipe graph in worker processes, over the Rust engine.
 
 Role: divides the graph between the dispatching process, the workers and the main process, starts the processes, and
-turns the loader's calls into commands to these processes. Runs in the main process, and owns the `Children`.
+turns the loader's calls into commands to these processes. The code runs in the main process, and owns the `Children`.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     `on_timeout="restart"` also replaces processes that hang, and the warning shows the Python stacks of these
     processes. A process hangs if the main process has waited for it for `timeout` seconds, and no pipe in it has
-    yielded an item. A filter that drops all items is therefore slow, but does not hang. A process whose function needs
-    `timeout` seconds for one item counts as hanging, except when `patience` gives it more time. The timeout doubles for
-    each process that was killed at the same item, and is at least a minute while a process starts.
+    yielded an item. A filter that drops all items is therefore slow, but does not hang. If a function needs `timeout`
+    seconds for one item, its process counts as hanging, except when `patience` gives it more time. The timeout doubles
+    for each process that was killed at the same item, and is at least a minute while a process starts.
 
     Args:
         num_workers: number of worker processes; 0 (the default) runs everything in the main process. "auto" chooses the
@@ -103,10 +103,10 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         patience: with `on_timeout="restart"`, the seconds that a process gets if its threads have used, or waited for,
             a processor for at least a tenth of the time. None (the default) for `timeout`.
         snapshot_budget: bytes that the snapshots of all workers may use in the main process; 64 MiB by default, None
-            for no limit. A worker whose pipes hold more (`shuffle` or `in_memory_cache` of large items) sends no
-            snapshot until a state is requested. A restart then recomputes the items since an earlier snapshot, or since
-            the beginning of the epoch. To refill a cache, a restart also repeats the epoch that filled the cache. A
-            cache whose items were changed is always sent at the start of an epoch.
+            for no limit. If the pipes of a worker hold more (`shuffle` or `in_memory_cache` of large items), the worker
+            sends no snapshot until a state is requested. A restart then recomputes the items since an earlier snapshot,
+            or since the beginning of the epoch. To refill a cache, a restart also repeats the epoch that filled the
+            cache. If the items of a cache were changed, the cache is always sent at the start of an epoch.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -249,7 +249,6 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             warn_of_silent_findings(graph, shards)
 
     def _context(self) -> BaseContext:
-        """Returns the context that starts the processes."""
         return multiprocessing.get_context(self.multiprocessing_context)
 
     def _workers_for(self, shards: int) -> int:

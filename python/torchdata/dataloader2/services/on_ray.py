@@ -1,7 +1,8 @@
 """`RayReadingService`: the workers of a `MultiProcessingReadingService` on a Ray cluster.
 
 Role: checks the user's settings of the cluster, and starts the workers on the cluster. The graph in the workers, the
-order of the items and the contents of states are the same as with workers on this machine. Runs in the main process.
+order of the items and the contents of states are the same as with workers on this machine. The code runs in the main
+process.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _OWN = {
 
 
 class RayReadingService(MultiProcessingReadingService):
-    """Runs the pipe graph in workers on the machines of a Ray cluster. Experimental: names and defaults may change.
+    """Runs the pipe graph in workers on the machines of a Ray cluster. This class is experimental: names and defaults
+    may change.
 
     The items, their order and the state of the loader are the same as with `MultiProcessingReadingService` and the same
     number of workers. The states of both services are interchangeable. Each worker is a process next to a Ray actor,
@@ -129,12 +131,8 @@ class RayReadingService(MultiProcessingReadingService):
 
 
 def _check_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Checks the options of actors that a user gives.
-
-    Raises:
-        TypeError: `options` is not a dictionary with string keys.
-        ValueError: the user must not set one of the options.
-    """
+    """Checks the options of actors that a user gives. Raises TypeError if `options` is not a dictionary with string
+    keys, and ValueError if the user must not set one of the options."""
     if not isinstance(options, dict) or not all(isinstance(key, str) for key in options):
         raise TypeError(f"{_NAME}: ray_remote_args must be a dictionary of options of Ray's actors, not {options!r}")
     for key in options:

@@ -299,7 +299,7 @@ class GraphProgram(EpochProgram):
         self.globals.leave(is_all=not self._reading_ahead and locks is None)
 
     def _search_anew(self) -> None:
-        """Makes the next `leave` search the graph for pipes whose threads read ahead."""
+        """Makes the next `leave` search the graph for pipes that read ahead in threads."""
         self._reading_ahead, self.globals.is_all = None, False
 
     def prepare(self, child: ChildInfo) -> None:
@@ -447,7 +447,7 @@ class GraphProgram(EpochProgram):
         cached = None if saved.filled is None or saved.filled.checksum is None else self._refilled(saved.filled)
         self._watch_with(None)  # filters of other workers may be in another pass
         self._passes, self._saved = 1, True
-        return self._go_on(saved, cached)
+        return self._go_on(saved, cached, strict)
 
     def _refilled(self, filled: Filled) -> list[Any]:
         """Repeats the epoch that has filled the caches, and begins the running epoch again. Returns the cached items
@@ -466,27 +466,23 @@ class GraphProgram(EpochProgram):
         self._caches.note_iterator(self.datapipe)
         return iterator
 
-    def _go_on(self, saved: Content, cached: list[Any] | None = None) -> Iterator[Any]:
+    def _go_on(self, saved: Content, cached: list[Any] | None = None, strict: bool = True) -> Iterator[Any]:
         entries = saved.entries or ()
         if saved.read_out:
-            self._read_share_out()  # precedes the load, because an epoch that interrupts this wait must not resume
+            self._read_share_out()  # an epoch that interrupts this wait must not resume
         if len(entries) > len(Graph(self.datapipe).pipes) and self._shard.of_main:
-            self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch()  # as the main process read ahead
+            self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch()  # the main process also read ahead
             self._search_anew()
         load_entries(self.datapipe, entries)
         if saved.filled is not None and cached is not None:
-            self._caches.put_back(saved.filled, cached)
+            self._caches.put_back(saved.filled, cached, strict)
         if saved.generators is not None:
-            load_generators(saved.generators)  # precedes the iterator, which starts threads
+            load_generators(saved.generators)  # this step precedes the iterator, which starts threads
         return self._iterate()
 
     def _read_share_out(self) -> None:
         """Waits for the end of the dispatched items, which no pipe requests. The dispatching process may keep state
-        beyond this epoch, so it must also reach the end.
-
-        Raises:
-            RuntimeError: another dispatched item arrived.
-        """
+        beyond this epoch, so it must also reach the end. Raises RuntimeError if another dispatched item arrived."""
         source = Graph(self.datapipe).first(_is_dispatched)
         for _ in source.open_stream():
             raise RuntimeError(

@@ -1,7 +1,7 @@
 """Several reading services, one after another.
 
 Role: forwards every call of the loader to each of the services. Calls that begin something are made in the order of the
-services, and calls that end something in reverse order. Runs in the main process and owns the services.
+services, and calls that end something in reverse order. The code runs in the main process and owns the services.
 """
 
 from __future__ import annotations
@@ -40,11 +40,7 @@ def holds_nothing(serialized_state: Any) -> bool:
 
 def _states_in(serialized_state: Any) -> list[Any]:
     """Returns the states of the services from a result of `SequentialReadingService.checkpoint`, of this version or of
-    0.9.
-
-    Raises:
-        ValueError: the state was not saved by a `SequentialReadingService`, or is damaged.
-    """
+    0.9. Raises ValueError if the state was not saved by a `SequentialReadingService`, or is damaged."""
     if is_sealed(serialized_state):
         saved = unseal(serialized_state, "the state of the reading services")
         states = from_plain(saved, "a reading service").get("states") if isinstance(saved, dict) else None

@@ -70,7 +70,6 @@ def _shards(workers: WorkersPosition) -> Iterator[str]:
 
 
 def _graph(where: str, sealed: Any) -> Iterator[str]:
-    """Yields the pipes of a graph, each with the size of its state."""
     if sealed is None:
         return
     yield f"{where}: {_size(len(sealed))}"

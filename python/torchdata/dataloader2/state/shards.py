@@ -72,11 +72,7 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
 
 def _without_held(position: Position) -> WorkersPosition:
     """Returns the positions of the shards after the delivered items. Items that pipes in the main process held are
-    recomputed.
-
-    Raises:
-        ValueError: the shards of the held items are unknown.
-    """
+    recomputed. Raises ValueError if the shards of the held items are unknown."""
     workers, given = position.workers, position.given
     if workers is None:
         raise ValueError(

@@ -1,7 +1,7 @@
 """Converts the columns of an Arrow table to NumPy arrays: `arrays_of`.
 
-Role: implements `library="numpy"` for data frames. Runs in the process that iterates the pipe and keeps no state.
-pyarrow and NumPy are imported only once a table is available.
+Role: implements `library="numpy"` for data frames. The code runs in the process that iterates the pipe and keeps no
+state. pyarrow and NumPy are imported only once a table is available.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def _array_of(column: Any, name: str, pipe: str, writable: bool) -> Any:
 
 
 def _numbers(column: Any) -> Any:
-    """Returns an array of a numeric column. Does not copy a column that is a single chunk without nulls."""
+    """Returns an array of a numeric column. This function does not copy a column that is a single chunk without
+    nulls."""
     one = getattr(column, "num_chunks", 0) == 1
     return column.chunk(0).to_numpy(zero_copy_only=False) if one else column.to_numpy()
 

@@ -1,7 +1,7 @@
 """Determines how to read a given table part by part: `arrow_source`.
 
-Role: recognizes the library of a table, and opens tables that are given by a path. Runs in the process that builds the
-pipe. A library is imported only if one of its tables was given.
+Role: recognizes the library of a table, and opens tables that are given by a path. The code runs in the process that
+builds the pipe. A library is imported only if one of its tables was given.
 """
 
 from __future__ import annotations
@@ -26,18 +26,11 @@ def _arrow(module: str) -> Any:
 
 
 def arrow_source(source: Any, filter: Any, format: str, part_rows: int | None = None) -> ArrowSource:
-    """Returns the source that reads the given table part by part.
+    """Returns the source that reads the given table part by part. `source` and `filter` are the arguments of
+    `ArrowParts`.
 
-    Args:
-        source: a table, as `ArrowParts` accepts it.
-        filter: a filter, as `ArrowParts` accepts it.
-        format: the format of files that are given by their paths.
-        part_rows: the number of rows per part of a Lance dataset.
-
-    Raises:
-        TypeError: `source` is not a table.
-        ValueError: `part_rows` is given for a source that is not a Lance dataset.
-        ModuleNotFoundError: pyarrow is not installed.
+    Raises TypeError if `source` is not a table, ValueError if `part_rows` is given for a source that is not a Lance
+    dataset, and ModuleNotFoundError if pyarrow is not installed.
     """
     library = type(source).__module__.partition(".")[0]
     if library == "lance" or (isinstance(source, (str, os.PathLike)) and format == "lance"):
@@ -52,7 +45,7 @@ def arrow_source(source: Any, filter: Any, format: str, part_rows: int | None = 
         tables = optional_import("pyiceberg.table", extra="iceberg", needed_by="ArrowParts")
         source = tables.StaticTable.from_metadata(os.fspath(source))
     arrow, dataset = (_arrow(module) for module in ("pyarrow", "pyarrow.dataset"))
-    library = type(source).__module__.partition(".")[0]  # determined again, because a path may have been opened
+    library = type(source).__module__.partition(".")[0]  # the source may be the table that was opened at a path
     if library == "pyiceberg":
         return IcebergFiles(source, filter)
     if library == "deltalake":

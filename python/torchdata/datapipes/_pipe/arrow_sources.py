@@ -21,12 +21,7 @@ def _arrow(module: str = "pyarrow") -> Any:
 
 
 class ArrowSource:
-    """The parts of a table.
-
-    Args:
-        names: the name of each part, for error messages.
-        schema: the schema of the table.
-    """
+    """The parts of a table."""
 
     def __init__(self, names: Sequence[str], schema: Any) -> None:
         self.names, self.schema = names, schema
@@ -35,21 +30,14 @@ class ArrowSource:
         return self  # a source never changes and may be large, so it is not copied
 
     def read(self, part: int, columns: list[str] | None, use_threads: bool) -> Any:
-        """Returns the filtered table of one part.
-
-        Args:
-            part: the number of the part.
-            columns: the columns to read, in the order of the result; None reads all columns.
-            use_threads: whether several threads decode the columns.
-        """
+        """Returns the filtered table of one part, with `columns` in the given order. If `columns` is None, all columns
+        are read."""
         raise NotImplementedError
 
     def read_all(self, parts: list[int], columns: list[str] | None, use_threads: bool) -> Any:
-        """Returns the table of several parts, in the given order."""
         return _arrow().concat_tables([self.read(part, columns, use_threads) for part in parts])
 
     def check_columns(self, columns: list[str] | None) -> None:
-        """Raises ValueError if the table lacks a column."""
         for column in columns or ():
             if column not in self.schema.names:
                 raise ValueError(f"ArrowReader: there is no column {column!r}; there are {self.schema.names}")

@@ -1,7 +1,8 @@
 """Cuts tables of a fixed number of rows out of the parts of a larger table.
 
-Role: determines the rows of each item, and the position after it, for `ArrowReader` and `ParquetDataFrameLoader`. Runs
-in the process that iterates the pipe, and holds one part in memory. pyarrow is imported once a table is available.
+Role: determines the rows of each item, and the position after it, for `ArrowReader` and `ParquetDataFrameLoader`. The
+code runs in the process that iterates the pipe, and holds one part in memory. pyarrow is imported once a table is
+available.
 """
 
 from __future__ import annotations
@@ -24,8 +25,6 @@ def tables_of(
     """Yields tables of consecutive rows. Each table comes with the position after it: a part, and a row in this part.
 
     Args:
-        read: a function that returns the table of a part.
-        parts: the numbers of the parts to read.
         row: the first row to read in the first part.
         size: the number of rows per table, except for the last table. A table may span several parts. None yields one
             table per part.
@@ -50,7 +49,7 @@ def tables_of(
                 yield whole, (part, row) if row < table.num_rows else (part + 1, 0)
                 del whole
         row = 0
-        del table  # frees the memory of the table before the next part is read
+        del table  # the memory of the table is freed before the next part is read
     if pieces:
         yield _arrow().concat_tables(pieces), (part + 1, 0)
 

@@ -32,11 +32,7 @@ def counted_at(datapipe: Any) -> IterationToken:
 
 def blamed_name(datapipe: Any, error: BaseException | None = None) -> str:
     """Returns the name of a failed pipe for messages: the name of the user's code if the pipe only reads a dataset.
-
-    Args:
-        datapipe: the pipe.
-        error: the exception; None if the exception was not kept.
-    """
+    `error` is None if the exception was not kept."""
     codes = codes_read_by(datapipe)
     if not codes and hasattr(datapipe, "iterable"):
         codes = codes_of_dataset(datapipe, ITERATED)

@@ -75,7 +75,6 @@ def _in_words(value: Any) -> str:
 
 
 def _hidden_in(value: str | bytes) -> Any:
-    """Returns the text with secrets replaced."""
     return redacted(value) if isinstance(value, str) else redacted(value.decode("latin-1")).encode("latin-1", "replace")
 
 

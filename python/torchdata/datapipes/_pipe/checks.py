@@ -46,7 +46,7 @@ def check_callable(pipe: str, argument: str, function: Any, *, optional: bool = 
 
 
 def check_iterable(pipe: str, argument: str, value: Any) -> None:
-    """Raises TypeError unless `value` is iterable. Does not begin an iteration."""
+    """Raises TypeError unless `value` is iterable. This function does not begin an iteration."""
     if not (hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")):
         raise TypeError(f"{pipe}: {argument} must be iterable, but got {value!r} of type {type(value).__name__}")
 
@@ -86,10 +86,8 @@ def _wrapper(kind: type) -> Callable[..., Any]:
 def check_source(pipe: str, value: Any, argument: str = "datapipe") -> Any:
     """Returns the pipe to read: `value` itself, or an IterableWrapper over a dataset or another iterable.
 
-    A plain list is wrapped, so that the state of its reader includes the position in the list.
-
-    Raises:
-        TypeError: `value` cannot be iterated over, or is a pipe that is read by index.
+    A plain list is wrapped, so that the state of its reader includes the position in the list. Raises TypeError if
+    `value` cannot be iterated over, or is a pipe that is read by index.
     """
     if isinstance(value, MapDataPipe):
         raise TypeError(
@@ -107,9 +105,7 @@ def check_source(pipe: str, value: Any, argument: str = "datapipe") -> Any:
 
 def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
     """Returns a pipe of `kind` (IterDataPipe or MapDataPipe): `value` itself, or a pipe that reads the dataset `value`.
-
-    Raises:
-        TypeError: `value` is neither such a pipe nor a dataset. Plain data may be a mistake and must be wrapped.
+    Raises TypeError if `value` is neither such a pipe nor a dataset. Plain data may be a mistake and must be wrapped.
     """
     found = _as_pipe(value, kind)
     if found is None:
@@ -123,16 +119,8 @@ def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
 def check_sources(pipe: str, values: Collection[Any], kind: type = IterDataPipe, words: str = "") -> tuple[Any, ...]:
     """Returns the pipes to read: each pipe in `values` unchanged, and for each dataset a pipe that reads it.
 
-    Args:
-        pipe: the name of the reading pipe, for error messages.
-        values: the pipes and datasets that the user passed.
-        kind: IterDataPipe or MapDataPipe.
-        words: the error message of torchdata 0.9 for other values; empty for the usual message.
-
-    Raises:
-        ValueError: `values` is empty.
-        TypeError: one of the values is neither a pipe of this kind nor a dataset. Plain data may be a mistake and must
-            be wrapped.
+    Raises ValueError if `values` is empty, and TypeError for plain data, which may be a mistake and must be wrapped.
+    `words` is the error message of torchdata 0.9 for such values; empty for the usual message.
     """
     if not values:
         raise ValueError(f"{pipe}: Expected at least one DataPipe, but got nothing")
@@ -197,20 +185,8 @@ def check_int(
     error: type[Exception] = ValueError,
     words: str = "",
 ) -> int:
-    """Returns the integer `value`, which must be at least `least`.
-
-    Args:
-        pipe: the name of the pipe, for error messages.
-        argument: the name of the argument.
-        value: the value that the user passed.
-        least: the smallest value that is allowed.
-        error: the exception type to raise if the value is too small.
-        words: the error message of torchdata 0.9, which old code expects at the end of the message.
-
-    Raises:
-        TypeError: the value is not an integer, or it is a bool.
-        error: the value is too small.
-    """
+    """Returns the integer `value`. Raises TypeError for another type or a bool, and `error` if the value is below
+    `least`. `words` is the error message of torchdata 0.9, which old code expects at the end of the message."""
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
         raise TypeError(f"{pipe}: {argument} must be an integer, but got {value!r} of type {type(value).__name__}")
     if least is not None and value < least:
@@ -225,12 +201,8 @@ def check_size(pipe: str, argument: str, value: Any, words: str = "") -> int:
 
 def check_weights(pipe: str, argument: str, value: Any, *, positive: bool) -> list[float]:
     """Returns the values of a dict of weights. Weights must be finite and not negative. At least one weight (with
-    `positive`, every weight) must be above 0.
-
-    Raises:
-        TypeError: `value` is not a dict, or it contains values that are not numbers.
-        ValueError: the dict is empty or contains invalid weights.
-    """
+    `positive`, every weight) must be above 0. Raises TypeError if `value` is not a dict, or it contains values that are
+    not numbers, and ValueError if the dict is empty or contains invalid weights."""
     if not isinstance(value, dict):
         raise TypeError(
             f"{pipe}: {argument} must be a dict of weights, but got {value!r} of type {type(value).__name__}"
@@ -264,12 +236,9 @@ def check_hashable(pipe: str, argument: str, columns: Iterable[Any]) -> None:
 
 
 def check_output_col(pipe: str, function: Any, input_col: Any, output_col: Any) -> Any:
-    """Returns the single column that receives a function's result; None means the first of `input_col`.
-
-    Raises:
-        ValueError: `output_col` is given without `input_col` or names several columns, or `input_col` is empty or does
-            not match the number of arguments of `function`.
-    """
+    """Returns the single column that receives a function's result; None means the first of `input_col`. Raises
+    ValueError if `output_col` is given without `input_col` or names several columns, or `input_col` is empty or does
+    not match the number of arguments of `function`."""
     if input_col is None and output_col is not None:
         raise ValueError(f"{pipe}: `output_col` must be None when `input_col` is None, but got {output_col!r}")
     if isinstance(output_col, (list, tuple)):
@@ -314,7 +283,6 @@ def check_input_col(pipe: str, function: Any, input_col: Any) -> None:
 
 
 def length_of(pipe: Any, source: Any) -> int:
-    """Returns `len(source)`, or raises a TypeError that names both the pipe and the source without a length."""
     try:
         return len(source)
     except (TypeError, NotImplementedError) as error:
@@ -327,23 +295,14 @@ def no_length(pipe: Any, because: str) -> TypeError:
 
 
 def check_name(pipe: str, argument: str, value: Any) -> str:
-    """Returns `value` if it is a str.
-
-    Raises:
-        TypeError: the value is not a str.
-    """
     if not isinstance(value, str):
         raise TypeError(f"{pipe}: {argument} must be a str, but got {value!r} of type {type(value).__name__}")
     return value
 
 
 def check_mode(pipe: str, mode: Any, *, writes: bool = False) -> str:
-    """Returns `mode` if `open` accepts it. If the pipe writes files, the mode must create or append.
-
-    Raises:
-        TypeError: the mode is not a str.
-        ValueError: the mode is not valid.
-    """
+    """Returns `mode` if `open` accepts it. If the pipe writes files, the mode must create or append. Raises TypeError
+    if the mode is not a str, and ValueError if the mode is not valid."""
     check_name(pipe, "mode", mode)
     kinds = sum(mode.count(kind) for kind in "rwax")
     if kinds != 1 or set(mode) - set("rwaxbt+") or (writes and "r" in mode):

@@ -83,12 +83,10 @@ def is_iterable_dataset(value: Any) -> bool:
 
 
 def is_built_in(value: Any) -> bool:
-    """Returns whether the value has a built-in Python type and is plain data."""
     return type(value).__module__ == "builtins"
 
 
 def is_generator_function(value: Any) -> bool:
-    """Returns whether the value is a generator function, possibly as a `functools.partial`."""
     return inspect.isgeneratorfunction(value)
 
 
@@ -157,10 +155,7 @@ def epoch_of(dataset: Any) -> int | None:
 
 def in_fixed_order(iterable: Any) -> Any:
     """Returns an iterable that has the same order in every process: the sorted members of a set, or `iterable` itself.
-
-    Raises:
-        UnorderedSet: a member of the set cannot be sorted by a process-independent name.
-    """
+    Raises UnorderedSet if a member of the set cannot be sorted by a process-independent name."""
     if not isinstance(iterable, (set, frozenset)):
         return iterable
     kinds = set(map(type, iterable))
@@ -184,11 +179,7 @@ class UnorderedSet(TypeError):
 
 def _name_of_member(member: Any) -> str:
     """Returns a name for a member of a set. Equal members have equal names in every process, and different members have
-    different names.
-
-    Raises:
-        UnorderedSet: no such name is known for the member.
-    """
+    different names. Raises UnorderedSet if no such name is known for the member."""
     kind = type(member)
     if kind in _PLAIN:
         return repr(member)

@@ -20,13 +20,7 @@ __all__ = ["Division"]
 
 @dataclass(frozen=True)
 class Division:
-    """One shard of a sequence.
-
-    Args:
-        shards: the number of shards.
-        shard: the number of this shard.
-        block: the number of items per unit.
-    """
+    """One shard of a sequence. The shards take turns, with `block` items per unit."""
 
     shards: int
     shard: int
@@ -34,7 +28,6 @@ class Division:
 
     @property
     def is_whole(self) -> bool:
-        """Returns whether this shard contains the whole sequence."""
         return self.shards == 1
 
     def share_of(
@@ -47,7 +40,6 @@ class Division:
         """Returns the shard's items of an iterator.
 
         Args:
-            source: the iterator.
             taken: the index in the sequence of the iterator's next item.
             watch: a function that samples items of the source; None disables sampling.
             has_ended: a function that returns whether the source is exhausted; used only with `watch`.
@@ -67,17 +59,13 @@ class Division:
         return chain.from_iterable(_watched(source, own, block, place, taken, watch, has_ended))
 
     def after(self, taken: int, passed_on: int) -> int:
-        """Returns the number of items of the sequence that were consumed when the most recent item was passed on.
-
-        Args:
-            taken: the number of items that had been consumed at the start.
-            passed_on: the number of items of the shard that were passed on since then; at least one.
-        """
+        """Returns the number of items of the sequence that were consumed when the most recent item was passed on. At
+        the start, `taken` items had been consumed. Since then, `passed_on` items of the shard (at least one) were
+        passed on."""
         rounds, place = divmod(self.own_before(taken) + passed_on - 1, self.block)
         return (self.shard + self.shards * rounds) * self.block + place + 1
 
     def own_before(self, item: int) -> int:
-        """Returns how many of the shard's items precede an item of the sequence."""
         unit, place = divmod(item, self.block)
         own = max(0, -(-(unit - self.shard) // self.shards)) * self.block
         return own + place if unit % self.shards == self.shard else own
@@ -87,7 +75,6 @@ def _own_of(source: Iterator[Any], own: list[bool], block: int, place: int, coun
     """Returns the shard's items among the next `count` items of a source, or among all items if `count` is None.
 
     Args:
-        source: the iterator.
         own: for each item of a round, whether it belongs to the shard.
         block: the number of items of a round that belong to the shard.
         place: the index of the next item within its round.

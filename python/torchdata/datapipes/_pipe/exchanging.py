@@ -69,7 +69,7 @@ class _Way(NamedTuple):
     others: Sequence[tuple[Callable[[], Any], Callable[[Any], object]]] = ()
 
 
-#: Held by the thread that runs a shard.
+#: The lock of the thread that runs a shard.
 _turn = threading.RLock()
 
 
@@ -279,7 +279,7 @@ def _words_offset() -> int:
     """Returns the offset of the words in PyTorch's object."""
     torch = sys.modules["torch"]
     made = torch.Generator().manual_seed(1)
-    torch.rand(1, generator=made)  # computes the words that `get_state` returns
+    torch.rand(1, generator=made)  # a draw computes the words that `get_state` returns
     state = made.get_state().numpy()
     needle = state[24 : 24 + 8 * 8].view("<u8").astype("<u4").tobytes()
     return ctypes.string_at(made._cdata, _HEAD + len(needle)).index(needle)

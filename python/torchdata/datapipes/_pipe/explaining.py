@@ -1,7 +1,8 @@
 """Adds a note to an exception that passes through a pipeline: the pipe that raised the exception, and its item.
 
-Role: pipe iterators call `explain` for every exception that passes through them. Runs in the process and thread that
-raised the exception. Keeps no state, because the exception itself stores the position in the graph.
+Role: pipe iterators call `explain` for every exception that passes through them. The code runs in the process and
+thread that raised the exception. The module keeps no state, because the exception itself stores the position in the
+graph.
 """
 
 from __future__ import annotations
@@ -33,8 +34,6 @@ def explain(
     KeyboardInterrupt and other non-`Exception` types keep their frames, which show where a program hangs.
 
     Args:
-        error: the exception.
-        frames: the traceback of the exception so far.
         datapipe: the pipe with the iterator that the exception passes through.
         yielded: the number of items that the pipe had yielded; None if the pipe's iteration had not begun.
         iterator: the pipe's own iterator, if the next item may be requested from it.
@@ -118,12 +117,7 @@ def no_fault_of_an_item(error: E) -> E:
 
 
 def not_the_end(name: str, error: BaseException) -> BaseException:
-    """Returns a function's error. StopIteration is replaced, because it would end the iteration (see PEP 479).
-
-    Args:
-        name: the name of the pipe that called the function.
-        error: the function's error.
-    """
+    """Returns a function's error. StopIteration is replaced, because it would end the iteration (see PEP 479)."""
     if not isinstance(error, StopIteration):
         return error
     raised = RuntimeError(

@@ -1,8 +1,8 @@
 """One interface to data frames of pandas, polars and pyarrow, and to dicts of arrays: `FrameFormat`.
 
-Role: creates frames from rows and from Arrow tables, with the library and the dtypes that the user chose. Runs in the
-process that iterates the pipe. A `FrameFormat` holds only its settings and can be pickled. The libraries are imported
-where a format is created or used.
+Role: creates frames from rows and from Arrow tables, with the library and the dtypes that the user chose. The code runs
+in the process that iterates the pipe. A `FrameFormat` holds only its settings and can be pickled. The libraries are
+imported where a format is created or used.
 """
 
 from __future__ import annotations
@@ -23,12 +23,8 @@ LIBRARIES = {"pandas": "parquet", "polars": "polars", "pyarrow": "parquet", "num
 
 
 def check_column_names(pipe: str, columns: Any) -> list[str] | None:
-    """Returns the column names as a list.
-
-    Raises:
-        TypeError: `columns` is not a sequence of str.
-        ValueError: the sequence is empty or has duplicates.
-    """
+    """Returns the column names as a list. Raises TypeError if `columns` is not a sequence of str, and ValueError if the
+    sequence is empty or has duplicates."""
     if columns is None:
         return None
     if isinstance(columns, str) or not isinstance(columns, Sequence):
@@ -42,7 +38,6 @@ def check_column_names(pipe: str, columns: Any) -> list[str] | None:
 
 
 def check_device(pipe: str, device: Any) -> None:
-    """Raises ValueError if the device is not the CPU, which is the only supported device."""
     if device not in ("", "cpu"):
         raise ValueError(
             f"{pipe}: device must be '' or 'cpu', but got {device!r}; frames lie in main memory: move the tensors that "
@@ -54,7 +49,6 @@ class FrameFormat:
     """The library that creates frames, and their dtypes.
 
     Args:
-        pipe: the name of the pipe, for messages.
         library: `"pandas"`, `"polars"`, `"pyarrow"`, or with `arrays` `"numpy"`.
         dtype: None, a `pyarrow.Schema`, a mapping from column to dtype, or one dtype for all columns.
         dtype_generator: a function that returns the dtype, used if `dtype` is None.
@@ -91,14 +85,12 @@ class FrameFormat:
         self._check_dtype()
 
     def module(self) -> Any:
-        """Returns the module of the library."""
         return optional_import(self.library, extra=LIBRARIES[self.library], needed_by=self.pipe)
 
     def _arrow(self) -> Any:
         return optional_import("pyarrow", extra="parquet", needed_by=self.pipe)
 
     def generated(self) -> FrameFormat:
-        """Returns the format with the dtype from `dtype_generator`, or this format if there is no generator."""
         if self.dtype_generator is None:
             return self
         return FrameFormat(self.pipe, self.library, self.dtype_generator())
@@ -129,7 +121,6 @@ class FrameFormat:
         return arrow is not None and isinstance(self.dtype, arrow.Schema)
 
     def _names(self) -> list[str] | None:
-        """Returns the columns that the dtype names, or None if it names none."""
         if self._has_schema():
             return list(self.dtype.names)
         return list(self.dtype) if isinstance(self.dtype, Mapping) else None
@@ -161,12 +152,8 @@ class FrameFormat:
     # -- frames of rows ----------------------------------------------------------------------------
 
     def of_rows(self, rows: list[Any], columns: list[str] | None) -> Any:
-        """Creates a frame from rows, which are tuples or lists, mappings, or single values.
-
-        Raises:
-            ValueError: the rows do not have the same columns.
-            TypeError: the rows are of different kinds.
-        """
+        """Creates a frame from rows, which are tuples or lists, mappings, or single values. Raises ValueError if the
+        rows do not have the same columns, and TypeError if the rows are of different kinds."""
         return self._of_columns(self._columns_of(rows, columns))
 
     def _columns_of(self, rows: list[Any], columns: list[str] | None) -> dict[Any, Sequence[Any]]:
@@ -233,12 +220,8 @@ class FrameFormat:
     # -- frames of Arrow tables --------------------------------------------------------------------
 
     def of_table(self, table: Any) -> Any:
-        """Creates a frame from an Arrow table.
-
-        Raises:
-            ValueError: the dtype contains a column that the table lacks, a value does not fit its dtype, or NumPy
-                cannot represent a null (see `arrays_of`).
-        """
+        """Creates a frame from an Arrow table. Raises ValueError if the dtype contains a column that the table lacks, a
+        value does not fit its dtype, or NumPy cannot represent a null (see `arrays_of`)."""
         types = self._by_column(table.column_names)
         if self.library in ("pyarrow", "numpy") or self._has_schema():
             fields = [field.with_type(self._arrow_type(types.get(field.name)) or field.type) for field in table.schema]

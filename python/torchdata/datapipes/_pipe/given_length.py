@@ -8,15 +8,9 @@ __all__ = ["GivenLength"]
 
 
 class GivenLength:
-    """A pipe with a length that the user may set. Must precede the pipe's other base classes."""
+    """A pipe with a length that the user may set. This class must precede the pipe's other base classes."""
 
     def _set_length(self, length: int) -> None:
-        """Checks and stores the length.
-
-        Raises:
-            TypeError: the length is not an int.
-            ValueError: the length is less than -1.
-        """
         #: The number of items; -1 if the user has not set it.
         self.length = check_int(type(self).__name__, "length", length, least=-1)
 

@@ -15,7 +15,8 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class SameLength:
-    """A pipe with the same number of items as its first source. Must precede the pipe's other base classes."""
+    """A pipe with the same number of items as its first source. This class must precede the pipe's other base
+    classes."""
 
     def __len__(self) -> int:
         return length_of(self, sources_of(self)[0])
@@ -27,11 +28,10 @@ class ItemByItem(SameLength, IterDataPipe[T_co]):
     one_to_one = True
 
     def _function(self) -> Callable[[Any], Any]:
-        """Returns the function that computes the result of an item. Called once per iteration."""
+        """Returns the function that computes the result of an item. This method is called once per iteration."""
         return self._result
 
     def _result(self, item: Any) -> Any:
-        """Returns the result of one item."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[T_co]:

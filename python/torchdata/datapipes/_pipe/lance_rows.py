@@ -28,12 +28,8 @@ _inherited: list[Any] = []
 
 
 def lance_dataset(pipe: str, dataset: Any) -> Any:
-    """Returns the given dataset, or opens the latest version of the dataset at a path or URI.
-
-    Raises:
-        TypeError: the value is neither a Lance dataset nor a path.
-        OSError, ValueError: the path contains no dataset.
-    """
+    """Returns the given dataset, or opens the latest version of the dataset at a path or URI. Raises TypeError if the
+    value is neither a Lance dataset nor a path, and OSError or ValueError if the path contains no dataset."""
     if isinstance(dataset, (str, os.PathLike)):
         lance = optional_import("lance", extra="lance", needed_by=pipe)
         with explaining(pipe, "cannot open", dataset):

@@ -2,7 +2,7 @@
 
 Role: a function that draws random numbers or modifies its argument may return other members in a second call. The state
 therefore contains the members that remain, if they are in memory. If the result is a generator, the function is called
-again on resume. Runs in the process that iterates the pipe.
+again on resume. The code runs in the process that iterates the pipe.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torchdata.datapipes.datapipe import DataChunk
 
 __all__ = ["SLICED", "Parts", "detached", "listed", "restored", "state_of_members"]
 
-#: Types of results that can be sliced, and whose iterators report the number of remaining items.
+#: Types of results that can be sliced, with iterators that report the number of remaining items.
 SLICED: frozenset[type] = frozenset({list, tuple, range, str, bytes, DataChunk})
 
 #: Types with members in memory that must be converted to a list for slicing. The views of dicts are listed by
@@ -52,7 +52,6 @@ def detached(members: Any, left: Iterator[Any]) -> Any:
 
 
 def restored(state: dict[str, Any]) -> Any:
-    """Returns the members that a state contains."""
     return state["members"]
 
 
@@ -75,8 +74,6 @@ class Parts:
     """One of several results that are unfolded at the same time, with its remaining members.
 
     Args:
-        function: the function that creates the result.
-        item: the argument of the function.
         done: how many members of the result to leave out.
     """
 
@@ -92,7 +89,7 @@ class Parts:
             # The item is copied first, because computing the first member may read from a stream in the item.
             self._item, self._members = with_detached_streams(item), None
             source = iter(result)
-            next(islice(source, done, done), None)  # skips `done` members
+            next(islice(source, done, done), None)  # the first `done` members are skipped
             self.left = _Counted(source, done)
 
     def state_dict(self) -> dict[str, Any]:

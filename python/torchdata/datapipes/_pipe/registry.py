@@ -51,12 +51,8 @@ class FunctionalForms:
 
     @classmethod
     def register_function(cls, function_name: str, function: Callable[..., Any]) -> None:
-        """Makes `function(pipe, ...)` available as `pipe.function_name(...)`.
-
-        Raises:
-            ValueError: the name already belongs to another class. A newer version of the same class replaces the older
-                version.
-        """
+        """Makes `function(pipe, ...)` available as `pipe.function_name(...)`. Raises ValueError if the name already
+        belongs to another class. A newer version of the same class replaces the older version."""
         before = cls.functions.get(function_name)
         if before is not None and not _may_replace(before, function):
             raise ValueError(
@@ -79,24 +75,13 @@ class FunctionalForms:
 
     @classmethod
     def register_late(cls, function_name: str, module: str, class_name: str) -> None:
-        """Makes a pipe available as `pipe.function_name(...)`, and imports the pipe's module on first use.
-
-        Args:
-            function_name: the name of the form.
-            module: the full name of the module that registers the pipe under `function_name`.
-            class_name: the class of the pipe.
-        """
+        """Makes a pipe available as `pipe.function_name(...)`, and imports the pipe's module on first use."""
         if function_name not in cls.functions:
             cls.register_function(function_name, LateForm(cls, function_name, module, class_name))
 
     @classmethod
     def register_all_late(cls, package: str, modules: Mapping[str, Mapping[str, str | None]]) -> None:
-        """Makes several pipes available by their forms, as `register_late` does.
-
-        Args:
-            package: the package that contains the modules.
-            modules: for each module, a mapping from the class name of a pipe to its form, or to None.
-        """
+        """Makes several pipes available by their forms, as `register_late` does. The form of a pipe may be None."""
         for module, forms in modules.items():
             for class_name, form in forms.items():
                 if form is not None:
@@ -126,14 +111,7 @@ def _no_attribute(pipe: Any, name: str) -> AttributeError:
 
 
 class LateForm:
-    """The functional form of a pipe that imports the pipe's module when the form is first used or inspected.
-
-    Args:
-        base: the base class for this kind of pipe.
-        name: the name of the form.
-        module: the full name of the module.
-        class_name: the class of the pipe.
-    """
+    """The functional form of a pipe that imports the pipe's module when the form is first used or inspected."""
 
     def __init__(self, base: type[FunctionalForms], name: str, module: str, class_name: str) -> None:
         self._base, self._name, self.module, self._class_name = base, name, module, class_name

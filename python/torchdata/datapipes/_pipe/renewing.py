@@ -3,8 +3,8 @@
 Role: a generator ends when it raises an exception. A new call of the pipe's `__iter__` can resume from the state that
 its class declares, as it does from a loaded state. If exceptions of a pass are skipped, the pass therefore uses a chain
 of iterators of the same pipe. Each iterator continues where the previous iterator raised, and reads the existing
-iterators of the sources. Used by `skipping`, in the process that iterates the pipe. The chain owns the `Renewal`, which
-owns the iterators of the sources.
+iterators of the sources. `skipping` uses this module, in the process that iterates the pipe. The chain owns the
+`Renewal`, which owns the iterators of the sources.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ class Renewal(Iterator[Iterator[Any]]):
     """The successive iterators of one pass of a pipe.
 
     Args:
-        datapipe: the pipe.
-        function: the pipe's own `__iter__`.
         sources: the pipes that the next iterator reads. If these sources made no progress, the next iterator would
             raise at the same item.
     """
@@ -89,7 +87,6 @@ class Renewal(Iterator[Iterator[Any]]):
         return True
 
     def keep(self, source: Any, guard: Iterator[Any]) -> None:
-        """Records the iterator of a source that has begun."""
         self._guards[id(source)] = guard
 
     def take_again(self, source: Any) -> Iterator[Any] | None:
@@ -98,12 +95,7 @@ class Renewal(Iterator[Iterator[Any]]):
 
 
 def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renewal | None:
-    """Prepares a pass for skipped exceptions; returns None if the pipe cannot continue after an exception.
-
-    Args:
-        datapipe: the pipe that begins a pass.
-        function: the pipe's own `__iter__`.
-    """
+    """Prepares a pass for skipped exceptions; returns None if the pipe cannot continue after an exception."""
     record, kind = record_of(datapipe), type(datapipe)
     record.renewal = None
     if not (kind.__module__.startswith(_OURS) and kind._renews and hasattr(kind, "iteration_state")):

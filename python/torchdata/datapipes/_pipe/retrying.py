@@ -22,8 +22,6 @@ def retried(call: Callable[[], R], max_retries: int, what: str, count: Callable[
     """Calls a function, and repeats the call after a pause if it raises an OSError that may be temporary.
 
     Args:
-        call: the function.
-        max_retries: the maximum number of repetitions.
         what: the name of the action, with which the text of a warning begins.
         count: a function that is called before each repetition.
     """

@@ -2,8 +2,8 @@
 saved position.
 
 Role: each reading takes samples of the items, so that a resume detects a stream that does not repeat itself. The gaps
-between sampled positions grow, and no Python code runs between two samples. Runs where the source of a pipeline is
-read.
+between sampled positions grow, and no Python code runs between two samples. The code runs where the source of a
+pipeline is read.
 
 A stream may draw from the global generators in order to shuffle or to augment. If a stream draws for one of its first
 two items, its state contains the generators as they were before the first draw. A resume rereads the items with these
@@ -33,7 +33,6 @@ class SampledStream:
     """One pass over a stream, from the stream's beginning or from a saved position.
 
     Args:
-        name: a description of the stream.
         saved: the result of `state` when the position was saved; None if nothing was saved.
 
     Raises:
@@ -100,7 +99,6 @@ class SampledStream:
         """Warns, or raises RuntimeError, because the stream does not repeat itself.
 
         Args:
-            position: the number of items that were reread.
             is_noise: whether the items differ only in numbers that the stream may draw anew for each item.
         """
         if is_noise:
@@ -137,7 +135,7 @@ class SampledStream:
                 if position == 0 and if_empty is not None:
                     if_empty()
                 return
-            except BaseException as error:  # raised below, so that the next call continues after this item
+            except BaseException as error:  # the error is raised below, so that the next call continues after this item
                 failed = error
             if before is not None:
                 self._note_draws(before, is_second=position == 1)

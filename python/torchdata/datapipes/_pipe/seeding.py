@@ -1,6 +1,6 @@
 """Random pipes: the seeds that a loader sets.
 
-Role: the base of pipes that shuffle or augment. Runs in the process that iterates the pipe.
+Role: the base of pipes that shuffle or augment. The code runs in the process that iterates the pipe.
 """
 
 from __future__ import annotations

@@ -31,7 +31,6 @@ def graph_of_pipe(datapipe: Any) -> DrawnGraph:
 
 
 def html_of_pipe(datapipe: Any) -> str:
-    """Returns an HTML page with each pipe, its parameters, and the picture of the graph."""
     rows = [["", "pipe", "parameters"]]
     for number, pipe in enumerate(PipeGraph(datapipe), 1):
         values = ", ".join(f"{name}={value}" for name, value in parameters(pipe))

@@ -147,7 +147,6 @@ def plus_one(kinds: dict[str, int], kind: str) -> dict[str, int]:
 
 
 def table_of(skipped: dict[tuple[str, str], int]) -> str:
-    """Returns the counts as a table, the largest first."""
     rows = sorted(skipped.items(), key=lambda row: (-row[1], row[0]))
     width = max((len(str(count)) for _, count in rows), default=1)
     return "\n".join(f"  {count:>{width}} x {kind} in {place}" for (kind, place), count in rows)
@@ -161,17 +160,8 @@ def tell(skipped: dict[tuple[str, str], int], of: str = "items of this epoch") -
 
 
 def check_limit(who: str, name: str, limit: int | float | None) -> None:
-    """Checks a limit of skipped items.
-
-    Args:
-        who: the name of the pipe or loader.
-        name: the argument's name.
-        limit: a number of items, or a fraction of the items; None for no limit.
-
-    Raises:
-        TypeError: the limit is not a number.
-        ValueError: the limit is negative, or a fraction above 1.
-    """
+    """Checks a limit of skipped items: a number, a fraction of the items, or None for no limit. Raises TypeError if the
+    limit is not a number, and ValueError if it is negative or a fraction above 1."""
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float))):
         raise TypeError(f"{who}: {name} must be a number, a share or None, but got {limit!r}")
     if limit is not None and not (limit >= 0 and (isinstance(limit, int) or limit <= 1)):
@@ -181,16 +171,8 @@ def check_limit(who: str, name: str, limit: int | float | None) -> None:
 def too_many(
     skipped: dict[tuple[str, str], int], limit: int | float | None, name: str, items: str, where: str, last: str = ""
 ) -> TooManySkipped:
-    """Returns the error that reports too many skipped items.
-
-    Args:
-        skipped: the counts of skipped items.
-        limit: the limit, see `check_limit`.
-        name: the argument's name.
-        items: a description of the items that may be skipped, with a noun as its last word.
-        where: the processes and epochs that the counts cover.
-        last: a line about the last exception.
-    """
+    """Returns the error that reports too many skipped items. `items` describes the items that may be skipped, with a
+    noun as its last word. `where` describes the processes and epochs that the counts cover."""
     permitted = f"{100 * limit:g} % of {items}" if isinstance(limit, float) else f"{limit} {items.split()[-1]}"
     return TooManySkipped(
         f"on_error has skipped {sum(skipped.values())} items, more than {name}={limit!r} permits ({permitted}, in "
@@ -199,13 +181,9 @@ def too_many(
 
 
 def is_over(counts: Iterable[tuple[int, int]], limit: int | float | None, *, at_the_end: bool = False) -> bool:
-    """Returns whether more items were skipped than permitted.
-
-    Args:
-        counts: for each pipe or dataset, how many items it has skipped, and how many it has read.
-        limit: the limit, see `check_limit`.
-        at_the_end: whether the pass has ended. If `at_the_end` is True, the fraction is checked even after few items.
-    """
+    """Returns whether more items were skipped than permitted. `counts` contains, for each pipe or dataset, the number
+    of skipped items and the number of items read. A fraction is only checked after enough items, or if `at_the_end` is
+    True."""
     if limit is None or isinstance(limit, int):
         return limit is not None and sum(skipped for skipped, _ in counts) > limit
     return any(skipped > limit * seen and (at_the_end or seen >= FEWEST) for skipped, seen in counts)
@@ -225,12 +203,6 @@ def limit_error(owner: Any, *, at_the_end: bool = False) -> TooManySkipped | Non
 
 def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bool | TooManySkipped:
     """Skips the item that made a claimed pipe raise an exception.
-
-    Args:
-        error: the exception, as raised by this pipe.
-        datapipe: the pipe.
-        yielded: the number of items that the pipe has yielded.
-        iterator: the pipe's iterator.
 
     Returns:
         True if the next item is to be requested; False if the item cannot or must not be skipped; or the error to raise
@@ -266,7 +238,6 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
 
 
 def is_of_an_item(error: BaseException) -> bool:
-    """Returns whether an item may have caused an exception."""
     return isinstance(error, Exception) and not (
         isinstance(error, MemoryError)
         or getattr(error, "never_skipped", False)
@@ -292,7 +263,6 @@ def _goes_on(datapipe: Any, iterator: Any) -> bool:
 
 
 def line_of(error: BaseException) -> dict[str, Any]:
-    """Returns the log fields that describe the exception."""
     try:
         message = str(error)
     except Exception as failure:

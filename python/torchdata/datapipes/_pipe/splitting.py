@@ -2,8 +2,9 @@
 
 Role: a source may call `torch.utils.data.get_worker_info()` and yield only its worker's part of the items. A filter
 that reads this source would then keep only a part of the worker's part. While a filter requests an item from its
-sources, PyTorch therefore reports a single worker in that thread. Runs in workers of this package and of PyTorch. In
-these workers, PyTorch's function returns an object of this package, which shows the true values to all other code.
+sources, PyTorch therefore reports a single worker in that thread. The code runs in workers of this package and of
+PyTorch. In these workers, PyTorch's function returns an object of this package, which shows the true values to all
+other code.
 """
 
 from __future__ import annotations
@@ -119,12 +120,7 @@ class _Untold(Iterator[Any]):
 
 def watched_info(module: Any, **truth: Any) -> Any:
     """Returns the `WorkerInfo` for PyTorch. The result is accurate, except that it reports a single worker to pipes
-    that a filter reads.
-
-    Args:
-        module: `torch.utils.data._utils.worker`.
-        **truth: the actual values of `id`, `num_workers`, `seed` and `dataset`.
-    """
+    that a filter reads."""
     base: Any = module.WorkerInfo
 
     class WorkerInfo(base):  # type: ignore[misc]

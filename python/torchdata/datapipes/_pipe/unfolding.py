@@ -1,7 +1,7 @@
 """Shared code of pipes that turn one item into several (flatmap, map_batches, unbatch, mux, …).
 
 Role: chains the parts of consecutive items without running a Python frame for each part, and tracks the remaining
-parts. Runs in the process that iterates the pipe. The pipe owns the parts of the item that is being unfolded.
+parts. The code runs in the process that iterates the pipe. The pipe owns the parts of the item that is being unfolded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Raising:
 
     def __next__(self) -> Any:
         if self._errors:
-            raise self._errors.pop()  # popped, because no frame may keep a reference to the raised error
+            raise self._errors.pop()  # no frame may keep a reference to the raised error
         raise StopIteration
 
 
@@ -117,7 +117,7 @@ class Unfolding:
         self._item, done = state["item"], state["done"]
         self._yielded_before = token_of(self).yielded - done
         self._left = left = iter(parts_of(self._item))
-        next(islice(left, done, done), None)  # skips `done` parts
+        next(islice(left, done, done), None)  # the first `done` parts are skipped
         return left
 
     def state_dict(self) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 Role: if a `sharding_filter` reads items that are loaded by index, the pipes before it pass on indices instead of items,
 and the filter loads only the items of its own share. Pipes can pass on indices if they never inspect an item: pipes
 that keep or change the order, and pipes that apply a function to each item, which the filter calls after loading. Each
-index takes the position of its item, so positions, seeds and states are the same as for an iteration over items. Runs
-in the process that iterates the pipeline. Keeps no state.
+index takes the position of its item, so positions, seeds and states are the same as for an iteration over items. The
+code runs in the process that iterates the pipeline. The module keeps no state.
 
 Whether to pass on indices is decided in each iteration, along one path through the graph. If a pipe has several
 readers,
@@ -57,11 +57,8 @@ def _supports_indices(kind: type) -> bool:
 
 
 def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
-    """Starts a guarded iteration over indices; returns the iterator and the function that loads an item.
-
-    Raises:
-        ValueError: the loaded state counts indices, but the pipe does not support indices.
-    """
+    """Starts a guarded iteration over indices; returns the iterator and the function that loads an item. Raises
+    ValueError if the loaded state counts indices, but the pipe does not support indices."""
     if not _supports_indices(type(datapipe)):
         raise ValueError(
             f"the loaded state is damaged, or belongs to another pipeline: it counts indices that "
@@ -105,7 +102,6 @@ class PipeStep:
     """Applies one pipe's step to an index or item. An exception names the pipe.
 
     Args:
-        datapipe: the pipe.
         function: what the pipe does with an index or item.
         before: a function that loads the item of an index first.
     """
@@ -138,7 +134,6 @@ class ReadsByIndex(IterDataPipe[T_co]):
     datapipe: Any
 
     def _indices(self) -> Iterator[Any]:
-        """Returns the remaining indices of the iteration."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[T_co]:

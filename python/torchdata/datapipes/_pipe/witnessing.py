@@ -5,9 +5,9 @@ after a resume.
 
 Role: each worker reads the whole source and keeps the items at the positions of its share. If the workers read the
 items in different orders, shares overlap and items are lost. The filter therefore records checksums of some items with
-their positions, and the loader compares the checksums of its workers. Runs in workers, in the thread that reads the
-filter. All workers sample the same positions: every position at first, then positions with gaps that grow as the square
-root of the position. Two orders of the same n items therefore share about 36 sampled items, regardless of n.
+their positions, and the loader compares the checksums of its workers. The code runs in workers, in the thread that
+reads the filter. All workers sample the same positions: every position at first, then positions with gaps that grow as
+the square root of the position. Two orders of the same n items therefore share about 36 sampled items, regardless of n.
 """
 
 from __future__ import annotations
@@ -65,8 +65,6 @@ class SampleWatch:
     """The samples of one filter. Sampling stops at the first item that occurs twice.
 
     Args:
-        number: the number of the filter in the graph.
-        source: a description of the source.
         start: the position where the filter begins to read.
         splits_itself: see `Note`.
     """
@@ -90,12 +88,10 @@ class SampleWatch:
         self._samples.append((position, checksum))
 
     def end(self, length: int) -> None:
-        """Records that the source has ended after `length` items."""
         if not self.is_full:
             self._length = length
 
     def note(self) -> Note | None:
-        """Returns the samples since the previous note; None if there are no new samples."""
         samples, self._samples = self._samples, []
         length, self._length = self._length, None
         if not samples and length is None:
@@ -104,11 +100,7 @@ class SampleWatch:
 
 
 class Witness:
-    """The `SampleWatch` of each sharding filter, for one epoch in one worker.
-
-    Args:
-        filters: the sharding filters to take samples of, each with a description of its sources.
-    """
+    """The `SampleWatch` of each sharding filter, for one epoch in one worker."""
 
     def __init__(self, filters: Sequence[tuple[Any, str]]) -> None:
         self._filters = filters
@@ -147,18 +139,13 @@ class SampleDigest:
 
     @classmethod
     def of(cls, saved: Any) -> SampleDigest:
-        """Returns the digest for a result of `as_tuple`.
-
-        Raises:
-            TypeError, ValueError: `saved` is damaged.
-        """
+        """Returns the digest for a result of `as_tuple`. Raises TypeError or ValueError if `saved` is damaged."""
         position, checksum = saved
         if type(position) is not int or type(checksum) is not int or position < 0 or not 0 <= checksum < 1 << 64:
             raise ValueError(f"the digest of a stream is {saved!r}")
         return cls(position, checksum)
 
     def as_tuple(self) -> tuple[int, int]:
-        """Returns the digest as plain data."""
         return self.next, self.checksum
 
     def add(self, item: Any) -> None:
@@ -206,11 +193,7 @@ def sample_behind(sample: int) -> int:
 
 
 def _plain(item: Any) -> Any:
-    """Converts the item to plain data of the same value.
-
-    Raises:
-        Exception: the item cannot be converted.
-    """
+    """Converts the item to plain data of the same value. Raises Exception if the item cannot be converted."""
     if type(item) in _PLAIN:
         return item
     if type(item) is dict:

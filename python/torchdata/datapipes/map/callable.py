@@ -59,7 +59,6 @@ class Mapper(SameLength, MapDataPipe[T_co]):
         return self.fn(self.datapipe[index])
 
     def _getter(self, item_at: Callable[[Any], Any]) -> Callable[[Any], T_co]:
-        """Replaces `__getitem__`: applies the function to the items that `item_at` returns."""
         return lambda index: self.fn(item_at(index))
 
 

@@ -76,7 +76,6 @@ class Shuffler(Seeded, ReadsByIndex[T_co]):
             self._take_seed()
 
     def _indices(self) -> Iterator[Any]:
-        """Yields the indices that this iteration has not read yet."""
         if self._order is None:
             self._order = self.indices if not self._shuffling else _sampled(self.indices, self._epoch_seed)
         return iterate_by_index(self._order, passed(self))

@@ -1,4 +1,4 @@
-"""The map-style pipe that creates batches: Batcher. Runs in any process that requests a batch."""
+"""The map-style pipe that creates batches: Batcher. The code runs in any process that requests a batch."""
 
 from __future__ import annotations
 
@@ -67,7 +67,6 @@ class Batcher(MapDataPipe[DataChunk[T]]):
         return self.wrapper_class(batch)
 
     def _items_from(self, start: int) -> int:
-        """Returns the number of items from `start` on; 0 if the pipe's length is unknown."""
         try:
             return len(self.datapipe) - start
         except (TypeError, NotImplementedError):

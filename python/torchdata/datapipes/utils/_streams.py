@@ -46,13 +46,7 @@ class Recipe(Protocol):
 
 
 class FileRecipe:
-    """The recipe of a stream that `open(path, mode, encoding=...)` created.
-
-    Args:
-        path: the path that was passed to `open`.
-        mode: the mode that was passed to `open`.
-        encoding: the encoding of text streams.
-    """
+    """The recipe of a stream that `open(path, mode, encoding=...)` created."""
 
     __slots__ = ("encoding", "mode", "path")
 
@@ -60,7 +54,6 @@ class FileRecipe:
         self.path, self.mode, self.encoding = path, mode, encoding
 
     def open(self) -> Any:
-        """Opens the file."""
         return open(self.path, self.mode, encoding=self.encoding)
 
     def __repr__(self) -> str:

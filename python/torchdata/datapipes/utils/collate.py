@@ -1,8 +1,8 @@
 """Collating: converts a batch of items to one item with arrays, or with tensors if PyTorch is imported.
 
-Role: implements the default function of `collate`, and its argument `conversion`. Runs in the process that iterates the
-pipe. Stacked arrays are allocated by `torchdata.empty`. A worker thus builds batches in memory that it can send without
-a copy.
+Role: implements the default function of `collate`, and its argument `conversion`. The code runs in the process that
+iterates the pipe. Stacked arrays are allocated by `torchdata.empty`. A worker thus builds batches in memory that it can
+send without a copy.
 """
 
 from __future__ import annotations
@@ -296,7 +296,10 @@ def collate_columns(conversion: Mapping[Any, Callable[..., Any]] | Sequence[Call
 
     Raises:
         RuntimeError: a column of `conversion` is missing, or the batch contains several data frames.
+        TypeError: the item is not a batch.
     """
+    if isinstance(batch, Mapping) or not hasattr(batch, "__getitem__"):
+        raise TypeError(f"collate: conversions need batches, but got {type(batch).__name__}; put `.batch` before it")
     first = batch[0]
     if not isinstance(conversion, Mapping):
         functions: dict[Any, Any] = dict(enumerate(conversion))

@@ -3,7 +3,7 @@
 A handler is a function of an extension and the file's contents that returns None for unsupported extensions. Handlers
 for torch's pipes can be used unchanged, including the handlers in `torch.utils.data.datapipes.utils.decoder`.
 
-Role: defines the built-in handlers. Runs in the process that iterates the pipe, and keeps no state.
+Role: defines the built-in handlers. The code runs in the process that iterates the pipe, and keeps no state.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """`pin_memory_fn`: copies the tensors of an item to pinned memory, which a GPU can read directly.
 
-Role: called by the thread of `PinMemory`, or by users. Needs PyTorch with CUDA if an item contains a tensor.
+Role: called by the thread of `PinMemory`, or by users. The function needs PyTorch with CUDA if an item contains a
+tensor.
 """
 
 from __future__ import annotations

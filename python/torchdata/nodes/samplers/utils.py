@@ -36,14 +36,6 @@ def get_rank_and_world_size() -> tuple[int, int]:
 
 def _get_rank_seed(seed: int, generator_rank: torch.Generator, rank: int, world_size: int, epoch: int) -> int:
     """Returns the seed of an epoch on a rank. The seed is the same as in torchdata 0.11, so that the order is also the
-    same.
-
-    Args:
-        seed: the user's seed.
-        generator_rank: the generator to draw from, which this function seeds.
-        rank: number of the rank.
-        world_size: number of ranks.
-        epoch: number of the epoch, from 0.
-    """
+    same."""
     generator_rank.manual_seed(seed * world_size + rank)
     return int(torch.randint(0, 2**32 - 1, size=(epoch + 1,), generator=generator_rank)[-1].item())

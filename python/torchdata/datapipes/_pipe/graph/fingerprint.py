@@ -42,7 +42,6 @@ def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
     """Returns the fingerprint of the graph that ends in a pipe.
 
     Args:
-        datapipe: the end of the graph, or the graph.
         begun: whether the graph may have been iterated. If True, the fingerprint leaves out values that an iteration
             may change. For pipes defined by the user, these values are all attributes except functions. For other
             pipes, they are the iteration state.
@@ -62,9 +61,6 @@ def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epo
     """Describes the first difference between two pipelines. Returns an empty text if their fingerprints agree.
 
     Args:
-        saved: the fingerprint in the state.
-        found: the fingerprint of the current pipeline.
-        here: the name of the current pipeline, for error messages.
         between_epochs: whether to ignore parameters that may change between two epochs.
     """
     if saved == found:
@@ -114,7 +110,6 @@ def check_fingerprint(found: Any) -> None:
 
 
 def short_name(entry: Mapping[str, Any]) -> str:
-    """Returns the class name, without the module, of a pipe in a fingerprint."""
     name: str = entry["class"]
     return name.rpartition(".")[2]
 

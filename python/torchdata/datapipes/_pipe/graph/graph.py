@@ -2,7 +2,7 @@
 
 Role: an immutable value. Code that modifies the pipes of a graph, or runs them, creates a new `Graph` afterwards. Other
 code reuses the existing object, because the search for pipes inspects all attributes of each pipe. A `Graph` holds only
-references to the pipes. Runs in any process that has the pipes.
+references to the pipes. The code runs in any process that has the pipes.
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ __all__ = ["Graph", "graph_of"]
 
 class Graph:
     """The pipes of the graph that ends in a pipe, as found when this object is created.
-
-    Args:
-        end: the last pipe.
 
     Attributes:
         end: the last pipe.
@@ -56,7 +53,6 @@ class Graph:
         return self._places
 
     def index(self, pipe: Any) -> int:
-        """Returns the index of a pipe in `pipes`."""
         return self._index()[id(pipe)]
 
     def sources(self, pipe: Any) -> list[Any]:
@@ -88,11 +84,8 @@ class Graph:
         return list(found.values())
 
     def breadth_first(self, exclude: Iterable[Any] = ()) -> list[Any]:
-        """Returns all pipes, each once, in breadth-first order from the last pipe.
-
-        Args:
-            exclude: pipes to leave out together with all their sources.
-        """
+        """Returns all pipes, each once, in breadth-first order from the last pipe. The pipes in `exclude` are left out
+        together with all their sources."""
         seen = {id(pipe) for root in exclude for pipe in walk(root, self._sources)}
         found: list[Any] = []
         waiting = deque([self.end])
@@ -110,5 +103,4 @@ class Graph:
 
 
 def graph_of(end: Any) -> Graph:
-    """Returns the graph that ends in a pipe. If `end` is a graph, it is returned unchanged."""
     return end if isinstance(end, Graph) else Graph(end)

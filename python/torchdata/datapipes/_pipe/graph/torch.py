@@ -4,7 +4,7 @@ Role: in torchdata 0.9, the two base classes of all pipes were PyTorch's own. Th
 because it never imports torch. Once other code has imported torch, before or after this package, the classes of both
 packages are registered as virtual subclasses of each other. Pipes of both packages then have the functional forms and
 methods that were added to either package. `Dataset` is not an ABC, so it becomes a real base class of this package's
-pipes. Runs in every process that imports both packages.
+pipes. The code runs in every process that imports both packages.
 
 This module patches four parts of PyTorch:
 
@@ -44,11 +44,7 @@ _MISSING = object()
 
 
 class Counterpart:
-    """PyTorch's base class for one kind of pipe, if PyTorch is loaded.
-
-    Args:
-        name: the name of the class in PyTorch.
-    """
+    """PyTorch's base class for one kind of pipe, if PyTorch is loaded."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -69,13 +65,8 @@ class Counterpart:
             self.offer(name, method)
 
     def offer(self, name: str, method: Any, before: Any = None) -> None:
-        """Makes a form or method of this package available on PyTorch's pipes, unless they already have that name.
-
-        Args:
-            name: the name.
-            method: the form or method.
-            before: the class of this package that the form replaces.
-        """
+        """Makes a form or method of this package available on PyTorch's pipes, unless they already have that name. If
+        the existing form is the class `before` of this package, `method` replaces it."""
         if before is not None and self.base is not None and self.base.functions.get(name) is before:
             self.base.functions[name] = method
         if self.base is not None and callable(method) and not name.startswith("_") and not hasattr(self.base, name):
@@ -87,11 +78,8 @@ class Counterpart:
         return found
 
     def attribute(self, datapipe: Any, name: str) -> Any:
-        """Returns an attribute that a user added to PyTorch's base class, bound to `datapipe`.
-
-        Raises:
-            AttributeError: the name does not exist.
-        """
+        """Returns an attribute that a user added to PyTorch's base class, bound to `datapipe`. Raises AttributeError if
+        the name does not exist."""
         found = _MISSING if self.base is None or name.startswith("_") else vars(self.base).get(name, _MISSING)
         if found is _MISSING:
             raise AttributeError(name)
@@ -129,7 +117,6 @@ def pair_with_torch(package: str, classes: dict[str, Any]) -> None:
     this package's pipes.
 
     Args:
-        package: the PyTorch package that defines the classes.
         classes: classes of this package by name. Names that PyTorch does not have are ignored.
     """
 
@@ -162,7 +149,7 @@ def pair_streams_with_torch(ours: Any) -> None:
 
 
 def _pair(theirs: Any, ours: Any) -> None:
-    theirs.register(ours)  # comes before the entry in `_twins`, because ABC refuses inheritance cycles
+    theirs.register(ours)  # precedes the entry in `_twins`, because ABC refuses cycles
     _twins[theirs], _twins[ours] = ours, theirs
 
 
@@ -237,11 +224,7 @@ def _let_decorate(decorator: Any, bases: tuple[Any, ...]) -> None:
 
 def yielded_so_far(datapipe: Any) -> int | None:
     """Returns the number of items that the current or finished iteration of a PyTorch pipe has yielded; None before the
-    iteration begins.
-
-    Raises:
-        TypeError: the pipe is random. Pipes of PyTorch do not report their seed.
-    """
+    iteration begins. Raises TypeError if the pipe is random. Pipes of PyTorch do not report their seed."""
     if hasattr(datapipe, "set_seed"):
         raise TypeError(
             f"the state of {datapipe!r} cannot be saved, because torch's pipe of that name does not keep its seed; "
@@ -254,7 +237,7 @@ def yielded_so_far(datapipe: Any) -> int | None:
 def replay_later(datapipe: Any, begin: Callable[[], Iterator[Any]] | None) -> None:
     """Makes `begin` provide the next iteration of a PyTorch pipe; None restores an ordinary iteration."""
 
-    def once_asked() -> Iterator[Any]:  # runs at the first request, when the sources' positions are restored
+    def once_asked() -> Iterator[Any]:  # starts with the first request, after the sources were restored
         if begin is not None:
             yield from begin()
 

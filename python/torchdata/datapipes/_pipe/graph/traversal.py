@@ -50,17 +50,14 @@ def know_virtual() -> None:
 
 
 def iter_base() -> Any:
-    """Returns the base class of iterable-style pipes."""
     return _pipes[0]
 
 
 def is_iter_pipe(obj: Any) -> bool:
-    """Returns whether `obj` is an iterable-style pipe."""
     return isinstance(obj, _pipes[0])
 
 
 def is_pipe(obj: Any) -> bool:
-    """Returns whether `obj` is a pipe of either kind."""
     return isinstance(obj, _pipes)
 
 
@@ -161,12 +158,8 @@ def sources_of(datapipe: Any) -> list[Any]:
 
 
 def walk(datapipe: Any, known: dict[int, list[Any]] | None = None) -> list[Any]:
-    """Returns all pipes of the graph that ends in `datapipe` without duplicates, sources before their readers.
-
-    Args:
-        datapipe: the last pipe.
-        known: the sources of pipes that were already searched, by id. The sources of other pipes are added.
-    """
+    """Returns all pipes of the graph that ends in `datapipe` without duplicates, sources before their readers. `known`
+    contains the sources of pipes that were already searched, by id. The sources of other pipes are added."""
     known = {} if known is None else known
     done: dict[int, Any] = {}
     opened: set[int] = set()

@@ -114,11 +114,9 @@ class DeclaredState:
         self.name, self.key = name, name.lstrip("_")
 
     def beginning(self) -> Any:
-        """Returns the value of the attribute when an iteration begins."""
         return self.begins() if callable(self.begins) else self.begins
 
     def reset(self, datapipe: Any) -> None:
-        """Sets the attribute to its value at the beginning of an iteration."""
         setattr(datapipe, self.name, self.beginning())
 
     def dump(self, datapipe: Any) -> Any:
@@ -131,18 +129,14 @@ class DeclaredState:
         return value.copy() if type(value) is dict else value
 
     def load(self, datapipe: Any, value: Any) -> None:
-        """Sets the attribute to a value from a state."""
         setattr(datapipe, self.name, self.begins(value) if self.begins in (deque, set) else value)
 
     def check(self, value: Any) -> None:
         """Checks that a value in a state has the type of the attribute's initial value. An integer must be a valid
         count.
 
-        An attribute is not checked if its initial value is None, a tuple, or a function's result.
-
-        Raises:
-            TypeError: the value has another type.
-            LookupError: the value is not a valid count.
+        An attribute is not checked if its initial value is None, a tuple, or a function's result. Raises TypeError if
+        the value has another type, and LookupError if the value is not a valid count.
         """
         kind = self.begins if isinstance(self.begins, type) else type(self.begins)
         kind = list if kind in (deque, set) else kind
@@ -189,7 +183,6 @@ def declare(cls: Any) -> tuple[DeclaredState, ...]:
 
 
 def _of(cls: type) -> tuple[DeclaredState, ...]:
-    """Returns the states that the class body declares."""
     return tuple(value for value in cls.__dict__.values() if isinstance(value, DeclaredState))
 
 

@@ -25,7 +25,7 @@ __all__ = ["Halt", "Halts", "Lead", "await_beginning", "beginning_unread"]
 #: A paused thread checks once in this many seconds whether its reader waits for an item.
 _LOOK = 0.02
 
-#: Set except while `beginning_unread` prevents the threads of new passes from reading.
+#: A flag that is set except while `beginning_unread` prevents the threads of new passes from reading.
 _may_begin = Latch()
 _may_begin.set()
 
@@ -104,7 +104,6 @@ class Halt:
             self._may_go_on.set()
 
     def count(self) -> None:
-        """Records, in the thread, that an item was read and put into the queue."""
         self._taken += 1
         if self._taken >= self._items:
             self._reached.set()
@@ -119,24 +118,18 @@ class Halt:
             self._reached.wait()
 
     def release(self) -> None:
-        """Lets the thread continue."""
         if self._queue is not None:
             self._queue.capacity = self._capacity
         self._may_go_on.set()
 
 
 class Halts:
-    """The points where all threads of a replayed graph pause.
-
-    Args:
-        entries: each pipe, with the entry that the replay starts from.
-    """
+    """The points where all threads of a replayed graph pause."""
 
     def __init__(self, entries: Iterable[tuple[Any, PipeEntry]]) -> None:
         self._halts = [(pipe, pipe._halt_at(Lead(*one.ahead))) for pipe, one in entries if one.ahead is not None]
 
     def wait(self) -> None:
-        """Waits until all threads have read enough items."""
         for _, halt in self._halts:
             halt.wait()
 

@@ -1,7 +1,7 @@
 """The interface through which graphs, states and loaders query a pipe, with a default for each query.
 
 Role: the contract between the pipes and the code that handles whole graphs. Each pipe implements the queries, so that
-callers need not know its class. Runs in the process of the pipe.
+callers need not know its class. The code runs in the process of the pipe.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class PipeHooks:
         return None
 
     def _halt_at(self, ahead: Lead) -> Halt:
-        """Makes the thread pause at the given point of a later pass. Called only if `_read_ahead` has returned a
-        value."""
+        """Makes the thread pause at the given point of a later pass. This method is called only if `_read_ahead` has
+        returned a value."""
         raise NotImplementedError(f"{type(self).__name__} reads ahead in no thread")
 
 

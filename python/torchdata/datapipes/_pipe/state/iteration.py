@@ -2,7 +2,7 @@
 
 Role: maintains the record of each pipe (`record`): when its pass began, and the loaded state that it has not resumed
 from yet. If a source of the pipe must be replayed, the record also contains the state of all sources when the pass
-began. A *pass* is one iteration of one pipe. Runs in the process and thread that iterates the pipe.
+began. A *pass* is one iteration of one pipe. The code runs in the process and thread that iterates the pipe.
 
 A counter that increases when a pass begins determines which passes belong together. If the pass of a source began after
 the pass of its reader, the reader is reading the source. If the source's pass began before, the pass belongs to an
@@ -49,12 +49,7 @@ _tick = count(1).__next__
 
 
 def _how_it_begins(graph: Graph, loaded: PipeEntry | None) -> Beginning:
-    """Describes the state of a graph at the beginning of its pass.
-
-    Args:
-        graph: the graph.
-        loaded: the state that was loaded into the graph for this pass, if any.
-    """
+    """Describes the state of a graph at the beginning of its pass."""
     pipe = graph.end
     own = None if loaded is None else with_pending(pipe, record_of(pipe), loaded)
     generators = save_generators()
@@ -143,7 +138,6 @@ def _noting_end(datapipe: Any, iterator: Iterator[Any]) -> Iterator[Any]:
 
 
 def _note_pass(datapipe: Any) -> None:
-    """Records the positions of the sources of a PyTorch pipe when its next pass begins."""
     record = record_of(datapipe)
     record.asked = datapipe._valid_iterator_id
     _note_beginning(Graph(datapipe), record, record.loaded if awaits_iteration(datapipe) else None)
@@ -189,7 +183,6 @@ _BEGIN_BY_ITERATE = (
 
 
 def unnoticed(datapipe: Any) -> TypeError:
-    """Returns the error for a PyTorch pipe if its pass cannot be repeated because the beginning was not recorded."""
     return TypeError(
         f"a pipeline that ends in {name_of(datapipe)} can be neither saved nor resumed, because the beginning of its "
         f"pass was not detected: it is a pipe of torch whose __iter__ is not a generator function. {_BEGIN_BY_ITERATE}"
@@ -197,7 +190,6 @@ def unnoticed(datapipe: Any) -> TypeError:
 
 
 def perhaps_over(datapipe: Any) -> TypeError:
-    """Returns the error for a PyTorch pipe if it is unknown whether its pass has ended."""
     return TypeError(
         f"a pipeline that ends in {name_of(datapipe)} cannot be saved here, because it is a pipe of torch, which "
         f"does not show whether its pass is over or its next pass has begun. {_BEGIN_BY_ITERATE}"
@@ -425,7 +417,6 @@ def is_torchs(datapipe: Any) -> bool:
 
 
 def name_of(datapipe: Any) -> str:
-    """Returns the name of the pipe's class."""
     return type(datapipe).__name__
 
 

@@ -3,9 +3,9 @@
 Role: a child process seeds the global generators of the loaded libraries when an epoch begins. A user's function may
 import a library later, as often happens with spawn. The library would seed its generator from the system's entropy, and
 the run could not be reproduced. Each library is therefore seeded right after its import, before the importing code
-continues. Runs in workers and in the dispatching process. `process_reset_fn` provides the seeds of each epoch. States
-contain the pending seeds. A process that resumes from the beginning of an epoch needs these seeds, because it may
-already have imported a library that the original run imported later.
+continues. The code runs in workers and in the dispatching process. `process_reset_fn` provides the seeds of each epoch.
+States contain the pending seeds. A process that resumes from the beginning of an epoch needs these seeds, because it
+may already have imported a library that the original run imported later.
 """
 
 from __future__ import annotations
@@ -49,12 +49,8 @@ def seed_now_or_when_imported(seeds: Mapping[str, int]) -> None:
 
 
 def await_again(seeds: dict[str, int]) -> None:
-    """Restores the awaited seeds of a shard before the shard runs. Modules that another shard has imported are seeded
-    at once.
-
-    Args:
-        seeds: the value of `awaited` when this shard last ran.
-    """
+    """Restores the awaited seeds of a shard, which are the value of `awaited` when the shard last ran. Modules that
+    another shard has imported are seeded at once."""
     global awaited
     awaited = seeds
     if seeds and not sys.modules.keys().isdisjoint(seeds):
@@ -63,7 +59,6 @@ def await_again(seeds: dict[str, int]) -> None:
 
 
 def awaited_seeds() -> dict[str, int]:
-    """Returns the seeds of modules that are not loaded yet, by their full names."""
     return dict(awaited)
 
 

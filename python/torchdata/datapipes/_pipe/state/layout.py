@@ -112,7 +112,6 @@ def dump_entry(entry: PipeEntry) -> dict[str, Any]:
 
 
 def dump_graph(entries: Iterable[PipeEntry]) -> dict[str, Any]:
-    """Returns the state of a graph, without a description of the graph."""
     return {"version": STATE_VERSION, "pipes": [*map(dump_entry, entries)]}
 
 
@@ -171,7 +170,6 @@ def _check_count(count: Any, what: str) -> None:
 
 
 def checksums_of(state: dict[str, Any]) -> dict[str, Any]:
-    """Returns the checksums of a graph's state: one per entry, and one of the fingerprint."""
     return {"pipes": [checksum(entry) for entry in state["pipes"]], "graph": checksum(state.get("graph"))}
 
 
@@ -195,11 +193,8 @@ def check_checksums(state: dict[str, Any]) -> None:
 
 
 def checksum(value: Any) -> int:
-    """Returns the CRC-32 of plain data. Equal data has equal checksums.
-
-    Raises:
-        ValueError: the data has more parts than any valid state, for example because of repeated references.
-    """
+    """Returns the CRC-32 of plain data. Equal data has equal checksums. Raises ValueError if the data has more parts
+    than any valid state, for example because of repeated references."""
     crc, left, waiting = 0, _PARTS, [value]
     while waiting:
         part = waiting.pop()
@@ -225,10 +220,7 @@ def checksum(value: Any) -> int:
 @contextmanager
 def explaining_damage(name: str) -> Iterator[None]:
     """Context in which a pipe of this package loads its state, and reports a wrong layout of the state as damage.
-
-    Raises:
-        ValueError: loading failed because the state has another layout.
-    """
+    Raises ValueError if loading failed because the state has another layout."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
@@ -275,7 +267,6 @@ def _check_numpy(state: Any) -> None:
 
 
 def refuse_pickled_entries(entries: Iterable[PipeEntry]) -> None:
-    """Raises a ValueError that names the pipe if a value in the entries has to be unpickled."""
     for entry in entries:
         refuse_pickled(entry.state, entry.type)
         refuse_pickled(entry.left and entry.left.state, entry.type)

@@ -1,6 +1,7 @@
 """Reads a pipe in successive passes, and restores positions within them, for loaders that read any iterable.
 
-Role: an adapter with the interface of a `Stateful` iterable. Subclasses define the state. Runs where the pipe is read.
+Role: an adapter with the interface of a `Stateful` iterable. Subclasses define the state. The code runs where the pipe
+is read.
 """
 
 from __future__ import annotations
@@ -14,11 +15,7 @@ __all__ = ["PipePasses"]
 
 
 class PipePasses:
-    """Iterates over a pipe. Each iteration is a new pass, except for the first iteration after a position was loaded.
-
-    Args:
-        pipe: the last pipe of the graph.
-    """
+    """Iterates over a pipe. Each iteration is a new pass, except the first iteration after a position was loaded."""
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe

@@ -39,15 +39,8 @@ _OTHER: Any = object()
 
 
 def to_plain(state: Any, owner: str) -> dict[str, Any]:
-    """Returns the state as plain data, which shares no mutable object with the original.
-
-    Args:
-        state: the result of a pipe's `state_dict`.
-        owner: the name of the pipe.
-
-    Raises:
-        TypeError: the state contains an object that cannot be pickled.
-    """
+    """Returns the state as plain data, which shares no mutable object with the original. Raises TypeError if the state
+    contains an object that cannot be pickled."""
     if type(state) is not dict or not _RESERVED.isdisjoint(state) or not all(type(key) is str for key in state):
         state = {_WHOLE: state}
     plain, others = {}, {}
@@ -64,11 +57,8 @@ def to_plain(state: Any, owner: str) -> dict[str, Any]:
 
 
 def from_plain(plain: dict[str, Any], owner: str) -> Any:
-    """Returns a new state that is equal to the argument of `to_plain`.
-
-    Raises:
-        ValueError: the state is damaged, or cannot be unpickled in this process.
-    """
+    """Returns a new state that is equal to the argument of `to_plain`. Raises ValueError if the state is damaged, or
+    cannot be unpickled in this process."""
     copies: dict[int, Any] = {}
     try:
         state = {name: _taken(value, copies) for name, value in plain.items() if name not in _RESERVED}
@@ -147,7 +137,7 @@ def _pickled(values: dict[str, Any], owner: str) -> bytes:
             with pickle_file() as file:
                 pickle.Pickler(file, protocol=5).dump(values)
             return file.getvalue()
-    from torchdata._by_value import dumps  # supports errors, lambdas and local classes
+    from torchdata._by_value import dumps  # this pickler supports errors, lambdas and local classes
 
     try:
         return dumps(values)

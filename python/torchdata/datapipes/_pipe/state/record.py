@@ -1,7 +1,7 @@
 """Stores data about each pipe outside its attributes: its token, which distinguishes its iterations, and its *record*.
 
-Role: storage for `iteration` and `state`, which define its use. Runs in the process and thread that iterates the pipe.
-A *pass* is one iteration of one pipe.
+Role: storage for `iteration` and `state`, which define its use. The code runs in the process and thread that iterates
+the pipe. A *pass* is one iteration of one pipe.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ class Beginning:
     passes: dict[int, int] = field(default_factory=dict)
 
     def entries(self) -> list[tuple[Any, PipeEntry]]:
-        """Returns each pipe with its entry."""
         return [(pipe, entry) for pipe, entry, _ in self.parts]
 
 
@@ -111,7 +110,6 @@ def token_of(datapipe: Any) -> IterationToken:
 
 
 def record_of(datapipe: Any) -> PassRecord:
-    """Returns the record of a pipe, created on first use."""
     record: PassRecord | None = datapipe.__dict__.get(_RECORD)
     if record is None:
         record = datapipe.__dict__[_RECORD] = PassRecord()
@@ -126,6 +124,5 @@ def passed(datapipe: Any) -> int:
 
 
 def existing_record(datapipe: Any) -> PassRecord | None:
-    """Returns the record of a pipe, or None if it has none."""
     record: PassRecord | None = vars(datapipe).get(_RECORD)
     return record

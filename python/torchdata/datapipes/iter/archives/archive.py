@@ -331,7 +331,7 @@ class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
 
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
         archive = self._archive
-        if archive is None or archive.source is not stream:  # opening it failed
+        if archive is None or archive.source is not stream:  # the archive could not be opened
             return detached(stream), self._place
         return detached(stream, archive.start), self._place_of(archive)
 
@@ -370,7 +370,6 @@ class IndexedLoader(ArchiveLoader):
         raise NotImplementedError
 
     def _check(self, entry: Any) -> None:
-        """Raises an error for a member that cannot or must not be read."""
         refuse_bomb(entry.file_size, entry.compress_size, self.max_ratio)
 
     def _place_of(self, archive: IndexedArchive) -> int:
@@ -382,7 +381,7 @@ class IndexedLoader(ArchiveLoader):
             archive = self._opens(path, stream)
             entries, parent, folder = archive.entries(), archive.parent, folder_of(path)
             archive.next = place or 0
-            self._archive = archive  # only set once the archive is open and positioned
+            self._archive = archive  # the attribute is set once the archive is open and positioned
             size = compressed = 0  # totals of the archive up to the current member
             for index, entry in enumerate(entries):
                 size, compressed = size + entry.file_size, compressed + entry.compress_size

@@ -177,7 +177,6 @@ class _Decompressed(LibraryMember):
         super().__init__(recipe, None, recipe.path, _READERS[recipe.kind](self._counted), cheap=False)
 
     def recipe(self) -> Any:
-        """Returns the recipe to reopen the stream; None if there is none."""
         return self._archive.standing_in(self._source, self._start)
 
     def seekable(self) -> bool:
@@ -207,11 +206,9 @@ class _Decompressing(ItemByItem[tuple[str, StreamWrapper]]):
     max_ratio: float | None
 
     def _kind_of(self, path: str) -> CompressionType:
-        """Returns the format of the file at `path`."""
         raise NotImplementedError
 
     def _path_of(self, path: str) -> str:
-        """Returns the path of the decompressed file for `path`."""
         return path
 
     def _result(self, pair: Any) -> tuple[str, StreamWrapper]:
@@ -349,7 +346,7 @@ class Bz2FileLoader(_OfOneKind):
 
     Args:
         datapipe: yields pairs of path and binary stream. The stream is closed with the decompressed stream.
-        length: the number of files that `len` returns; -1 (the default): `len` raises TypeError.
+        length: the number of files that `len` returns; with -1 (the default), `len` raises TypeError.
         max_ratio: the largest ratio of the decompressed size to the compressed size, for sizes over 1 GiB. 100 by
             default; None for no limit.
 
@@ -375,7 +372,7 @@ class XzFileLoader(_OfOneKind):
 
     Args:
         datapipe: yields pairs of path and binary stream. The stream is closed with the decompressed stream.
-        length: the number of files that `len` returns; -1 (the default): `len` raises TypeError.
+        length: the number of files that `len` returns; with -1 (the default), `len` raises TypeError.
         max_ratio: the largest ratio of the decompressed size to the compressed size, for sizes over 1 GiB. 100 by
             default; None for no limit.
 

@@ -75,11 +75,8 @@ class _Streams:
         self._position, self._is_over = 0, False
 
     def read(self, size: int = -1) -> bytes:
-        """Returns the next `size` bytes or fewer (-1: all); empty at the end.
-
-        Raises:
-            EOFError: the file ends in the middle of a stream.
-        """
+        """Returns the next `size` bytes or fewer (-1: all); empty at the end. Raises EOFError if the file ends in the
+        middle of a stream."""
         if size is None or size < 0:
             return b"".join(iter(lambda: self.read(_PIECE), b""))
         while size and not self._is_over:
@@ -109,7 +106,6 @@ class _Streams:
         return data
 
     def tell(self) -> int:
-        """Returns the offset of the next byte."""
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:

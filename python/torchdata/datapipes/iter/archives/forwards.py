@@ -25,8 +25,8 @@ class Forwards:
 
     Args:
         next_piece: a function that returns the stream's next bytes.
-        rewind: a function that returns to the start and provides a new `next_piece`. None: the stream cannot go back,
-            and only the last piece can be reread.
+        rewind: a function that returns to the start and provides a new `next_piece`. If None, the stream cannot go
+            back, and only the last piece can be reread.
         start: the current offset of the stream.
     """
 

@@ -77,7 +77,6 @@ class _RarArchive(IndexedArchive):
         return named
 
     def entries(self) -> list[Any]:
-        """Returns the directory."""
         return list(self.rar.infolist())
 
     def open_entry(self, index: int) -> Any:
@@ -171,7 +170,7 @@ class _WhenRead:
 
 @functional_datapipe("load_from_rar")
 class RarArchiveLoader(IndexedLoader):
-    """Reads RAR archives: yields pairs of path and stream, one per file. Needs the extra `rar`.
+    """Reads RAR archives: yields pairs of path and stream, one per file. This pipe needs the extra `rar`.
 
     The path of a member is the archive's path joined with the member's name, and always lies in the archive's folder:
     leading slashes are dropped, and a name that leads out of the folder is an error. Symbolic links are left out.
@@ -182,7 +181,7 @@ class RarArchiveLoader(IndexedLoader):
 
     Args:
         datapipe: yields pairs of path and seekable binary stream.
-        length: the number of members that `len` returns; -1 (the default): `len` raises TypeError.
+        length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
         max_ratio: the largest ratio of the size of a member, or of all members up to an opened one, to the compressed
             size, for sizes over 1 GiB. 100 by default; None for no limit.
 

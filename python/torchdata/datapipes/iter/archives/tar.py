@@ -401,10 +401,10 @@ class _TarArchive(Archive):
                     (name, size), data = found, tar.offset + tarfile.BLOCKSIZE
                     tar.offset = data + -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
                     return name, io.BufferedReader(_TarMember(self, fileobj, name, data, size))
-                if tar.offset:  # makes `tarfile` itself check whether the archive is long enough
+                if tar.offset:  # `tarfile` then checks whether the archive is long enough
                     fileobj.seek(tar.offset - 1)
             info = tar.next()
-            tar.members = []  # so that `tarfile` does not keep every header
+            tar.members = []  # `tarfile` would keep every header
             if info is None:
                 self._read_to_the_end()
                 return None
@@ -425,7 +425,6 @@ class _TarMemberRecipe:
         self.archive, self.name, self.offset, self.size = archive, name, offset, size
 
     def open(self) -> Any:
-        """Opens the archive if necessary, and the member."""
         fileobj = self.archive.tar.fileobj
         return io.BufferedReader(_TarMember(self.archive, fileobj, self.name, self.offset, self.size))
 
@@ -447,7 +446,6 @@ class _TarMember(MemberFile):
         self._position = 0
 
     def recipe(self) -> _TarMemberRecipe:
-        """Returns the recipe to reopen the member."""
         return _TarMemberRecipe(self._archive, self._name, self._offset, self.size)
 
     @property
@@ -519,7 +517,7 @@ class TarArchiveLoader(ArchiveLoader):
     Args:
         datapipe: yields pairs of path and binary stream.
         mode: the mode of `tarfile.open`: `"r:*"` (the default), `"r:gz"`, …, or `"r|*"`, … to read only forward.
-        length: the number of members that `len` returns; -1 (the default): `len` raises TypeError.
+        length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
         max_ratio: the largest ratio of the size of an archive, as far as it was read, to its compressed size, for sizes
             over 1 GiB; also for a sparse member. 100 by default; None for no limit.
 
@@ -572,7 +570,7 @@ class TarArchiveLoader(ArchiveLoader):
             if place is not None:
                 tar.firstmember = None
                 tar.offset, tar.pax_headers = offset, headers
-            self._archive = archive  # only set once the archive is open and positioned
+            self._archive = archive  # the attribute is set once the archive is open and positioned
             folder, parent, keep = folder_of(path), archive.parent, not archive.seeks_cheaply
             while (found := archive.next_file()) is not None:
                 name = path_in(folder, found[0])

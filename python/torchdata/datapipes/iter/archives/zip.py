@@ -36,7 +36,6 @@ class _ZipArchive(IndexedArchive):
 
     @property
     def zip(self) -> zipfile.ZipFile:
-        """The `ZipFile`, opened on first use."""
         if self._zip is None:
             file_obj = bare(self.source)
             self._zip = file_obj if isinstance(file_obj, zipfile.ZipFile) else open_zip(file_obj, self.path)
@@ -47,7 +46,6 @@ class _ZipArchive(IndexedArchive):
         return explained(zipfile.BadZipFile, f"{what} in ZipArchiveLoader", error)
 
     def entries(self) -> list[Any]:
-        """Returns the directory."""
         return list(self.zip.infolist())
 
     def open_entry(self, index: int) -> Any:
@@ -87,10 +85,7 @@ def open_zip(file_obj: Any, path: str, kind: type[zipfile.ZipFile] = zipfile.Zip
 
 def _check_places(archive: zipfile.ZipFile) -> None:
     """Checks that members do not share bytes. If members shared bytes, a small archive could contain many large files.
-
-    Raises:
-        zipfile.BadZipFile: a member begins before the archive, or overlaps the next member or the directory.
-    """
+    Raises zipfile.BadZipFile if a member begins before the archive, or overlaps the next member or the directory."""
     end: int = archive.start_dir
     for info in sorted(archive.infolist(), key=lambda info: info.header_offset, reverse=True):
         if info.header_offset < 0:
@@ -110,7 +105,7 @@ class ZipArchiveLoader(IndexedLoader):
 
     Args:
         datapipe: yields pairs of path and seekable binary stream.
-        length: the number of members that `len` returns; -1 (the default): `len` raises TypeError.
+        length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
         max_ratio: the largest ratio of the size of a member, or of all members up to an opened one, to the compressed
             size, for sizes over 1 GiB. 100 by default; None for no limit.
 

@@ -106,7 +106,6 @@ class Main(IterDataPipe[Any]):
             self._iterator = iter(self.main_datapipe)
 
     def _source(self) -> Iterator[Any]:
-        """Returns the remaining items of the source."""
         return iter(()) if self._exhausted or self._iterator is None else self._iterator
 
     def read(self, instance: int) -> Iterator[Any]:
@@ -175,7 +174,7 @@ class DealMain(Main):
             if self._buffers[instance] is own:
                 self._park()
             raise
-        finally:  # also if the iterator is dropped early
+        finally:  # this step also runs if the iterator is dropped early
             done.add(instance)
 
     def _park(self) -> None:

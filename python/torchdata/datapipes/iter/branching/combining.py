@@ -189,7 +189,7 @@ class MultiplexerLongest(IterDataPipe[Any]):
         ['a', 0, 1, 2]
     """
 
-    #: The number of the next input in turn. The end of an input is detected only in its turn.
+    #: The number of the next input in turn. The end of an input is detected only when the input is next.
     _turn: int = state(0)
 
     def __init__(self, *datapipes: Any) -> None:
@@ -229,7 +229,7 @@ class SampleMultiplexer(IterDataPipe[Any]):
         pipes_to_weights_dict: the pipes to read, each with its positive weight.
         seed: the seed of all choices, which `set_seed` and DataLoader2 then do not change. The first iteration of a new
             pipe is always the same, and equals that of torchdata 0.9; later iterations continue with the same
-            generator. None (the default): every iteration has its own seed, as for `shuffle`.
+            generator. With None (the default), every iteration has its own seed, as for `shuffle`.
 
     Raises:
         ValueError: no input is given, or a weight is not positive and finite.
@@ -299,7 +299,6 @@ class SampleMultiplexer(IterDataPipe[Any]):
             yield from iterators[number]
 
     def _shares(self) -> list[tuple[int, float]]:
-        """Returns the inputs that have not ended, each with its probability."""
         weights = [self.pipes_and_weights[number][1] for number in self._left]
         total = sum(weights)
         return [(number, weight / total) for number, weight in zip(self._left, weights, strict=True)]

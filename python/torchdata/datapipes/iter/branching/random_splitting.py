@@ -141,7 +141,6 @@ class _Split(IterDataPipe[Any]):
         return source._reader == self.instance_id
 
     def reset(self) -> None:
-        """Begins a new pass over the source."""
         self.main_datapipe.restart(self.instance_id)
 
     def __iter__(self) -> Iterator[Any]:
@@ -152,7 +151,6 @@ class _Split(IterDataPipe[Any]):
 
 
 def _scaled(weights: list[float], total: int) -> list[float]:
-    """Returns the weights scaled to the sum `total`."""
     before = sum(weights)
     return [float(weight) * total / before for weight in weights]
 

@@ -72,7 +72,7 @@ class _ForkMain(Main):
                 else:
                     self._exhausted = True
                     return
-        finally:  # also if the iterator is dropped early
+        finally:  # this step also runs if the iterator is dropped early
             done.add(instance)
 
     def _overflow(self, instance: int) -> BufferError:
@@ -203,7 +203,6 @@ class _DemuxMain(DealMain):
         return operator.index(result)
 
     def length(self, instance: int) -> int:
-        """Raises TypeError, because the length depends on the classifier."""
         raise TypeError(
             f"Child {instance} of demux gets what the classifier gives it. So this instance doesn't have valid length"
         )

@@ -48,7 +48,7 @@ class Lock:
             return _held.get(self._file) is self
 
     def release(self) -> None:
-        """Releases the lock. May be called twice, and does nothing in a forked child."""
+        """Releases the lock. This method may be called twice, and does nothing in a forked child."""
         with _mutex:
             if _held.get(self._file) is not self:
                 return
@@ -67,7 +67,8 @@ def lock_file_of(path: str) -> str:
 
 
 def acquire(path: str, thread: int | None = None) -> Lock | None:
-    """Returns the lock of `path`, creating its folder, or None if another holder has the lock. Never waits.
+    """Returns the lock of `path`, creating its folder, or None if another holder has the lock. This function never
+    waits.
 
     Raises:
         OSError: no file can be created in the folder.
@@ -95,10 +96,7 @@ def release_all_of(thread: int | None) -> None:
 
 def _locked(file: str) -> int | None:
     """Opens and locks a lock file. Returns None, with a warning, if the file system or the folder does not allow locks.
-
-    Raises:
-        BlockingIOError: another holder has the lock.
-    """
+    Raises BlockingIOError if another holder has the lock."""
     while (fd := _opened(file)) is not None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -45,8 +45,8 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
     Args:
         source_datapipe: the pipe to read.
         filepath_fn: a function from an item to the path of its file, or to several paths (a list, a tuple, or a
-            generator). None (the default): the item is the path. If the files of an item have other paths (members of
-            an archive), their list is stored next to this path, in a file with the suffix `.torchdata_list`.
+            generator). If None (the default), the item is the path. If the files of an item have other paths (members
+            of an archive), their list is stored next to this path, in a file with the suffix `.torchdata_list`.
         hash_dict: a mapping from path to checksum in hexadecimal digits; None (the default) for no check. Existing
             files with another checksum are replaced; a computed file with another checksum is an error. The dict must
             contain every yielded file, including members of archives.
@@ -55,7 +55,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
             function is called for every yielded file.
         folder: the folder that must contain all files with paths that `filepath_fn` does not return. Files elsewhere
             are yielded but computed again in the next epoch, so that a manipulated list cannot cause other files to be
-            yielded. None (the default): the folder of the path that represents the item.
+            yielded. None (the default) for the folder of the path that represents the item.
 
     Raises:
         TypeError: an argument is not a function, or `folder` is not a path.
@@ -154,7 +154,6 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
 
 
 def _look(path: str) -> os.stat_result | None:
-    """Returns the status of the path, or of the target if the path is a link."""
     try:
         return os.stat(path)
     except OSError:
@@ -192,8 +191,8 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
     Args:
         datapipe: the last pipe of the section.
         mode: `"wb"` (the default) for bytes, `"wt"` for text; the `w` may be left out.
-        filepath_fn: a function from the first member of a pair to the path of the file; None (the default): it is the
-            path.
+        filepath_fn: a function from the first member of a pair to the path of the file; if None (the default), the
+            first member is the path.
         same_filepath_fn: whether to use the `filepath_fn` of `on_disk_cache`; False by default.
         skip_read: ignored, because the type of the data is detected.
         timeout: seconds to wait for a file that another process computes, if there is nothing else to do, 300 by
@@ -282,7 +281,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         self._section = holder._section = section
         section.source = iter(holder.source_datapipe)
         paths = self._paths(section, iter(self.source_datapipe))
-        next(paths)  # starts the generator, so that closing it always runs its cleanup
+        next(paths)  # a generator runs its cleanup on closing only after it has started
         return paths
 
     def _paths(self, section: Section, results: Iterator[Any]) -> Iterator[Any]:

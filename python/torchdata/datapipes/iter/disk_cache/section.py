@@ -277,7 +277,6 @@ class Section:
         record.ready.append(path)
 
     def _finish(self, record: Record) -> None:
-        """Records that all files of a record were created."""
         if record.members:
             self._list_members(record)
         record.kind = "ready"

@@ -92,7 +92,7 @@ class BatchMapper(Unfolding, IterDataPipe[T_co]):
 
 
 def _is_coroutine_function(function: Any) -> bool:
-    method = vars(type(function)).get("__call__")  # for a callable object
+    method = vars(type(function)).get("__call__")  # `function` may be a callable object
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(method)
 
 
@@ -172,7 +172,6 @@ class BatchAsyncMapper(Unfolding, IterDataPipe[Any]):
             loop.close()
 
     def _replaced(self, batch: list[Any], results: list[Any]) -> list[Any]:
-        """Returns the items with the results stored in their columns."""
         each = iter(results)
         replaced = replacing_columns(lambda *columns: next(each), self.input_col, self.output_col)
         return list(map(replaced, batch))

@@ -65,7 +65,8 @@ def _is_map_pipe(value: Any) -> bool:
 
 
 def to_node(datapipe: IterDataPipe[T_co], seed: int | None = None) -> Any:
-    """Converts the pipe to a node of `torchdata.nodes`, as `torchdata.nodes.from_pipe` does. Needs PyTorch.
+    """Converts the pipe to a node of `torchdata.nodes`, as `torchdata.nodes.from_pipe` does. This function needs
+    PyTorch.
 
     Args:
         datapipe: the last pipe of a graph.

@@ -60,7 +60,7 @@ def _outside_running_loop(function: Callable[[], T], interrupt: Callable[[], Any
             raise errors[0]
         return results[0]
     finally:
-        errors.clear()  # breaks the reference cycle between the errors and this frame
+        errors.clear()  # the errors and this frame must not form a reference cycle
 
 
 def _close(runner: asyncio.Runner, process: int) -> None:
@@ -97,12 +97,12 @@ class EventLoop:
                 "this iterator of BatchAsyncMapper belongs to the parent process, where its event loop is; a forked "
                 "child makes an iterator of its own"
             )
-        self._runner.get_loop()  # copies the context variables of this thread, regardless of which thread runs the loop
+        self._runner.get_loop()  # the runner copies the context variables of this thread, even if another runs the loop
         return _outside_running_loop(lambda: self._runner.run(self._gathered(function, items)), self._cancel)
 
     async def _gathered(self, function: Callable[[Any], Awaitable[Any]], items: list[Any]) -> list[Any]:
         self._task = asyncio.current_task()
-        if self._cancelled:  # canceled before the task existed
+        if self._cancelled:  # the batch was canceled before the task existed
             raise asyncio.CancelledError
         places = asyncio.Semaphore(self._max_concurrency)
 
@@ -129,5 +129,5 @@ class EventLoop:
             self._runner.get_loop().call_soon_threadsafe(task.cancel)
 
     def close(self) -> None:
-        """Ends asynchronous generators and closes the loop. May be called twice."""
+        """Ends asynchronous generators and closes the loop. This method may be called twice."""
         self._finalizer()

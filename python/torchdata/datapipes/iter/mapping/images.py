@@ -40,12 +40,12 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
 
     Args:
         datapipe: a pipe of images, or of items that contain one.
-        size: the size of the result: (height, width), or an integer for a square. None (the default): the size of the
-            crop.
+        size: the size of the result: (height, width), or an integer for a square. None (the default) for the size of
+            the crop.
         crop: the part that is taken before resizing: "random" for `torchdata.images.random_resized_crop`; "center" for
             `torchdata.images.center_crop`; a function of a generator (a `random.Random`), width and height that returns
             a box (left, top, right, bottom), such as `functools.partial(random_resized_crop, scale=(0.35, 1))`; or a
-            box. None (the default): the whole image.
+            box. None (the default) for the whole image.
         flip: probability that left and right are exchanged, from 0 (the default) to 1.
         mode: "RGB" (the default), "L", "RGBA" or "I;16", as for `torchdata.images.decode`.
         layout: "HWC" (the default) or "CHW": channels last or first.
@@ -55,7 +55,7 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
         exif: whether images are rotated according to EXIF.
         truncated: "keep" returns the available part of truncated images instead of raising an error.
         as_tensor: whether the results are torch tensors.
-        input_col: the index or key of the image in an item; None (the default): the item is the image.
+        input_col: the index or key of the image in an item; if None (the default), the item is the image.
         output_col: where the result is stored, as for `map`; None (the default) replaces the image.
 
     Raises:

@@ -262,7 +262,6 @@ class IterableWrapper(IterDataPipe[T_co]):
             self.iterable.set_epoch(state_dict["epoch"])
 
     def _position(self) -> StreamState | None:
-        """Returns the position of an iterable that has a state itself or in its iterator."""
         if self._loaded is not None:
             return self._loaded
         stream = self._stateful

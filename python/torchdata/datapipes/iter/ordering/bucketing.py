@@ -42,7 +42,7 @@ class BucketBatcher(IterDataPipe[DataChunk[Any]]):
         batch_num: number of batches in a bucket, 100 by default.
         bucket_num: number of buckets in a pool, 1 by default.
         sort_key: a function from a bucket (a list of items) to the sorted list, such as `sorted` or
-            `functools.partial(sorted, key=len)`. None: items are not sorted.
+            `functools.partial(sorted, key=len)`. If None, items are not sorted.
         use_in_batch_shuffle: whether a whole pool of items, and later `bucket_num` batches, are shuffled at a time.
             If False, items and batches are shuffled with buffers of these sizes.
 
@@ -86,7 +86,6 @@ class BucketBatcher(IterDataPipe[DataChunk[Any]]):
 
 
 def _shuffled(pipe: Any, group_size: int, buffer_size: int, in_batch: bool) -> Any:
-    """Returns the items of `pipe`, shuffled within groups, or with a buffer."""
     if in_batch:
         return pipe.batch(group_size).in_batch_shuffle().unbatch()
     return pipe.shuffle(buffer_size=buffer_size)
@@ -115,7 +114,6 @@ class _Measured(tuple[Any]):
 
 
 def _measured(length: Any, item: Any) -> _Measured:
-    """Returns the item's length, with the item attached."""
     measured = _Measured((length,))
     measured.item = item
     return measured
@@ -125,7 +123,6 @@ register(_Measured, lambda measured: (_measured, (measured[0], measured.item)), 
 
 
 def _default_len_fn(token: Any) -> int:
-    """Returns the length of an item if no function is given."""
     return len(token)
 
 

@@ -146,7 +146,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         try:
             yield
         except BaseException:
-            if self._buffer is buffer:  # not the buffer of a newer iteration
+            if self._buffer is buffer:  # a newer iteration has another buffer
                 for parts in buffer:
                     parts.detach()
                 self._waiting[:] = map(with_detached_streams, self._waiting)

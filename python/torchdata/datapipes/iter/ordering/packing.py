@@ -72,7 +72,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
             it into parts of at most `max_tokens` that are packed separately; `"truncate"` keeps the first part;
             `"drop"` leaves the sequence out; `"error"` raises.
         buffer_size: number of rows that are open at a time with `"first_fit"`, 16 by default.
-        pad_value: the value that fills up rows to `max_tokens`; None (the default): rows stay shorter. A
+        pad_value: the value that fills up rows to `max_tokens`; with None (the default), rows stay shorter. A
             number is used for `input_ids` (or the only column); `labels` are then filled with -100 and `attention_mask`
             with 0. Other columns require a mapping from column to number.
         first_value: numbers by column that replace the first token of each sequence, such as `{"labels": -100}`.
@@ -224,7 +224,6 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return self._begun(piece, size)
 
     def _filled(self, row: list[Any]) -> tuple[int, list[Piece]]:
-        """Removes a full row from the open rows, and returns the row."""
         rows = self._rows
         del rows[next(number for number, other in enumerate(rows) if other is row)]
         return 0, row[1]
@@ -287,17 +286,14 @@ class _Lists:
 
     @staticmethod
     def cut(values: Any, start: int, end: int) -> Any:
-        """Returns a copy of a part of a sequence."""
         return values[start:end]
 
     @staticmethod
     def joined(parts: list[Any], added: int, padding: Any) -> Any:
-        """Returns a new sequence of all parts, followed by `added` padding values."""
         return [*chain.from_iterable(parts), *([padding] * added)]
 
     @staticmethod
     def put(values: Any, places: list[int], value: Any) -> None:
-        """Stores a number at some indices."""
         for place in places:
             values[place] = value
 
@@ -308,7 +304,6 @@ class _Lists:
 
     @staticmethod
     def bounds(sizes: list[int]) -> Any:
-        """Returns the bounds of pieces with these sizes."""
         return [*accumulate(sizes, initial=0)]
 
 
@@ -365,12 +360,8 @@ class _Tensors(_Arrays):
 
 
 def _kind_of(name: str, values: Any) -> type[_Lists]:
-    """Returns the kind of a sequence.
-
-    Raises:
-        TypeError: the value is not a sequence.
-        ValueError: the value has several dimensions, or none.
-    """
+    """Returns the kind of a sequence. Raises TypeError if the value is not a sequence, and ValueError if the value has
+    several dimensions, or none."""
     kind = _KINDS.get(type(values)) or _kind_of_class(type(values))
     if kind is _Lists:
         return _Lists
@@ -404,11 +395,6 @@ def _kind_of_class(cls: type) -> type[_Lists] | None:
 
 
 def _kind_of_all(name: str, parts: list[Any]) -> type[_Lists]:
-    """Returns the common kind of the pieces of a column.
-
-    Raises:
-        TypeError: the pieces have different kinds.
-    """
     kind = _kind_of(name, parts[0])
     if any(_kind_of(name, part) is not kind for part in parts):
         kinds = sorted({type(part).__name__ for part in parts})
@@ -417,11 +403,7 @@ def _kind_of_all(name: str, parts: list[Any]) -> type[_Lists]:
 
 
 def _by_column(pieces: list[Piece]) -> dict[str, list[Any]]:
-    """Returns the pieces of each column.
-
-    Raises:
-        ValueError: a piece has other columns than the first piece.
-    """
+    """Returns the pieces of each column. Raises ValueError if a piece has other columns than the first piece."""
     by_name = [piece if type(piece) is dict else {_TOKENS: piece} for piece in pieces]
     columns = by_name[0].keys()
     for piece in by_name:
@@ -431,12 +413,10 @@ def _by_column(pieces: list[Piece]) -> dict[str, list[Any]]:
 
 
 def _size(piece: Piece) -> int:
-    """Returns the number of tokens of a piece."""
     return len(next(iter(piece.values()))) if type(piece) is dict else len(piece)
 
 
 def _cut(piece: Piece, bounds: list[int]) -> Iterator[Piece]:
-    """Yields the part of a piece between each pair of bounds."""
     for start, end in pairwise(bounds):
         if type(piece) is dict:
             yield {name: _kind_of(name, values).cut(values, start, end) for name, values in piece.items()}
@@ -445,7 +425,6 @@ def _cut(piece: Piece, bounds: list[int]) -> Iterator[Piece]:
 
 
 def _not_empty(piece: Piece, size: int) -> Iterator[Piece]:
-    """Yields the piece if it has tokens."""
     return iter((piece,) if size else ())
 
 

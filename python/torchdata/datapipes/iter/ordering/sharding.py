@@ -135,7 +135,7 @@ class ShardingFilter(IterDataPipe[T_co]):
                 self.num_of_instances *= instances
 
     def set_sharding_block(self, block: int | None) -> ShardingFilter[T_co]:
-        """Distributes the items in blocks of `block` consecutive items from the next iteration on; None: one by one.
+        """Distributes the items in blocks of `block` consecutive items (None: 1) from the next iteration on.
 
         With blocks of k items, `sharding_filter().batch(k)` makes the same batches for any number of workers.
         Returns the pipe itself.
@@ -160,7 +160,6 @@ class ShardingFilter(IterDataPipe[T_co]):
         self._running = self._shard()
 
     def _shard(self) -> Division:
-        """Returns the share that an iteration yields if it begins now."""
         if not self._sharding_enabled:
             return Division(1, 0)
         return Division(self.num_of_instances, self.instance_id, self._block)

@@ -39,7 +39,6 @@ class _Cluster:
     """The arguments of a pipe for creating its client.
 
     Args:
-        pipe: the pipe's name, for messages.
         endpoint: the URL of the cluster's proxy.
         timeout: the time limit in seconds for one answer, and for all attempts to get an answer.
     """
@@ -49,7 +48,6 @@ class _Cluster:
     timeout: float
 
     def client(self) -> Any:
-        """Returns the client of this process."""
         key = (os.getpid(), self.endpoint, self.timeout)
         client = _clients.get(key)
         if client is None:
@@ -101,11 +99,8 @@ def split_url(pipe: str, url: Any, *, needs_name: bool = False) -> tuple[str, st
 
 
 def _cluster(pipe: object, url: Any, timeout: Any) -> _Cluster:
-    """Checks the library and the arguments that the lister and the loader share.
-
-    Raises:
-        ModuleNotFoundError, ImportError: `aistore` is not installed, or too old.
-    """
+    """Checks the library and the arguments that the lister and the loader share. Raises ModuleNotFoundError or
+    ImportError if `aistore` is not installed, or too old."""
     name = type(pipe).__name__
     require("aistore", extra="aistore", needed_by=name)
     from importlib.metadata import version
@@ -154,7 +149,7 @@ class AISFileLister(_OfCluster, GivenLength, ListsRoots):
     Args:
         source_datapipe: yields prefixes such as `ais://bucket` and `ais://bucket/folder/`.
         url: the address of the cluster's proxy.
-        length: the number of objects that `len` returns; -1 (the default): `len` raises TypeError.
+        length: the number of objects that `len` returns; with -1 (the default), `len` raises TypeError.
         timeout: seconds after which a silent cluster causes an error.
 
     Raises:
@@ -188,8 +183,6 @@ class _AISRecipe:
     """The recipe to open or reopen an object.
 
     Args:
-        url: the object's URL.
-        cluster: the arguments for the client.
         version: the version and size of the object when it was first opened; None if it was not opened yet.
     """
 
@@ -228,7 +221,6 @@ class _AISObject(RemoteFile[_AISRecipe]):
         return replace(recipe, version=(headers.get(_VERSION, ""), int(told)))
 
     def drop_answer(self) -> None:
-        """Closes the connection."""
         answer, self._answer = self._answer, None
         if answer is not None:
             answer.close()

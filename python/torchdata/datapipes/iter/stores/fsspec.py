@@ -27,7 +27,6 @@ __all__ = ["FSSpecFileLister", "FSSpecFileOpener", "FSSpecSaver"]
 
 
 def _file_system(pipe: str, url: str, options: dict[str, Any]) -> tuple[Any, str]:
-    """Returns the file system of a URL in this process, and the path in this file system."""
     fs, path = optional_import("fsspec.core", extra="fsspec", needed_by=pipe).url_to_fs(url, **options)
     return fs, path
 
@@ -113,7 +112,7 @@ class _FSSpecRecipe:
     ) -> None:
         self.pipe, self.url, self.mode, self.max_retries = pipe, url, mode, max_retries
         self.for_open, self.for_connection = for_open, for_connection
-        #: Called before each retry of opening; None in a copy, because the copy belongs to another pipe.
+        #: A function that is called before each retry of opening; None in a copy, which belongs to another pipe.
         self.count: Callable[[], object] | None = count
         self.version: dict[str, str] | None = None
 
@@ -121,11 +120,7 @@ class _FSSpecRecipe:
         return {**vars(self), "count": None}
 
     def open(self) -> Any:
-        """Opens the file.
-
-        Raises:
-            RuntimeError: the file has changed since it was first opened.
-        """
+        """Opens the file. Raises RuntimeError if the file has changed since it was first opened."""
         fs, path = _file_system(self.pipe, self.url, self.for_connection)
 
         def opened() -> Any:
@@ -214,7 +209,8 @@ class FSSpecSaver(SavesItems):
     Args:
         source_datapipe: yields pairs of metadata and data: bytes for a binary mode, and a str otherwise.
         mode: the mode of `open`, "w" by default; `"w"` and `"wb"` replace existing files.
-        filepath_fn: a function from the metadata to the URL or local path; None (the default): the metadata is the URL.
+        filepath_fn: a function from the metadata to the URL or local path; if None (the default), the metadata is the
+            URL.
         kwargs_for_open: options of the file system's `open`, such as `{"compression": "gzip"}`.
         kwargs: options of the file system, such as `auto_mkdir=True` to create local directories.
 

@@ -115,5 +115,4 @@ def _is_streamed(data: Any) -> bool:
 
 
 def _only_row(batch: dict[str, list[Any]]) -> dict[str, Any]:
-    """Returns the row in a batch of one."""
     return {column: values[0] for column, values in batch.items()}

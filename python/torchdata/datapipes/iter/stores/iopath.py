@@ -24,11 +24,8 @@ __all__ = ["IoPathFileLister", "IoPathFileOpener", "IoPathSaver"]
 
 
 def _path_manager(pipe: str, given: Any) -> Any:
-    """Returns the given path manager, or a new one for local paths, HTTP, OneDrive and, with boto3, S3.
-
-    Raises:
-        TypeError: the argument is not a path manager.
-    """
+    """Returns the given path manager, or a new one for local paths, HTTP, OneDrive and, with boto3, S3. Raises
+    TypeError if the argument is not a path manager."""
     file_io = optional_import("iopath.common.file_io", extra="iopath", needed_by=pipe)
     if given is not None:
         if not isinstance(given, file_io.PathManager):
@@ -126,7 +123,6 @@ class _IoPathRecipe:
         self.manager, self.path, self.mode = manager, path, mode
 
     def open(self) -> Any:
-        """Opens the file."""
         return self.manager.open(self.path, self.mode)
 
     def __repr__(self) -> str:
@@ -178,7 +174,7 @@ class IoPathSaver(_HasPathManager, SavesItems):
     Args:
         source_datapipe: yields pairs of metadata and data: bytes for a binary mode, and a str otherwise.
         mode: the mode of `open`, "w" by default.
-        filepath_fn: a function from the metadata to the path; None (the default): the metadata is the path.
+        filepath_fn: a function from the metadata to the path; if None (the default), the metadata is the path.
         pathmgr: an `iopath.PathManager`; None (the default) for a new one for local paths, HTTP, OneDrive and, if boto3
             is installed, S3.
         handler: an additional path handler.

@@ -54,7 +54,6 @@ class ListsRoots(IterDataPipe[str]):
     _last: Any = state()
 
     def _source(self) -> Any:
-        """Returns the pipe that yields the roots."""
         return sources_of(self)[0]
 
     def _entries(self, root: str, after: Any) -> Iterator[tuple[Any, str]]:

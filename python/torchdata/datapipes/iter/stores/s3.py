@@ -67,7 +67,7 @@ class S3FileLister(GivenLength, ListsRoots):
 
     Args:
         source_datapipe: yields prefixes such as `s3://bucket` and `s3://bucket/folder/`.
-        length: the number of objects that `len` returns; -1 (the default): `len` raises TypeError.
+        length: the number of objects that `len` returns; with -1 (the default), `len` raises TypeError.
         request_timeout_ms: milliseconds without an answer after which a request fails; -1 (the default) for 3,000 ms.
         region: the region of S3 buckets; empty (the default) uses the environment.
         masks: a shell pattern (`*.tar`) or a list of patterns for the whole URL; empty (the default) for all.

@@ -95,7 +95,7 @@ class S3Settings:
     request_timeout_ms: int = -1
     region: str = ""
     endpoint_url: str = ""
-    config: dict[str, Any] = field(default_factory=dict, repr=False)  # may contain secrets
+    config: dict[str, Any] = field(default_factory=dict, repr=False)  # the values may contain secrets
     max_retries: int = DEFAULT_RETRIES
 
     @property
@@ -230,10 +230,7 @@ def _own_copy() -> Any:
     """Returns a second copy of obstore's extension, with its own globals.
 
     The copy is in an anonymous file. The dynamic loader identifies files by inode and by name, so the name for loading
-    contains the process id.
-
-    Raises:
-        RuntimeError: the copy cannot be loaded.
+    contains the process id. Raises RuntimeError if the copy cannot be loaded.
     """
     from importlib.machinery import ExtensionFileLoader
     from importlib.util import module_from_spec, spec_from_file_location

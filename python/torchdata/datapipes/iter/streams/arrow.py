@@ -149,7 +149,6 @@ class ArrowReader(IterDataPipe[Any]):
         return f"{names[0]} and {len(names) - 1} more (checksum {crc32(''.join(names).encode()):08x})"
 
     def _drop_broken(self) -> None:
-        """Drops a part that has raised an exception."""
         self._part = None
 
     def _last_row(self) -> str | None:
@@ -262,11 +261,7 @@ class LanceReader(ArrowReader):
 
 def _table_of(pipe: Any) -> ArrowSource:
     """Returns the table that is listed in a graph. The reader keeps this table, because a dispatching process may run
-    the lister.
-
-    Raises:
-        TypeError: the graph lists no table, or several.
-    """
+    the lister. Raises TypeError if the graph lists no table, or several."""
     if isinstance(pipe, ArrowSource):
         return pipe
     found = [source for each in Graph(pipe) if isinstance(source := getattr(each, "source", None), ArrowSource)]

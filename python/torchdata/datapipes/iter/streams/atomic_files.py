@@ -108,7 +108,7 @@ def create_anew(path: str, mode: str = "wb") -> Any:
     Raises:
         OSError: the file cannot be created.
     """
-    exclusive = mode.replace("w", "x")  # uses O_EXCL, which does not follow links
+    exclusive = mode.replace("w", "x")  # mode "x" uses O_EXCL, which does not follow links
     try:
         return open(path, exclusive)
     except FileExistsError:

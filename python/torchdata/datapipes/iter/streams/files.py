@@ -64,7 +64,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
         abspath: whether absolute paths are yielded; False by default.
         non_deterministic: whether files are yielded in the order of the file system; False by default. A state in the
             middle of a directory is then valid only if this order does not change.
-        length: the number of files that `len` returns; -1 (the default): `len` raises TypeError.
+        length: the number of files that `len` returns; with -1 (the default), `len` raises TypeError.
 
     Warns: UserWarning: no file was found.
 
@@ -127,7 +127,6 @@ class FileLister(GivenLength, IterDataPipe[str]):
             self._warn_of_nothing(root)
 
     def _drop_broken(self) -> None:
-        """Drops a directory that cannot be listed."""
         self._directory = None
 
     def _warn_of_nothing(self, root: str) -> None:
@@ -197,7 +196,7 @@ class FileOpener(GivenLength, ItemByItem[tuple[str, StreamWrapper]]):
         datapipe: yields paths.
         mode: `"r"` (the default), `"t"` or `"rt"` for text, `"b"` or `"rb"` for bytes.
         encoding: the encoding of text files; None (the default) for the locale's encoding.
-        length: the number of files that `len` returns; -1 (the default): `len` raises TypeError.
+        length: the number of files that `len` returns; with -1 (the default), `len` raises TypeError.
 
     Raises:
         ValueError: the mode is unknown, or an encoding is given for bytes.

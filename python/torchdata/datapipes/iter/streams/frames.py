@@ -39,8 +39,8 @@ class DataFrameMaker(IterDataPipe[Any]):
     Args:
         source_dp: the pipe of rows.
         dataframe_size: rows per frame, 1,000 by default; the last frame may have fewer.
-        dtype: None (the default): the library finds the types; a `pyarrow.Schema`; a mapping from column to a dtype of
-            the library; or one such dtype for all columns.
+        dtype: None (the default) if the library finds the types; a `pyarrow.Schema`; a mapping from column to a dtype
+            of the library; or one such dtype for all columns.
         dtype_generator: a function that returns the dtype at the start of each iteration, for dtypes that cannot be
             pickled. The function is used if `dtype` is None.
         columns: the names of the columns. Mappings must contain all these columns; other keys are left out. Without
@@ -193,7 +193,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
             del table
             self._next = behind
             yield frame
-            del frame  # frees its memory before the next row group is read
+            del frame  # the memory is freed before the next row group is read
 
     def _wanted_row_group(self, file: Any, index: int) -> Any:
         if self._unwanted:
@@ -216,7 +216,6 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
         return detached(stream, 0), self._next
 
     def _pass_over(self, count: int) -> None:
-        """Drops the next items without reading them."""
         self._unwanted = 0 if self.dataframe_size else count
 
 

@@ -83,7 +83,6 @@ class HoldsStream(IterDataPipe[T_co]):
     _reading: bool = state(False, saved=False)
 
     def _source(self) -> Any:
-        """Returns the source of the pipe."""
         return sources_of(self)[0]
 
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[Any]:
@@ -102,7 +101,6 @@ class HoldsStream(IterDataPipe[T_co]):
         return error
 
     def _release(self, stream: Any) -> None:
-        """Closes a stream that has been read."""
         if hasattr(stream, "close"):
             stream.close()
 
@@ -140,7 +138,7 @@ class HoldsStream(IterDataPipe[T_co]):
                     raise
                 raise explained from error
             finally:
-                del explained  # avoids a reference cycle that keeps the frame's variables alive
+                del explained  # a reference cycle would keep the frame's variables alive
         finally:
             self._release(stream)
         self._held = self._place = None

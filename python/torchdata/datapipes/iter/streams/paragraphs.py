@@ -20,7 +20,6 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 def _default_line_join(lines: list[Any]) -> Any:
-    """Joins lines of text or bytes with line feeds."""
     return (b"\n" if lines and isinstance(lines[0], bytes) else "\n").join(lines)
 
 

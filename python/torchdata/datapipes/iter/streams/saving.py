@@ -45,7 +45,7 @@ class Saver(ItemByItem[str]):
     Args:
         source_datapipe: yields pairs of metadata (a path, if `filepath_fn` is None) and data: str or bytes.
         mode: `"w"` (the default), `"wt"` or `"t"` for text, `"wb"` or `"b"` for bytes.
-        filepath_fn: a function from the metadata to the path; None (the default): the metadata is the path.
+        filepath_fn: a function from the metadata to the path; if None (the default), the metadata is the path.
 
     Raises:
         ValueError: the mode is unknown.

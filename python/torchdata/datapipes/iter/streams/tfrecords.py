@@ -58,7 +58,7 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
             None for the type of the record and for bytes (which become nested lists). The steps of a feature list are
             stacked if a dtype is given. If the pair is None, the feature stays unchanged. A name is first searched in
             the context of a SequenceExample. Without a spec, all features are read unchanged.
-        length: the number of records that `len` returns; -1 (the default): `len` raises TypeError.
+        length: the number of records that `len` returns; with -1 (the default), `len` raises TypeError.
         verify_checksums: whether the CRC-32C of every record is checked; True by default. Use False for files with
             wrong checksums.
         max_length: maximum size of a record in bytes, 128 MiB by default; a longer record is refused before it is read.
@@ -140,12 +140,6 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
 
 
 def _checked(spec: Any) -> dict[str, tuple[Any, Any]]:
-    """Returns a copy of `spec`, with tuples as shapes.
-
-    Raises:
-        TypeError: `spec` is not a dict from str to pairs.
-        ValueError: a shape or a dtype is invalid.
-    """
     if not isinstance(spec, Mapping):
         raise TypeError(f"TFRecordLoader: spec must be a dict from name to (shape, dtype), but got {spec!r}")
     return {name: _checked_entry(name, entry) for name, entry in spec.items()}
@@ -193,7 +187,6 @@ def _dtype_for(name: str, dtype: Any, torch: Any) -> Any:
 
 
 def _appliers(spec: dict[str, tuple[Any, Any]], torch: Any) -> dict[str, Callable[[Any], Any]]:
-    """Returns, for each feature name, the function that applies the spec."""
     return {
         name: partial(_as_specified, name, shape, _dtype_for(name, dtype, torch), torch)
         for name, (shape, dtype) in spec.items()
@@ -223,7 +216,7 @@ def _as_specified(name: str, shape: tuple[int, ...] | None, dtype: Any, torch: A
         elif not (numbers and value):
             return _nested(name, value, shape)
         else:
-            value = (torch or import_module("numpy")).concatenate(value)  # joins the steps
+            value = (torch or import_module("numpy")).concatenate(value)  # the steps become one array
     if shape is not None:
         value = _reshaped(name, value, shape)
     if dtype is None:

@@ -84,12 +84,8 @@ class PinMemory(_PrefetchBase[T_co]):
 
 
 def _require_cuda(device: Any) -> int:
-    """Returns the index of the device for pinning; the current device if `device` lacks an index.
-
-    Raises:
-        RuntimeError: PyTorch or CUDA is missing.
-        ValueError: the device is not a CUDA device.
-    """
+    """Returns the index of the device for pinning; the current device if `device` lacks an index. Raises RuntimeError
+    if PyTorch or CUDA is missing, and ValueError if the device is not a CUDA device."""
     remedy = "take pin_memory out of the pipeline here, or give it a pin_memory_fn of your own"
     if importlib.util.find_spec("torch") is None:
         raise RuntimeError(f"PinMemory needs PyTorch with CUDA, but PyTorch is not installed; {remedy}")

@@ -38,7 +38,6 @@ class _PoolWork(ReadAhead):
         self.initargs = initargs
 
     def start_thread(self) -> None:
-        """Starts a thread, unless the maximum number is reached."""
         if len(self.threads) < self.max_workers and not self.start(self.serve):
             self.max_workers = len(self.threads)
 
@@ -52,7 +51,7 @@ class _PoolWork(ReadAhead):
                 broken = without_own_frame(error)
         while (claimed := self.queue.claim()) is not None:
             self._call(*claimed, broken)
-            del claimed  # so that the waiting thread does not keep an item alive that was consumed
+            del claimed  # the waiting thread must not keep a consumed item alive
 
     def _call(self, slot: int, item: Any, broken: BaseException | None) -> None:
         try:
@@ -90,7 +89,6 @@ class Pool:
         self.rest: ReadAheadHold | None = None
 
     def __len__(self) -> int:
-        """Returns how many submitted items have pending results."""
         return len(self._queue)
 
     @property
@@ -110,7 +108,7 @@ class Pool:
     def submit(self, item: Any) -> None:
         """Adds an item for the threads."""
         self._queue.submit(item, type(item) in PLAIN_TYPES)
-        self._work.start_thread()  # may be interrupted after the item was added
+        self._work.start_thread()  # Ctrl-C may interrupt this call after the item was added
 
     def wait(self) -> None:
         """Waits for the first result, or until the pool is closed."""
@@ -137,7 +135,7 @@ class Pool:
                     self._queue.exchange(slot, detached)
 
     def go_on(self) -> None:
-        """Resumes the threads if they were paused when a state was saved. Called by the consumer."""
+        """Resumes the threads if they were paused when a state was saved. This method is called by the consumer."""
         rest, self.rest = self.rest, None
         if rest is not None:
             rest.release()

@@ -50,11 +50,10 @@ class _PrefetchData(ReadAhead):
         self.taken = 0
         #: The point where the thread pauses, if any.
         self.halt: Halt | None = None
-        #: Set when the thread has released the source's iterator, which may have been in the middle of an item.
+        #: A flag that is set when the thread has released the source's iterator, possibly in the middle of an item.
         self.released = Latch()
 
     def begin(self, worker: Callable[[_PrefetchData], None]) -> None:
-        """Starts the thread."""
         self.start(self._serve, worker)
 
     def _serve(self, worker: Callable[[_PrefetchData], None]) -> None:
@@ -85,11 +84,8 @@ class _PrefetchData(ReadAhead):
         return items, error
 
     def leave(self, for_good: bool) -> None:
-        """Makes the thread end after its current item. Only the first call determines the reason.
-
-        Args:
-            for_good: whether the iteration cannot continue, but only start over.
-        """
+        """Makes the thread end after its current item. Only the first call determines the reason. If `for_good` is
+        True, the iteration cannot continue, but only start over."""
         if not self._left:
             self._left, self.abandoned = True, for_good
         self.queue.close()
@@ -112,7 +108,6 @@ class _Reader(Iterator[Any]):
         return self._pop()
 
     def close(self) -> None:
-        """Makes the thread end after its current item."""
         self._data.queue.close()
 
     def __del__(self) -> None:
@@ -145,7 +140,7 @@ def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> N
             queue.finish(slot, without_own_frame(error))
             return
         queue.put(slot, item)
-        del item  # so that the waiting thread does not keep an item alive that was consumed
+        del item  # the waiting thread must not keep a consumed item alive
         if halt is not None:
             halt.count()
 
@@ -221,12 +216,10 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return Lead(self._passes - passes, taken, data.is_over)
 
     def _halt_at(self, ahead: Lead) -> Halt:
-        """Makes the thread pause at the given point of a later pass."""
         self._halt = Halt(self._passes + ahead.passes, ahead)
         return self._halt
 
     def _threads_at_work(self) -> Work | None:
-        """Returns an object that ends the thread of this pipe in this process; None if the pipe has no thread."""
         return None if self._data is None or self._data.is_inherited else self._data
 
     def _end_thread(self) -> None:
@@ -267,8 +260,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
         super().reset()
 
     def shutdown(self) -> None:
-        """Ends the thread after its current item, and waits for the end. The iterator ends, too. May be called
-        twice."""
+        """Ends the thread after its current item, and waits for the end. The iterator ends, too. This method may be
+        called twice."""
         self._end_thread()
 
     def pause(self) -> None:
@@ -296,11 +289,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
                 pause.release()
 
     def _held(self, data: _PrefetchData) -> ReadAheadHold:
-        """Returns a hold on the thread, which is paused after the return.
-
-        Raises:
-            TimeoutError: the source took longer than `patience` seconds for an item.
-        """
+        """Returns a hold on the thread, which is paused after the return. Raises TimeoutError if the source took longer
+        than `patience` seconds for an item."""
         hold = data.queue.hold()
         try:
             if not hold.wait(self.patience) or not data.await_release(self.patience):

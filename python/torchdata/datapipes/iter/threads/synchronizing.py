@@ -119,7 +119,6 @@ class _StepData(_PrefetchData):
         self.rest = left, False
 
     def hand_over(self) -> None:
-        """Moves the item that was read into the queue."""
         with self.lock:
             assert self.slot is not None
             self.queue.put(self.slot, self.voted_on)
@@ -219,7 +218,6 @@ class _StepReader(Iterator[Any]):
             raise
 
     def close(self) -> None:
-        """Ends the reader."""
         self._pop = iter(()).__next__
         self._hold = None
 
@@ -237,7 +235,6 @@ def _verdict(number: int, group: RankGroup) -> str:
 
 
 def _begun(source: Iterable[Any]) -> Iterator[Any]:
-    """Returns the source's iterator. If the source raises an error, returns an iterator that raises this error."""
     try:
         return iter(source)
     except Exception as error:
@@ -431,7 +428,7 @@ class FullSync(_PrefetchBase[T_co]):
     def leave(self, for_good: bool) -> None:
         """Ends the iteration and notifies each rank of the reason when it requests more than this rank has read.
 
-        Does not wait for the other ranks. Does nothing if the iteration is already over.
+        This method does not wait for the other ranks, and does nothing if the iteration is already over.
 
         Args:
             for_good: whether this rank will not continue, so that all ranks fail. If False, only their epochs end.

@@ -208,7 +208,6 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
         super().reset()
 
     def _threads_at_work(self) -> Work | None:
-        """Returns an object that ends the threads of this pipe in this process; None if the pipe has no threads."""
         return None if self._pool is None or self._pool.is_inherited() else self._pool.work
 
     def _close_pool(self) -> None:

@@ -75,7 +75,7 @@ class Retrying:
 
     def __init__(self, pipe: str, max_retries: int) -> None:
         self.max_retries = check_int(pipe, "max_retries", max_retries, least=0)
-        #: Called before each retry.
+        #: A function that is called before each retry.
         self.count: Callable[[], object] | None = None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -81,7 +81,8 @@ class _Version(NamedTuple):
 
 
 class HttpRecipe:
-    """The recipe to reopen the stream of a URL. Pickled with all settings of its pipe, including credentials.
+    """The recipe to reopen the stream of a URL. The recipe is pickled with all settings of its pipe, including
+    credentials.
 
     Args:
         client: the client of the pipe.
@@ -172,7 +173,6 @@ class _Body(io.RawIOBase):
 
     @property
     def name(self) -> str:
-        """The URL."""
         return str(self.recipe.url)
 
     def readable(self) -> bool:
