@@ -23,7 +23,7 @@ def loader_of(mesh, workers):
 def main(rank):
     import torch
     from torch.distributed.device_mesh import init_device_mesh
-    torch.manual_seed(rank)  # as trainers do for dropout
+    torch.manual_seed(rank)  # like trainers, for dropout
     mesh = init_device_mesh("cpu", {shape}, mesh_dim_names=("dp", "tp"))
     with loader_of(mesh, {workers}) as loader:
         iterator = iter(loader)

@@ -85,7 +85,7 @@ def test_when_all_ranks_leave_their_loops_the_next_epoch_begins_at_once(tmp_path
     body = """
     def main(rank):
         pipe = IterableWrapper(range(100)).sharding_filter()
-        with DataLoader2(pipe, reading_service=DistributedReadingService(1000)) as loader:  # for which nobody waits
+        with DataLoader2(pipe, reading_service=DistributedReadingService(1000)) as loader:  # no rank may wait 1000 s
             for _ in range(4):
                 for number, item in enumerate(loader):
                     if number == 2:
@@ -148,7 +148,7 @@ def test_items_that_a_rank_had_read_ahead_are_in_its_state_and_are_voted_on_agai
         items = iter(pipe)
         head = [next(items) for _ in range(3)]
         assert is_restorable(pipe)
-        if rank == 0:  # if the other is late, this one votes on the fourth item, which the other has not read
+        if rank == 0:  # rank 0 votes on the fourth item before rank 1 reads it
             while late and pipe._data.voted_on != 3:
                 time.sleep(0.01)
             state = save_state(pipe)
@@ -177,7 +177,7 @@ def test_ranks_that_pause_and_meet_between_two_pauses_do_not_wait_for_each_other
             items.limit(3)
             parts = [list(items)]
             while parts[-1]:
-                dist.barrier()  # no rank votes while it is paused, and none goes on before all are
+                dist.barrier()  # waits until all ranks are paused
                 items.resume()
                 parts.append(list(items))
             return [len(part) for part in parts], sum(parts, [])

@@ -117,7 +117,7 @@ def test_a_thread_that_returns_late_sends_nothing_in_the_group_of_the_whole_job(
     waits, go_on = threading.Event(), threading.Event()
 
     def blocks(item):
-        if item == 2:  # rank 0's second, which it reads ahead
+        if item == 2:  # the second item of rank 0, which reads it ahead
             waits.set()
             go_on.wait(120)
         return item
@@ -146,7 +146,7 @@ def test_a_thread_that_returns_late_sends_nothing_in_the_group_of_the_whole_job(
 def test_a_process_that_exits_in_the_middle_of_an_epoch_prints_nothing(tmp_path: Path) -> None:
     body = """
     def main(rank):
-        os._exit = lambda code: None  # the interpreter ends in the ordinary way
+        os._exit = lambda code: None  # the interpreter exits normally
         loader = DataLoader2(
             IterableWrapper(range(20_000)).sharding_filter(), reading_service=DistributedReadingService(20)
         )
@@ -210,7 +210,7 @@ if __name__ == "__main__" and os.environ["RANK"] == "1":
 """
 
 WITH_SERVICE = """
-    service = DistributedReadingService(1000)  # for which nobody waits
+    service = DistributedReadingService(1000)  # no rank may wait 1000 s
     if {workers}:
         service = SequentialReadingService(service, MultiProcessingReadingService({workers}))
     loader = DataLoader2(IterableWrapper(range(100)).sharding_filter(), reading_service=service)
@@ -261,7 +261,7 @@ def test_an_exception_after_fullsync_makes_the_others_fail_with_its_rank(tmp_pat
     def main(rank):
         loader = DataLoader2(IterableWrapper(range(50)).fullsync(20).map(fail_on(rank)))
         outcomes = []
-        for epoch in range(2):  # the loaders stay usable, and the ranks in step
+        for epoch in range(2):  # the ranks can read further epochs in step
             try:
                 outcomes.append(len(list(loader)))
             except Exception as error:

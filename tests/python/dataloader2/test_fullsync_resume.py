@@ -29,7 +29,7 @@ from random_graphs.users import Passing
 from torchdata._engine import snapshots
 
 def drawing(item):
-    random.random()  # so that all of the graph has to be replayed
+    random.random()  # makes a resume replay the whole graph
     return item
 
 def build(case, rank, shorter):
@@ -41,7 +41,7 @@ def build(case, rank, shorter):
     services = [DistributedReadingService(20)]
     if case == "workers":
         services.append(MultiProcessingReadingService(1))
-        snapshots.SECONDS = 1000.0 if rank == 0 else 0.0  # none, and one after each item
+        snapshots.SECONDS = 1000.0 if rank == 0 else 0.0  # no snapshot on rank 0, otherwise one after each item
         snapshots.FACTOR = 0.0
     return DataLoader2(pipe, reading_service=SequentialReadingService(*services))
 
@@ -64,12 +64,12 @@ def main(rank):
             reading = iter(loader)
             got = [next(reading) for _ in range(3)]
             if rank == 0 or case == "replayed on one":
-                loader.state_dict()  # a rank that does not look at its pipes here has not since the epoch began
+                loader.state_dict()  # the other rank requests no state in this epoch
             got += [next(reading) for _ in range(3)]
             if case == "held behind":
                 wait_until_full(loader)
             state = pickle.loads(pickle.dumps(loader.state_dict(items_ago=0 if case == "held behind" else 1)))
-            torch.distributed.barrier()  # a rank that goes first makes the other fail
+            torch.distributed.barrier()  # if one rank ended early, the other would fail
         with build(case, rank, shorter) as loader:
             loader.load_state_dict(state)
             found.append((whole[epoch:epoch + 2], got, list(loader), list(loader), state["iteration_state"]["drop"]))

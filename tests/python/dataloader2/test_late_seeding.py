@@ -36,9 +36,9 @@ IN_ONE_PROCESS = """
 import importlib.util, sys
 from torchdata._importing import call_when_imported
 from torchdata.datapipes._pipe.state.late_seeding import seed_when_imported
-from torchdata.datapipes.iter import *  # all, as what is not imported yet is awaited
+from torchdata.datapipes.iter import *  # all, because other modules wait for an import
 from torchdata.datapipes.map import *
-call_when_imported("pipes", {})  # they wait for torch, too
+call_when_imported("pipes", {})  # pipes wait for an import of torch, too
 before = list(sys.meta_path)
 seed_when_imported({"torch": 1, "numpy.random": 1})
 seed_when_imported({"torch": 7, "numpy.random": 7})
@@ -99,7 +99,7 @@ from torchdata._engine import snapshots
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
-snapshots.SECONDS = snapshots.FACTOR = 0.0  # shards that wait for their turn are saved, too
+snapshots.SECONDS = snapshots.FACTOR = 0.0  # saves waiting shards, too
 
 def draw(item):
     import numpy.random

@@ -189,7 +189,7 @@ if how == "leaves":
         def shutdown_driver(self):
             core.shutdown_driver()
             time.sleep(3)
-    def slowly(told):  # a thread is in the middle of a call
+    def slowly(told):  # a thread whose call has not returned
         calls.set()
         time.sleep(1.5)
         return Told, tuple(getattr(told, field.name) for field in dataclasses.fields(Told))

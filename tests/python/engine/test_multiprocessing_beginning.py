@@ -115,7 +115,7 @@ from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
 def waits(writer):
-    if os.fork() == 0:  # outlives the worker, which ends with main
+    if os.fork() == 0:  # this child runs longer than the worker
         multiprocessing.parent_process().join()
         os.write(writer, b"ended")
         os._exit(0)

@@ -273,7 +273,7 @@ def test_four_workers_need_few_descriptors_and_nothing_in_dev_shm(script, prefix
         if "small" in sys.argv:
             shm = os.statvfs("/dev/shm")
             assert shm.f_blocks * shm.f_frsize == 64 << 20
-            shared_files = lambda: set(os.listdir("/dev/shm"))  # nobody else has files there
+            shared_files = lambda: set(os.listdir("/dev/shm"))  # no other program has files in this folder
         dl = make(lambda x: np.zeros(200_000), workers=4, dispatch=True)
         kept = []
         for i, array in enumerate(dl):

@@ -43,7 +43,7 @@ def one_try(number):
     seen = interrupted = 0
     try:
         iterator = iter(served)
-        while seen < 2:  # what was interrupted works at the next attempt, an import of NumPy too
+        while seen < 2:  # after an interruption, the next attempt must succeed
             try:
                 assert next(iterator).sum() == {size}
                 seen += 1
@@ -55,7 +55,7 @@ def one_try(number):
     while signal.getsignal(signal.SIGINT) is handler:
         try:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-        except Interrupted:  # by a second worker, where the start of the first one was interrupted
+        except Interrupted:  # raised if a second worker was started
             interrupted += 1
     served.shutdown()
     return interrupted

@@ -48,7 +48,7 @@ def make(method, f):
     return DataLoader2(pipe, reading_service=MultiProcessingReadingService(WORKERS, method))
 
 def say(line):
-    os.write(1, f"{line}\\n".encode())  # whole or not at all: `print` may be interrupted before the newline
+    os.write(1, f"{line}\\n".encode())  # unlike `print`, one call writes the whole line
 
 def idle():
     while True:
@@ -90,7 +90,7 @@ def drop(method):
         dl = make(method, nap)
         next(iter(dl))
         say("ready")
-    loop()  # which is the end of the loader
+    loop()  # deletes the loader
     say("done")
     idle()
 

@@ -54,7 +54,7 @@ def main(method, handled, names):
         signal.signal(number, handler)
     say(starting=os.getpid())
     opened = {name: family(method, with_process, COUNT) for name, family in FAMILIES.items() if name in names}
-    gc.freeze()  # else the end would go through all of torch
+    gc.freeze()  # the interpreter then exits faster
     items = {name: one.__enter__() for name, one in opened.items()}
     got = {name: [next(iterator) for _ in range(8)] for name, iterator in items.items()}
     say(workers=sorted({process for some in got.values() for _, process in some}))

@@ -69,7 +69,7 @@ PROGRAM = """
         except Exception as error:
             said["error"] = f"{type(error).__name__}: {error}"
         loader.shutdown()
-        for pid in mine():  # the fork server has inherited it
+        for pid in mine():  # the fork server has inherited the limit
             with contextlib.suppress(OSError):
                 resource.prlimit(pid, resource.RLIMIT_NPROC, (resource.getrlimit(resource.RLIMIT_NPROC)[1],) * 2)
         with make(method, graph) as loader:

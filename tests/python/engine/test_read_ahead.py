@@ -337,7 +337,7 @@ def stuck_after(reached):
 readings = []
 with pytest.MonkeyPatch.context() as patch:
     patch.setattr(suite.torch.accelerator, "set_device_index", lambda _: None)
-    for name in reversed(suite.WAYS):  # the one that forks comes first
+    for name in reversed(suite.WAYS):  # tests the way that forks first
         reached = threading.Event()
         readings.append(suite.begun(suite.WAYS[name], 9, stuck_after(reached), patch))
         next(readings[-1])

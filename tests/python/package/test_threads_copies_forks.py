@@ -284,7 +284,7 @@ EXITS = """
 import gc, json, os, signal, sys, threading
 sys.path.insert(0, {folder!r})
 import test_threads_copies_forks as table
-gc.freeze()  # children that end need not look through what was imported
+gc.freeze()  # children then exit faster
 statuses = {{}}
 for name in table.FAMILIES:
     child = os.fork()

@@ -36,7 +36,7 @@ def run_code(code: str) -> subprocess.CompletedProcess[str]:
 #: For each program, the parts that run before and after torch is imported.
 WHO_COMES_FIRST = (
     """
-from torchdata.datapipes.map import *  # all, as what is not imported yet is awaited
+from torchdata.datapipes.map import *  # all, because other modules wait for an import
 from torchdata.datapipes.iter import *
 from torchdata.dataloader2 import DataLoader2
 pipe, by_index = IterableWrapper(range(3)).map(str), SequenceWrapper([1])

@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import sys
-sys.modules["torch"] = None  # as if it were not installed
+sys.modules["torch"] = None  # as if torch were not installed
 import torchdata.dataloader2
 try:
     import torchdata.stateful_dataloader

@@ -47,7 +47,7 @@ PROGRAM = textwrap.dedent(
         if x == 21 and how in ("asleep", "thread"):
             time.sleep(1000)
         if x == 21 and how == "native":
-            ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)  # keeps the interpreter's lock
+            ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)  # holds the interpreter's lock
         if x == 21 and how == "stopped":
             os.kill(os.getpid(), 19)
         time.sleep(0.001)
