@@ -43,8 +43,6 @@ def test_choices_follow_from_seed_rank_and_epoch_and_resume_from_a_state() -> No
 
 
 class Alternating(MultiNodeWeightedSampler[Any]):
-    """A sampler that alternates between its two sources."""
-
     class Turns:
         def __init__(self, names: list[str], place: int) -> None:
             self.names, self.place = names, place

@@ -114,8 +114,6 @@ def test_many_processes_make_each_file_once_and_all_yield_all(folder, results, s
 
 @pytest.fixture
 def no_locks(monkeypatch):
-    """Simulates a file system without locks."""
-
     def unsupported(*args):
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 

@@ -191,7 +191,6 @@ def test_the_length_of_shuffled_flatmap_is_found_without_touching_the_iteration(
 
 
 def test_shuffled_flatmap_gives_the_order_of_upstream() -> None:
-    """The expected orders are those that torchdata 0.9 yields."""
     source = over([1, 2, 3, 4], "abcd", "ABCD")
     orders = {(0, 2): ["a", "b", 1, "c", "d", "A", "B", "C", 2, 3, "D", 4]}
     for (seed, buffer_size), expected in orders.items():
