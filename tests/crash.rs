@@ -1,5 +1,5 @@
-//! Tests the effects of killing a process. Its published units stay available, and its unpublished units are lost. The
-//! exit is detected, and no resources leak.
+//! Tests the effects of killing a process. The published units of a killed process stay available, and its unpublished
+//! units are lost. The exit is detected, and no resources leak.
 //!
 //! A child sends SIGKILL to itself at a named point. The kernel ends the child as abruptly as if another process sent
 //! the signal, but at a reproducible point.

@@ -21,7 +21,7 @@ pub const PRODUCER: usize = 1;
 /// A small link, so that its limits are often reached.
 pub const SMALL: LinkConfig = LinkConfig { ring_capacity: 4096, return_capacity: 512, arena_capacity: 64 << 10 };
 
-/// An item to send. It consists of inline bytes and large buffers.
+/// An item to send, which consists of inline bytes and large buffers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Item {
     pub inline: Vec<u8>,
@@ -75,7 +75,7 @@ pub fn open(config: LinkConfig) -> (Link, Arc<BellBoard>) {
     (Link::create(config).unwrap(), BellBoard::create(2).unwrap())
 }
 
-/// Waits until `ready` returns true. Each wait is longer than the previous one, as in the extension module.
+/// Waits until `ready` returns true. The pauses between two checks get longer, as in the extension module.
 fn wait(bell: &BellRef, mut ready: impl FnMut() -> bool) {
     for _ in 0..50 {
         if ready() {

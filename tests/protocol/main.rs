@@ -64,8 +64,8 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
     };
     let mut all = vec![
         ("nothing in particular", setting.clone()),
-        // The worker may open its dispatched items early, but does not have to. This setting therefore also covers
-        // breaks without early opening.
+        // The worker may open its dispatched items early, but does not have to. The setting with `looks` therefore also
+        // covers breaks without early opening.
         ("a look into the share, breaks", with(&|s| (s.looks, s.breaks) = (s.dispatches, true))),
         ("an error", with(&|s| s.fails_at = Some(1))),
         ("an error, two passes", with(&|s| (s.fails_at, s.passes) = (Some(1), 2))),

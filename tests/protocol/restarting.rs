@@ -15,7 +15,7 @@ use super::world::{Main, Setting, World};
 const ALL: u64 = 1 << 62;
 
 impl Setting {
-    /// Returns whether an exited child can still be replaced. In this case, the epoch must not fail yet.
+    /// Returns whether an exited child can still be replaced, so that the epoch does not fail.
     pub fn is_to_go_on(&self, world: &World) -> bool {
         self.restarts && world.called == 0 && self.fails_at.is_none() && usize::from(self.deaths - world.deaths) < TRIES
     }

@@ -52,7 +52,7 @@ pub struct Setting {
     pub restarts: bool,
     /// The maximum number of snapshots that all children together may send.
     pub snapshots: u8,
-    /// The number of times that an epoch is left and resumed. It resumes from any position that the user can request.
+    /// The number of times that an epoch is left, and is resumed from a position that the user can request.
     pub resumes: u8,
     /// The number of deliveries in the log, not counting items that the user has not received yet.
     pub look_back: usize,
@@ -170,16 +170,16 @@ impl Child {
 /// The activity of the main process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Main {
-    /// Beginning an epoch. The second number is the number of children that have not received the command yet.
+    /// Beginning an epoch: the epoch, and how many children have not received the command to begin it.
     Telling(u32, usize),
     /// Replacing the previous thread that reads ahead.
     Replacing(u32),
-    /// Requesting the next item. `true` means that no item was ready.
+    /// Requesting the next item. The value is `true` if no item was ready at the last attempt.
     Reading(bool),
     /// The loader is paused.
     Paused,
-    /// Calling a function in all children. The number is the number of children that have received the call.
-    /// Afterwards, the main process is paused or reads items, as before.
+    /// Calling a function in all children. The number is the number of children that have received the call. After the
+    /// call, the main process is paused or reads items, as before the call.
     Calling(usize, bool),
     /// No epoch is running.
     Between,
@@ -201,8 +201,8 @@ pub enum Ended {
     Failed,
 }
 
-/// The parts of a world that few steps change. They are stored together, so that all other steps copy only one
-/// reference.
+/// The parts of a world that few steps change, which are stored together. All other steps copy only one reference to
+/// these parts.
 #[derive(Debug, Clone, Hash)]
 pub struct Kept {
     /// For each child, the number of its items that the main process had received when the child was started as a

@@ -50,7 +50,7 @@ def damaged(field, part, change):
 
 
 def refused(state):
-    """Loads the state in two ways. Each way must refuse the state, and must not change the loader."""
+    """Checks that two ways to load a state refuse the state, and do not change the loader."""
     with pytest.raises(ValueError, match=r"state") as caught:
         DataLoader2.from_state(state, services())
     loader = DataLoader2(IterableWrapper([1, 2, 3]))

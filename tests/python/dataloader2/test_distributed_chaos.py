@@ -1,9 +1,9 @@
 """A job ends in time if a rank is killed, stopped or hangs at any moment. The rank may be rank 0, which holds the job's
 store.
 
-`rank_chaos.py` runs the jobs, and checks the rules for their results. All other ranks must receive all items, or raise
-an error that names the failed rank in time. The processes of these ranks must exit soon afterwards, and leave nothing
-behind.
+`rank_chaos.py` runs the jobs, and checks the rules for their results. The ranks that did not fail must receive all
+items, or raise an error in time that names the failed rank. The processes of these ranks must exit soon afterwards, and
+leave nothing behind.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.alone
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
-#: The default plan of a job. Each entry of `JOBS` changes some of its fields.
+#: The default plan of a job. Each entry of `JOBS` changes some fields of the default plan.
 ORDINARY = Plan(
     seed=0,
     ranks=3,
@@ -68,8 +68,8 @@ def run_chaos(folder: Path, *arguments: str) -> list[dict[str, Any]]:
 def outcomes_of(make: Callable[[], Path], plans: list[dict[str, Any]], strikes: bool) -> list[dict[str, Any]]:
     """Returns the results of jobs with the given plans. An inconclusive run is repeated up to three times.
 
-    On a busy machine, all ranks may be late, or a rank may miss its timeout before the fault occurs. In these cases, a
-    repeated run usually succeeds.
+    On a busy machine, all ranks may be late, or a rank may miss its timeout before the fault occurs. A repetition of
+    such a run usually succeeds.
 
     Args: make: a function that creates a folder. plans: the plans of the jobs. strikes: whether a job is inconclusive
         if its fault did not occur.

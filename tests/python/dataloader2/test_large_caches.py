@@ -103,7 +103,7 @@ _expected: dict[tuple[str, int], list[list[Any]]] = {}
 
 
 def expected(kind: str, workers: int) -> list[list[Any]]:
-    """Returns the epochs of an undisturbed loader. This loader's snapshots contain the cached items."""
+    """Returns the epochs of an undisturbed loader with snapshots that contain the cached items."""
     if (kind, workers) not in _expected:
         with loader_of(kind, workers, None) as loader:
             _expected[kind, workers] = [contents(loader) for _ in range(EPOCHS + 1)]

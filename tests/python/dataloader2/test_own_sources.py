@@ -1,6 +1,6 @@
 """Loaders read datasets of other libraries and of users.
 
-Some of these datasets distribute their items among workers themselves, or have a method `set_epoch`.
+Some datasets distribute their items among workers themselves, or have a method `set_epoch`.
 """
 
 from __future__ import annotations

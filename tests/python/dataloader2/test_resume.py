@@ -198,7 +198,7 @@ def test_full_arenas_and_none_only_make_snapshots_rarer(dispatched, budget, recw
         expected = [item.tolist() for item in iterator]
     with DataLoader2.from_state(state, workers(memory_budget=budget)) as other:
         assert [item.tolist() for item in other] == expected
-    # The warning is only allowed with dispatching and a budget of 0. In this case, the main process waits for further
+    # The warning is only allowed with dispatching and a budget of 0, because the main process then waits for further
     # workers.
     assert not recwarn.list or (dispatched and budget == 0), [str(one.message) for one in recwarn.list]
 

@@ -351,7 +351,7 @@ def test_with_splits_the_order_is_the_same_for_any_number_of_ranks(old: Any, new
 def test_a_thread_that_reads_ahead_while_a_state_is_saved_does_not_take_the_shards_out_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On each rank, a thread of `fullsync` reads ahead. It must not take an item while the shards are saved."""
+    """While shards are saved, the thread of `fullsync` that reads ahead on each rank must not take an item."""
     position = WorkerOutput.position
 
     def later(self: WorkerOutput, delivered: int) -> Any:

@@ -43,7 +43,7 @@ def sampled() -> Any:
 
 
 class Mapping(torch.utils.data.IterDataPipe):
-    """A user-defined subclass of torch's pipe class. Its `__iter__` returns an iterator, and is no generator."""
+    """A user-defined subclass of torch's pipe class with an `__iter__` that is not a generator function."""
 
     def __init__(self, source: Any) -> None:
         self.source = source

@@ -202,7 +202,7 @@ class Noting(IterDataPipe):
 def held(row: Row, few: int, many: int) -> tuple[int, int]:
     """Returns how many bytes Python objects use before the int `few` and after the int `many` of a row's source.
 
-    The first number is 0 if the pipe does not read the int `few`.
+    The first result is 0 if the pipe does not read the int `few` of its source.
     """
     sources: list[Noting] = []
 

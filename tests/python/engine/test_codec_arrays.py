@@ -1,4 +1,4 @@
-"""Received arrays of every layout and dtype equal the sent arrays. Most arrays are sent without pickle."""
+"""Received arrays of every layout and dtype equal the sent arrays, of which most are sent without pickle."""
 
 from __future__ import annotations
 

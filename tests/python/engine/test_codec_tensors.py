@@ -133,7 +133,7 @@ def attributed(tensor):
     return tensor
 
 
-#: Tensors with properties in addition to their elements. Each tensor has a function that returns these properties.
+#: Tensors with properties in addition to their elements, each with a function that checks the property.
 MORE = {
     "a gradient": (lambda: torch.ones(5, requires_grad=True), lambda t: t.requires_grad),
     "an attribute": (lambda: attributed(torch.ones(5)), lambda t: t.note == "kept"),

@@ -102,9 +102,9 @@ def private_kib():
 
 
 def grown_by_searching(_):
-    """Returns by how many KiB the process's private memory grows in two garbage collections.
+    """Returns by how many KiB the process's private memory grows in each of two garbage collections.
 
-    The first collection is normal, and the second collection visits all inherited objects.
+    The first garbage collection is normal, and the second garbage collection visits all inherited objects.
     """
     before = private_kib()
     gc.collect()

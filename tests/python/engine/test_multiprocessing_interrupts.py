@@ -158,7 +158,7 @@ def press_at_random(script, phase, method, tries, seed=0):
     return seconds, noise
 
 
-# This test covers only some combinations of phases and start methods. The random drivers cover all combinations.
+# Only some combinations of phases and start methods are tested here, because the random drivers cover all combinations.
 @pytest.mark.parametrize(
     ("method", "phase"),
     [*with_methods("start", "iterate", "shut_down", "shut_down_stuck", "drop"), ("forkserver", "shut_down")],

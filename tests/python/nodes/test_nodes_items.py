@@ -1,4 +1,4 @@
-"""Nodes that change, group or select items yield the expected items. Their states have the documented contents."""
+"""Nodes that change, group or select items yield the expected items, and have states with the documented contents."""
 
 from __future__ import annotations
 

@@ -123,8 +123,9 @@ def lacks() -> list[str]:
 
 
 def test_existing_features_are_not_reported_as_missing() -> None:
-    """Each entry in a list of missing features has a comment with a program. This program must fail because the feature
-    is missing.
+    """Each entry in a list of missing features has a comment with a program.
+
+    The program in the comment must fail, because the feature is missing.
     """
     entries = lacks()
     assert entries, "no list of what is not there yet"

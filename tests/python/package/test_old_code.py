@@ -1,6 +1,6 @@
 """Programs that users wrote for torchdata 0.9 run unchanged.
 
-The programs are unit tests, and readers of archives and records.
+The tested programs are unit tests, and readers of archives and records.
 """
 
 from __future__ import annotations

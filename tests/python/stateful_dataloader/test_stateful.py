@@ -47,7 +47,7 @@ class Counted(IterableDataset[int]):
 
 
 class Packing:
-    """A collate function that packs samples. It keeps samples that do not fill a batch for the next batch."""
+    """A collate function that packs samples, and keeps samples that do not fill a batch for the next batch."""
 
     def __init__(self) -> None:
         self.kept: list[int] = []
@@ -179,7 +179,10 @@ def test_a_state_is_expensive_if_each_of_three_took_long_for_a_batch() -> None:
 
 
 class Clock:
-    """A simulated clock, which advances only when code sets its time. Each forked worker has a separate copy."""
+    """A simulated clock, which advances only when code sets its time.
+
+    Each forked worker has a separate copy of the clock.
+    """
 
     now = 1000.0
 

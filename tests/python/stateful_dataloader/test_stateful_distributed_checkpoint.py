@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 
 
 class Plain(IterableDataset[int]):
-    """An iterable dataset. Its class does not show whether the iterators have a state."""
+    """An iterable dataset of a class that does not show whether the iterators have a state."""
 
     def share(self) -> list[int]:
         info = get_worker_info()

@@ -267,9 +267,9 @@ def test_seeds_of_workers_continue() -> None:
 
 @pytest.mark.parametrize("dataset", [Noisy, NoisyStream])
 def test_a_generator_that_has_drawn_once_is_in_the_state(dataset: Any) -> None:
-    """In this test, workers report their positions only with every seventh batch.
+    """Workers report their positions only with every seventh batch.
 
-    The state must contain the random generator even before the first report.
+    Even before the first report, the loader's state must contain the random generator.
     """
 
     def make() -> Any:

@@ -120,7 +120,7 @@ def test_without_workers_a_batch_interrupted_by_ctrl_c_comes_next_in_this_loop_a
 
 
 class Ticking:
-    """A function that is called for each sample. It counts its calls, and calls another function at one of them."""
+    """A function that is called for each sample, and that calls another function in one of its calls."""
 
     def __init__(self, at: int, does: Callable[[], object]) -> None:
         self.at, self.does = at, does

@@ -1,4 +1,4 @@
-"""`StatefulDataLoader(on_worker_exit="restart")` replaces an exited worker. The only visible effect is a warning."""
+"""`StatefulDataLoader(on_worker_exit="restart")` replaces an exited worker with a warning, and keeps all batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""If a loader hangs in the main process, a watching thread emits a warning. This thread never disturbs a fork."""
+"""If a loader hangs in the main process, a watching thread emits a warning, and this thread never disturbs a fork."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ PROGRAM = textwrap.dedent(
 
 @pytest.fixture
 def program(tmp_path):
-    """Returns a function that starts the program. All processes of the program are killed afterwards."""
+    """Returns a function that starts the program. All processes of the program are killed after the test."""
     path = tmp_path / "loading.py"
     path.write_text(PROGRAM)
     started = []
@@ -442,8 +442,8 @@ def test_the_live_view_says_how_much_does_not_fit(program, top):
     low, high = top(process.pid, rows=7), top(process.pid, rows=40)
     low.wait("items/s", "q quit   s stacks   ", "lines more than there is room for")
     high.wait("q quit   s stacks\n", "Mapper(step)")
-    # The small screen reports how many lines of the large screen are missing. Both screens show the line that explains
-    # the keys.
+    # The small screen reports how many lines of the large screen are missing. The small screen and the large screen
+    # both show the line that explains the keys.
     wait_for(lambda: f" {len(high.read().rstrip().splitlines()) - 7} lines more" in low.read())
     low.press("q")
     assert low.end() == 0

@@ -80,7 +80,7 @@ def test_a_child_that_is_forked_while_a_thread_ends_the_last_loader_keeps_reused
 ):
     """The child is forked before the memory for stacks is closed, so the child inherits the memory's descriptor.
 
-    Afterwards, the program opens a file with the same descriptor number.
+    After the memory is closed, the program opens a file with the same descriptor number.
     """
     board, page = answering()
     real_close, closed = os.close, []
@@ -193,7 +193,7 @@ def test_shared_memory_that_the_program_has_closed_is_created_again():
 
 
 def test_no_process_gets_a_signal_without_a_handler():
-    """Also, no signal is sent if a page is damaged, or if a process id belongs to another process by now."""
+    """No signal is sent if the page of a process is damaged, or if its process id now belongs to another process."""
     board, page = answering()
     descriptor = page["stack"]
     other = signal.SIGRTMAX - 5

@@ -24,8 +24,8 @@ class Spawned:
 
     #: Whether the backend is a cluster, which has processes in addition to the workers.
     is_slow = False
-    #: Whether tests run all pipelines on this backend. If false, tests run only a few pipelines, because each loader
-    #: starts processes.
+    #: Whether tests run all pipelines on this backend. If `has_all` is false, tests run only a few pipelines, because
+    #: each loader starts processes.
     has_all = False
     #: The kinds of processes that tests may kill on this backend.
     victims = ("worker", "dispatching")

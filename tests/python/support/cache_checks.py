@@ -9,7 +9,7 @@ import pytest
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.iter.disk_cache import locks
 
-#: Ignores the warning about unsharded items. In these tests, two workers request the same files on purpose.
+#: Ignores the warning about unsharded items, because the tests make two workers request the same files on purpose.
 unsharded = pytest.mark.filterwarnings("ignore:.*nothing between it and the end divides its items")
 
 

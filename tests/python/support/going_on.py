@@ -13,8 +13,8 @@ import numpy
 import torch
 from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
-#: The moments at which a state is saved, as pairs of an epoch and a number of batches. They are before the first loop,
-#: within epochs, at the end of epochs, and after the end.
+#: The moments at which a state is saved, as pairs of an epoch and a number of batches: before the first loop, within
+#: epochs, at the end of epochs, and after the end.
 MOMENTS = [(0, 0), (0, 1), (1, 0), (1, 2), (1, 4), (1, None), (2, 1)]
 WORKERS: list[dict[str, Any]] = [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
 

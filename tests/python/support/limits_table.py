@@ -1,6 +1,6 @@
 """Collects the limits of the package that are numbers.
 
-Some of these limits are constants in the code, and the other limits are measured.
+Some limits are constants in the code, and the other limits are measured.
 
     python -m limits_table               # in tests/python/support: prints the tables of docs/limits.md
 

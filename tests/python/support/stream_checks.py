@@ -46,8 +46,9 @@ def check_restore(
     """Saves the pipe of `build()` at every position, and restores it during and after its iteration.
 
     Returns all its items. Items are compared after applying `keep`. A `seeded` pipe yields later epochs in another
-    order, and its buffer keeps streams open after the iterator is deleted. Other pipes must close all files when the
-    iterator is deleted. With `sockets=False`, open sockets are not counted, for libraries that keep connections open.
+    order, and its buffer keeps streams open after the iterator is deleted. Pipes that are not seeded must close all
+    files when the iterator is deleted. With `sockets=False`, open sockets are not counted, for libraries that keep
+    connections open.
     """
     epoch = sorted if seeded else list
     before = open_files(sockets=sockets)

@@ -18,7 +18,7 @@ from torchdata.datapipes.iter import FSSpecFileOpener, HttpReader, IterableWrapp
 from torchdata.datapipes.state import load_state, save_state
 from torchdata.datapipes.utils import StreamWrapper
 
-#: The size in bytes of each member. A read-ahead buffer is only a few times larger.
+#: The size in bytes of each member. A read-ahead buffer is only a few times larger than a member.
 SIZE = 100_000
 MEMBERS = 40
 

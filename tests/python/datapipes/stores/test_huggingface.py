@@ -16,8 +16,8 @@ from torchdata.datapipes.iter import HuggingFaceHubReader
 
 datasets = pytest.importorskip("datasets")
 
-#: A program that reads from a local hub. It runs in a separate process, because `datasets` reads the hub's address only
-#: once, when it is imported.
+#: A program that reads from a local hub. The program runs in a separate process, because `datasets` reads the hub's
+#: address when it is imported.
 STREAMED = """
 import json, sys
 from torchdata.datapipes.iter import HuggingFaceHubReader

@@ -17,7 +17,7 @@ from importlib.machinery import PathFinder
 class _Lean:
     """An import finder that handles torch and Ray.
 
-    It stays in `sys.meta_path`, because tests check that imports do not change this list.
+    The finder stays in `sys.meta_path`, because tests check that imports do not change this list.
     """
 
     @staticmethod

@@ -187,7 +187,7 @@ def by_thread(run: Run, work: Callable[[], object], meanwhile: Callable[[threadi
 
 @event(may_come=lambda run: in_main_thread(run) and run.life.presses)
 def interrupt(run: Run) -> None:
-    """Interrupts the loop by Ctrl-C at an arbitrary moment. Another loader then resumes from the state."""
+    """Interrupts the loop by Ctrl-C at an arbitrary moment, and resumes from the loader's state with another loader."""
     most = run.size - run.is_left  # if the epoch is left early, one more item must remain
     if run.at >= most:
         return

@@ -1,7 +1,7 @@
 """Random operations on loaders of random graphs (see `random_graphs`).
 
-These runs leave no epoch early, because some pipes have read-ahead items in their state, and how far threads read ahead
-depends on timing.
+No epoch is left early, because some pipes have read-ahead items in their state, and how far threads read ahead depends
+on timing.
 """
 
 from __future__ import annotations

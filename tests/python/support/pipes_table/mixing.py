@@ -183,7 +183,7 @@ def added_up(left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
 class Swapped(MultiplexerLongest):
     """Swaps each pair of neighboring items.
 
-    This pipe consists of pipes of the package, so its position can be restored.
+    `Swapped` consists of pipes of the package, so its position can be restored.
     """
 
     def __init__(self, source_datapipe: Any) -> None:

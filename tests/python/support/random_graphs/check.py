@@ -62,8 +62,8 @@ class Plain:
             load_generators(generators)
 
     def close(self) -> None:
-        # The old iteration must be dropped. Otherwise, it would keep locks on files, and a later run of the graph would
-        # make it continue.
+        # If the old iteration were not dropped, it would keep locks on files, and a later run of the graph would make
+        # it continue.
         self.iterator = None
         for pipe in reversed(walk(self.pipe)):
             if hasattr(type(pipe), "shutdown"):

@@ -62,7 +62,10 @@ class UnstatedTwice(Unstated):
 
 
 class UnstatedRandom(IterDataPipe):
-    """A pipe with a generator that draws random numbers from a separate seed. The pipe does not declare a state."""
+    """A pipe with a generator that draws random numbers from a separate seed.
+
+    The pipe has a state, but does not declare it.
+    """
 
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe

@@ -96,7 +96,7 @@ class AtOnce(Indexed):
 class Counting(Indexed):
     """A dataset that counts its reads. Each sample contains the current count, which is the dataset's state.
 
-    Each worker has a separate count.
+    Each worker has a separate count of reads.
     """
 
     reads = 0

@@ -2,8 +2,8 @@
 
     python -m drivers stateful-deaths --seconds 300 --seed 1 --start-methods fork,spawn     # in tests/python/support
 
-The program of a seed runs once without exits, and once with exits. Then the program runs with exits up to its stop, and
-from its saved state to the end.
+The program of a seed runs once without exits, and once with exits. A third and a fourth run, also with exits, run the
+program up to its stop, and from its saved state to the end.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Deaths:
 
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)
-        #: Whether `MOST` limits the total number of exits of each worker. If false, a worker exits at most once per
-        #: epoch.
+        #: Whether `MOST` limits the total number of exits of each worker. If the limit does not hold for the total, a
+        #: worker exits at most once per epoch.
         self._in_all = self._dice.random() < 0.5
         self._each = self._dice.choice([0.05, 0.2, 0.5])
         self._tally: dict[Any, int] = {}

@@ -145,8 +145,7 @@ def torchdata_batches(length: int, batch: int) -> dict[str, Any]:
     return {"batch_sampler": sampler.BatchSampler(inner, batch, False)}
 
 
-#: Functions that return the sampler options of a loader. Their arguments are the length of the dataset and the batch
-#: size.
+#: Functions that return the sampler options of a loader, given the length of the dataset and the batch size.
 SAMPLERS: dict[str, Callable[[int, int], dict[str, Any]]] = {
     "in order": lambda n, b: {},
     "shuffle": lambda n, b: {"shuffle": True},
