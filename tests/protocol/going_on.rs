@@ -80,7 +80,7 @@ impl Place {
 
 impl Setting {
     /// Returns how many of this run's deliveries the user has not received yet. Returns None if the records do not
-    /// contain this number.
+    /// contain the number of received items.
     pub fn lag(&self, total: u64, given: u8) -> Option<u64> {
         match self.reads_ahead {
             false => Some(0),

@@ -21,7 +21,7 @@ impl Setting {
     }
 }
 
-/// Returns where a child begins if it repeats an epoch of which the reader has received all items.
+/// Returns where a child begins if it must repeat an epoch that its reader has already received completely.
 fn repeated(start: &Resumption) -> Resumption {
     let starts = start.starts.iter().map(|&(sent, ..)| (sent, ALL, None)).collect();
     Resumption { starts, ..start.clone() }

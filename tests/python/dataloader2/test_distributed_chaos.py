@@ -2,8 +2,8 @@
 store.
 
 `rank_chaos.py` runs the jobs, and checks the rules for their results. The ranks that did not fail must receive all
-items, or raise an error in time that names the failed rank. The processes of these ranks must exit soon afterwards, and
-leave nothing behind.
+items, or raise an error in time that names the failed rank. The processes of the ranks that did not fail must exit soon
+afterwards, and leave nothing behind.
 """
 
 from __future__ import annotations

@@ -237,7 +237,7 @@ def test_memory_does_not_grow_with_the_number_of_items(row: Row) -> None:
 
 
 def in_turn(*shares: list[Any]) -> list[Any]:
-    """Takes one item of each shard in turn, and skips shards that have ended. Returns all items."""
+    """Takes one item of each shard in turn, skips shards that have ended, and returns all items."""
     nothing = object()
     return [item for turn in itertools.zip_longest(*shares, fillvalue=nothing) for item in turn if item is not nothing]
 

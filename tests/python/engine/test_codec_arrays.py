@@ -1,4 +1,4 @@
-"""Received arrays of every layout and dtype equal the sent arrays, of which most are sent without pickle."""
+"""Received arrays of every layout and dtype equal the sent arrays. Arrays are sent without pickle if possible."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def run(program: str, *options: str, as_file: Path | None = None, head: str = HE
 
 # -- annotations ------------------------------------------------------------------------------------------------------
 
-#: Code of a function, a generator function and a pipe, with annotations whose names exist only for type checkers.
+#: Code of a function, a generator function and a pipe with annotations that only a type checker can evaluate.
 FOR_TYPE_CHECKERS = """
 from typing import TYPE_CHECKING
 if TYPE_CHECKING:

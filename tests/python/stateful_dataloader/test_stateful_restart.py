@@ -97,7 +97,7 @@ def kill(loader: Any, worker: int, blow: signal.Signals = signal.SIGKILL) -> Non
 def read(
     loader: Any, deaths: dict[tuple[int, int], int], breaks: int | None = None, blow: signal.Signals = signal.SIGKILL
 ) -> list[list[Any]]:
-    """Reads three epochs, of which the second is left early. Before some batches, the function kills a worker."""
+    """Reads three epochs, and leaves the second epoch early. Before some batches, the function kills a worker."""
     epochs = []
     for epoch in range(3):
         batches: list[Any] = []

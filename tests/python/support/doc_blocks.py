@@ -100,7 +100,7 @@ def _run(program: list[Example], script: Path) -> subprocess.CompletedProcess[st
     ignored = "ResourceWarning" if any("import webdataset" in code for code in codes) else None
     how = _how(program)
     first = next((number for number, code in enumerate(codes) if NEEDS_TORCH.search(code)), None)
-    # Before torch is imported, data is collated to arrays, and afterwards to tensors. A program that collates data
+    # Data is collated to arrays before torch is imported, and to tensors after the import. A program that collates data
     # before it imports torch therefore runs in a new interpreter.
     if not how and first is not None and not any("collate(" in code for code in codes[:first]):
         return run_program(script, ignored=ignored)

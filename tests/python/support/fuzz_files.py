@@ -116,7 +116,7 @@ class Inputs:
 
 
 def plan_of(number: int, options: argparse.Namespace) -> Inputs:
-    """Returns the targets whose names contain a part given on the command line."""
+    """Returns the targets with names that contain one of the words given on the command line."""
     parts = options.targets.split(",")
     chosen = {name: one for name, one in targets().items() if any(part in name for part in parts)}
     return Inputs(range(10 * number, 10 * number + 10), chosen)

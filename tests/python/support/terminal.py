@@ -1,4 +1,4 @@
-"""Runs a program in a pseudo terminal, and sends Ctrl-C there.
+"""Runs a program in a pseudo terminal, and presses Ctrl-C in this terminal.
 
 The terminal sends SIGINT to the main process, the workers and all other processes of the program at once.
 """
