@@ -314,6 +314,8 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
         [2, 4]
     """
 
+    _YIELDED = "yielded"
+
     def __init__(
         self,
         dataset: Any,
@@ -338,7 +340,7 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the number of indices that were yielded."""
-        return {"yielded": self.yielded if self.next_yielded is None else self.next_yielded}
+        return {self._YIELDED: self.yielded if self.next_yielded is None else self.next_yielded}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next iterator resume from a saved position.
@@ -349,9 +351,9 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
         Raises:
             ValueError: `state_dict` is not a result of `state_dict`.
         """
-        if "yielded" not in state_dict:
+        if self._YIELDED not in state_dict:
             raise ValueError("Invalid state_dict: the state of a StatefulDistributedSampler has 'yielded'")
-        self.next_yielded = count_in(state_dict, "yielded")
+        self.next_yielded = count_in(state_dict, self._YIELDED)
 
 
 def endless_state(batches: int, size: int) -> dict[str, Any]:
