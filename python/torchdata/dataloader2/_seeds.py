@@ -1,6 +1,6 @@
 """The seeds of a loader's epochs: the user's seed, and the generators derived from it.
 
-Role: owned by the loader. Changed by the thread that begins an epoch, sets the seed or loads a state.
+Role: owned by the loader. Only the thread that begins an epoch, sets the seed or loads a state changes these seeds.
 """
 
 from __future__ import annotations

@@ -77,13 +77,13 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
     Several threads may share an iterator, and each item goes to one of these threads. A copy of a loader, by `copy` or
     pickle, is a separate loader that has not started. For type checkers, the loader of an `IterDataPipe[T]` or a
-    `MapDataPipe[T]` is a `DataLoader2[T]`. If adapters are functions, it is a `DataLoader2[Any]`.
+    `MapDataPipe[T]` is a `DataLoader2[T]`. If adapters are functions, the loader is a `DataLoader2[Any]`.
 
     Args:
         datapipe: the last pipe of the graph, or a dataset: an object with a length and `__getitem__`, or an iterable
             that can be read several times. Workers share the items of a dataset only after a `sharding_filter`, which
-            `from_dataset` adds. None is allowed only if `load_state_dict` follows. Any other object is an error when
-            the loader is used.
+            `from_dataset` adds. None is allowed only if `load_state_dict` follows. If `datapipe` is another object,
+            using the loader raises an error.
         datapipe_adapter_fn: an adapter, or several that are applied to the copy of the graph in their order; None by
             default.
         reading_service: the service that runs the graph; None runs it in this process, with the seeds of the pipes.
@@ -253,10 +253,10 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             drop_last: whether a last batch with fewer items is left out.
             collate_fn: a function of a batch, or of an item if `batch_size` is None. None converts batches to arrays,
                 or to tensors if PyTorch is imported.
-            seed: the seed of all epochs, as for `seed()`; None draws one.
+            seed: the seed of all epochs, as for `seed()`; None draws a seed at random.
             splits: the number of shards of each epoch, for any number of workers and ranks; see `ShardingPolicy`.
             reading_service: the service that runs the pipeline, as an alternative to `num_workers`.
-            splits_itself: whether an iterable divides its items among workers; if not, the loader does. If
+            splits_itself: whether an iterable divides its items among workers; if not, the loader divides the items. If
                 None, the iterable is assumed to divide its items if its library does so, or if its code uses
                 `get_worker_info` and `num_workers`; equal items in two workers are then an error.
 

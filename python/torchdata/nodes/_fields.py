@@ -127,7 +127,7 @@ class Unsaved:
 
 
 def position_of(node: BaseNode[Any]) -> Any:
-    """Returns the state of a node, or `Unsaved` if it raises NotImplementedError."""
+    """Returns the state of a node, or `Unsaved` if the node raises NotImplementedError."""
     try:
         return node.state_dict()
     except NotImplementedError as error:

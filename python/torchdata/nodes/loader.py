@@ -137,10 +137,10 @@ class Loader(ObservedLoader, Generic[T]):
             self._it.turn.call(partial(self._it.state_was_loaded, self))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the latest iterator, or a state that was loaded after it was created. The returned state
-        never changes and can be pickled.
+        """Returns the state of the latest iterator, or a state that was loaded after that iterator was created.
 
-        Before the first iteration, returns the state of the beginning.
+        The returned state never changes and can be pickled. Before the first iteration, returns the state of the
+        beginning.
         """
         if self._loaded is not None:
             return self._loaded

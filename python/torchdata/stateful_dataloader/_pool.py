@@ -69,9 +69,9 @@ class WorkerPool(Group):
     def __init__(self, loader: Any, job: Job, owner: Callable[[], Any]) -> None:
         self._is_iterable, self._timeout = job.reading.is_iterable, loader.timeout if loader.timeout > 0 else None
         in_order: bool = loader.in_order
-        #: Whether workers read only what the main process orders, instead of reading ahead as far as there is room.
-        #: Persistent workers need orders even for an iterable dataset. If the program leaves an epoch, the workers
-        #: complete their outstanding orders.
+        #: Whether workers read only what the main process orders, instead of reading ahead as long as there is space
+        #: for items. Persistent workers need orders even for an iterable dataset. If the program leaves an epoch, the
+        #: workers complete their outstanding orders.
         self.is_ordered = not self._is_iterable or (job.persistent and not job.lasts_one_epoch)
         self._epoch, self._first, num_shards = 0, 0, max(1, job.num_shards)
         context, workers = loader.multiprocessing_context or get_context(), min(num_shards, loader.num_workers)
@@ -86,7 +86,7 @@ class WorkerPool(Group):
         try:
             outputs = self.start()
             self._senders, self._processes = self.members.commanders, self.members.processes
-            #: For each worker, the checks that run while the main process waits for room for an order.
+            #: For each worker, the check that runs while the main process waits for space for an order.
             self._looks = [self.look_at(worker) for worker in range(workers)]
             self.collector = self.collect(outputs, num_shards=num_shards, in_order=in_order, timeout=self._timeout)
             self._finish_when_shut_down()
@@ -162,7 +162,10 @@ class WorkerPool(Group):
             self._send_orders(worker)
 
     def _send(self, worker: int, order: Any) -> None:
-        """Sends an order, and waits for room. If the worker has exited, drops the order; see `instruct`."""
+        """Sends an order, and waits until the command link has space for the order.
+
+        If the worker has exited, drops the order; see `instruct`.
+        """
         with suppress(Gone):
             self._senders[worker].send_message(order, None, None, self._looks[worker])
 

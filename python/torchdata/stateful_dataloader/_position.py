@@ -248,7 +248,7 @@ class _Trail:
         return bool(self.since or self.later)
 
     def position(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns a position with the current states. To reach the position, the steps of the trail are repeated."""
+        """Returns a position with the current states. A resume repeats the steps of the trail to reach the position."""
         base = self.thawed()
         bare = base and ReadingPosition(*base[:3], ended=base.ended, unbegun=base.unbegun)
         random = base.random if base else {}
@@ -260,7 +260,9 @@ class _Trail:
 
 
 class Trails:
-    """The last two trails of an iterable dataset. The older trail is at least one batch longer than the newer trail.
+    """The last two recorded sequences of steps (`_Trail`) that led an iterable dataset to its position.
+
+    The older sequence has at least one batch more than the newer sequence.
 
     Args:
         position: the snapshot that the dataset has loaded; None before the first epoch.
@@ -282,7 +284,7 @@ class Trails:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether no epoch has begun and no snapshot is known."""
+        """Whether no epoch has begun, and no snapshot was taken or loaded."""
         return self._trails[-1].base is None and not self._trails[-1].is_walked
 
     @property
@@ -357,7 +359,7 @@ class Progress:
             self.since += 1
 
     def stand(self, frozen: bytes) -> None:
-        """Records the worker's snapshot; empty bytes mean that nothing has changed."""
+        """Records a snapshot that the worker has sent; empty bytes mean that the last snapshot is still valid."""
         self.since = type(self.since)()
         if frozen:
             self.position = frozen

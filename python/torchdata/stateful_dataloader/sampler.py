@@ -69,7 +69,7 @@ class RandomIndices(Iterator[int]):
         #: The generator's state before the order was drawn; None if the order was not drawn yet.
         self._origin: bytes | None = None
         self._chunks: Iterator[list[int]] = iter(())
-        #: A chunk, and the position of the next index in the chunk.
+        #: The indices that were drawn together, and the position of the next index among them.
         self._chunk, self._place = list[int](), 0
 
     def __next__(self) -> int:
@@ -248,7 +248,7 @@ class BatchIndices(Iterator[list[int]]):
         return state
 
     def give_sampler(self, state: Any) -> None:
-        """Loads the sampler's part of a state into the sampler, if the state has such a part."""
+        """Restores the wrapped sampler, if the state contains a state of this sampler."""
         sampler = self._batches.sampler
         if is_stateful(sampler) and state is not None and "sampler_state" in state:
             give(sampler, state["sampler_state"])
@@ -330,7 +330,10 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
         self.next_yielded: int | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        """Returns an iterator over the indices of this rank; after `load_state_dict`, over the remaining indices."""
+        """Returns an iterator over the indices of this rank.
+
+        After `load_state_dict`, the iterator yields the remaining indices.
+        """
         self.yielded, self.next_yielded = self.next_yielded or 0, None
         for index in itertools.islice(super().__iter__(), self.yielded, None):
             self.yielded += 1

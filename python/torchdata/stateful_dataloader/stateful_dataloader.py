@@ -63,8 +63,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
     Datasets, their iterators, samplers and collate functions that have `state_dict` and `load_state_dict` are saved and
     restored by these methods. Other iterable datasets and samplers are reread from the beginning.
 
-    Threads may share an iterator, and each batch goes to one of the threads. A copy (by `copy` or pickle) is an
-    independent loader that has not begun.
+    Threads may share an iterator, and each batch goes to one of the threads. A copy of a loader (by `copy` or pickle)
+    is an independent loader that has not begun.
 
     Args:
         dataset: a map-style or iterable dataset.
@@ -115,9 +115,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             this loader, from 0), `worker` (its number, or null), `dataset` (your code that reads samples, with its file
             and line), `index`, `error`, `message` and `notes`. For an iterable dataset, the index counts the samples of
             the worker's iterator from 0; it is null if the dataset loaded a state within an epoch. None for no file.
-        stats: how often batches are timed. "counts" times so few batches that this costs less than 1 % of the time;
-            "full" times every batch. None uses the environment variable `TORCHDATA_STATS`, or else "counts". See
-            `stats()`.
+        stats: how often batches are timed. "counts" times a few batches, which costs less than 1 % of the time; "full"
+            times every batch. None uses the environment variable `TORCHDATA_STATS`, or else "counts". See `stats()`.
         wait_warning: the fraction of an epoch that the program may spend waiting for batches. The first epoch of at
             least 10 seconds that exceeds this fraction issues a `RuntimeWarning`, which names the slow function with
             its file and line. None, or `TORCHDATA_WAIT_WARNING=0` in the environment, disables the warning.
@@ -290,10 +289,10 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         raising an error. The loop issues a warning if the state belongs to another rank.
 
         Args:
-            state_dict: a result of `state_dict`; an empty dict for none.
+            state_dict: a result of `state_dict`; with an empty dict, the next loop begins an epoch.
             strict: whether the next loop raises `ValueError` if the order differs, or if an iterable dataset or a
-                sampler without a state yields different items when it is reread. False skips the same number of batches
-                in both cases, so samples may be repeated or missing.
+                sampler without a state yields different items when it is reread. With False, the loop skips the number
+                of batches in the state in both cases, so samples may be repeated or missing.
 
         Raises:
             TypeError: `state_dict` is not a dict.

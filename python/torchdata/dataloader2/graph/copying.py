@@ -5,7 +5,7 @@ loader or loads a state.
 
 A loader shards, seeds and iterates the pipes of its graph, which changes them. The loader therefore reads a copy, and
 the user's graph stays unchanged. The data in the graph is not copied, because a copy costs memory and time, and because
-not every object can be copied: some lose their contents, their shared memory or their open files.
+not every object can be copied: some objects lose their contents, their shared memory or their open files.
 
 - A pipe of the graph is copied, and so is any object that refers to a pipe: a list of pipes, a method of a pipe, an
   instance with a pipe in an attribute.

@@ -99,14 +99,15 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         on_worker_exit: "error" raises `WorkerExitedError` if a worker or the dispatching process exits. "restart"
             replaces the process that has exited. The new process resumes from the last snapshot.
         on_timeout: "error" raises TimeoutError after `timeout` seconds without an item. "restart" kills the process
-            that hangs and replaces it. This option does not replace processes that exit for other reasons.
+            that hangs and replaces it. `on_timeout` does not replace processes that exit for other reasons.
         patience: with `on_timeout="restart"`, the seconds that a process gets if its threads have used, or waited for,
             a processor for at least a tenth of the time. None (the default) for `timeout`.
         snapshot_budget: bytes that the snapshots of all workers may use in the main process; 64 MiB by default, None
-            for no limit. If the pipes of a worker hold more (`shuffle` or `in_memory_cache` of large items), the worker
-            sends no snapshot until a state is requested. A restart then recomputes the items since an earlier snapshot,
-            or since the beginning of the epoch. To refill a cache, a restart also repeats the epoch that filled the
-            cache. If the items of a cache were changed, the cache is always sent at the start of an epoch.
+            for no limit. If the pipes of a worker hold more data than their part of the budget (`shuffle` or
+            `in_memory_cache` of large items), the worker sends no snapshot until a state is requested. A restart then
+            recomputes the items since an earlier snapshot, or since the beginning of the epoch. To refill a cache, a
+            restart also repeats the epoch that filled the cache. If the items of a cache were changed, the cache is
+            always sent at the start of an epoch.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService

@@ -57,7 +57,7 @@ from torchdata.datapipes.state import (
 if TYPE_CHECKING:
     from torchdata.datapipes.datapipe import IterDataPipe
 
-#: The name of the standard library's limit for the number of entries in a printed stack.
+#: The attribute of `sys` that limits the number of entries in a printed stack.
 _LIMIT = "tracebacklimit"
 #: The public module that contains the functions of this module. Users may replace these functions in that module.
 _FACE = "torchdata.dataloader2.reading_service"

@@ -1,8 +1,8 @@
 """Positions of worker processes in an epoch: converts the engine's records to positions, and positions to
 commands.
 
-Role: pure functions. A later run starts each process from its snapshot. Items that were delivered after the snapshot
-are recomputed, compared and dropped.
+Role: pure functions. When a loader resumes, each process starts from its own snapshot. Items that were delivered after
+the snapshot are recomputed, compared and dropped.
 """
 
 from __future__ import annotations
