@@ -76,7 +76,7 @@ class Filter(BaseNode[T]):
     def get_state(self) -> dict[str, Any]:
         """See `BaseNode.get_state`.
 
-        The state of a `Filter` includes how many items were dropped, and how many were yielded.
+        The state includes how many items the filter has dropped and yielded.
         """
         state = {
             self.SOURCE_KEY: self.source.state_dict(),

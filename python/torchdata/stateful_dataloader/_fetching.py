@@ -149,10 +149,7 @@ class Indexed(_Fetcher, _MapDatasetFetcher):
 
 
 class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
-    """PyTorch's fetcher for iterable datasets.
-
-    After an omitted sample, the fetcher continues with the dataset's iterator.
-    """
+    """PyTorch's fetcher for iterable datasets, which reads on after an omitted sample."""
 
     #: Whether Ctrl-C interrupted the dataset within a sample, so that a generator has ended or the sample is lost.
     is_broken = False

@@ -224,7 +224,7 @@ class SharedPickle:
         modules: the names of the modules that unpickling imports, as far as they need much memory.
     """
 
-    #: The names of the modules. In a child, there are none.
+    #: The names of the modules. In a child, the list is empty.
     modules: Sequence[str] = ()
 
     def __init__(self, pickled: bytes, buffers: Sequence[memoryview] = (), modules: Sequence[str] = ()) -> None:

@@ -50,7 +50,8 @@ def read_whole(datapipes: Iterable[Any]) -> bool:
         datapipes: all pipes that a `sharding_filter` reads from.
 
     Returns:
-        Whether some of the pipes belong to PyTorch. If some do, their reader must call `begin_whole`.
+        Whether some of the pipes belong to PyTorch. If the result is True, the reader of these pipes must call
+            `begin_whole`.
     """
     theirs = False
     for datapipe in datapipes:

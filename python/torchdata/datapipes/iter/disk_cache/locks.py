@@ -42,7 +42,7 @@ class Lock:
         self.excludes_processes = fd is not None
 
     def keep(self) -> bool:
-        """Returns whether the lock is still held. If so, no thread releases the lock from now on."""
+        """Returns whether the lock is still held. If the lock is held, no thread releases the lock from now on."""
         with _mutex:
             self.thread = None
             return _held.get(self._file) is self

@@ -115,7 +115,7 @@ class Collator(Mapper[T_co]):
 
     Raises:
         TypeError: a conversion is not a function, a dict or a list.
-        ValueError: `to` has another value, or is given with your own function.
+        ValueError: `to` has an unsupported value, or is given with your own function.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -231,8 +231,8 @@ class LineReader(_Text):
         strip_newline: whether `\r` and `\n` are removed from both ends of a line; True by default.
         decode: whether lines of bytes are decoded; False by default.
         encoding: the encoding of lines of bytes; UTF-8 by default.
-        errors: what happens to invalid bytes: `"strict"`, `"replace"`, `"ignore"`, …; None drops them, as in torchdata
-            0.9, with one warning.
+        errors: what happens to invalid bytes: `"strict"`, `"replace"`, `"ignore"`, …; None drops invalid bytes, as in
+            torchdata 0.9, with one warning.
         return_path: whether pairs of path and line are yielded (the default), or only lines.
 
     Raises:
@@ -327,8 +327,8 @@ class CSVParser(_CSV):
         skip_lines: number of lines that are skipped at the start of each stream; 0 by default.
         decode: whether lines of bytes are decoded; True by default.
         encoding: the encoding of lines of bytes; UTF-8 by default.
-        errors: what happens to invalid bytes: `"strict"`, `"replace"`, `"ignore"`, …; None drops them, as in torchdata
-            0.9, with one warning.
+        errors: what happens to invalid bytes: `"strict"`, `"replace"`, `"ignore"`, …; None drops invalid bytes, as in
+            torchdata 0.9, with one warning.
         return_path: whether pairs of path and row are yielded; False, the default, yields only rows.
         as_tuple: whether rows are tuples; False by default.
         **fmtparams: options of `csv.reader`: `delimiter`, `quotechar`, `strict`, …
@@ -377,8 +377,8 @@ class CSVDictParser(_CSV):
         skip_lines: number of lines that are skipped at the start of each stream, before the field names; 0 by default.
         decode: whether lines of bytes are decoded; True by default.
         encoding: the encoding of lines of bytes; UTF-8 by default.
-        errors: what happens to invalid bytes: `"strict"`, `"replace"`, `"ignore"`, …; None drops them, as in torchdata
-            0.9, with one warning.
+        errors: what happens to invalid bytes: `"strict"`, `"replace"`, `"ignore"`, …; None drops invalid bytes, as in
+            torchdata 0.9, with one warning.
         return_path: whether pairs of path and row are yielded; False, the default, yields only rows.
         **fmtparams: options of `csv.DictReader`: `fieldnames`, `restkey`, `delimiter`, …
 

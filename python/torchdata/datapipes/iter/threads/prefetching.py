@@ -115,7 +115,10 @@ class _Reader(Iterator[Any]):
 
 
 def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> None:
-    """Moves items from the source into the queue until either ends. Runs in the prefetching thread."""
+    """Moves items from the source into the queue, until the source ends or the queue is closed.
+
+    Runs in the prefetching thread.
+    """
     queue, source, data.source, halt, counts = data.queue, data.source, None, data.halt, data.before is None
     assert source is not None
     if halt is None:  # a halt already waits for the beginning

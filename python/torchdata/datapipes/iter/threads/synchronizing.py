@@ -72,7 +72,8 @@ class _StepData(_PrefetchData):
         self.lock = threading.Lock()
         #: The queue slot of the item that is being voted on, if any.
         self.slot: int | None = None
-        #: The item that was read and is not in the queue yet. The item stays here if the ranks end or fail.
+        #: The item that was read and is not in the queue yet. The item stays in this attribute if the ranks end or
+        #: fail.
         self.voted_on: Any = _END
         #: The error of this rank's source.
         self.failure: BaseException | None = None
@@ -126,7 +127,7 @@ class _StepData(_PrefetchData):
 
 
 def _fill_in_step(data: _StepData, group: RankGroup) -> None:
-    """Moves items into the queue while every rank has one. Runs in the pipe's thread."""
+    """Moves items into the queue as long as every rank has an item. Runs in the pipe's thread."""
     queue = data.queue
     source: Iterator[Any] | None = data.source
     data.source = None
@@ -368,7 +369,7 @@ class FullSync(_PrefetchBase[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """Returns the buffered item, the item that is being voted on, and the exception of this rank's source.
 
-        Failures of other ranks are not included. The item that was being voted on when they ended or failed is
+        Failures of other ranks are not included. If other ranks ended or failed during a vote, the item of this vote is
         included, because it was not yielded.
         """
         items, error = self._restored
@@ -431,7 +432,8 @@ class FullSync(_PrefetchBase[T_co]):
         This method does not wait for the other ranks, and does nothing if the iteration is already over.
 
         Args:
-            for_good: whether this rank will not continue, so that all ranks fail. If False, only their epochs end.
+            for_good: whether this rank will not continue, so that all ranks fail. If False, only the epochs of the
+                ranks end.
         """
         if self._data is not None and not self._data.is_inherited:
             self._data.leave(for_good)
