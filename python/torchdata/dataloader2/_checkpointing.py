@@ -46,7 +46,6 @@ class StateKeeper:
         self._pipeline, self._seeds, self._run = run.pipeline, run.seeds, run
         self.loaded: LoaderState | None = None
         self.left: Whereabouts | str | None = None
-        #: Whether the user was warned that the pipeline cannot be saved.
         self._warned = False
 
     def take(self, items_ago: int, with_pipe: bool | None, *, has_begun: bool) -> dict[str, Any]:

@@ -98,7 +98,6 @@ class EpochRun:
         self.is_iterating = False
         self.patience: float | None = None
         self.position = Tracker(self)
-        #: Whether the user was warned of workers without work.
         self._knows_idle = False
         #: The counters at the beginning of the epoch, and the name of the counted items in messages; None if no pipe
         #: skips items that raise.

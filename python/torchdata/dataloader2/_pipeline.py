@@ -48,7 +48,6 @@ class Pipeline:
         self.service = self._adapted_service()
         #: The service's part of a loaded state.
         self.service_state: bytes | None = None
-        #: Whether the service has taken over the graph.
         self.is_taken_over = False
         #: Whether a pipe of the graph that was taken over skips items that raise.
         self.skips = False

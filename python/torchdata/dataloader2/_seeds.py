@@ -16,7 +16,6 @@ class Seeds:
     """The seeds of a loader's epochs."""
 
     def __init__(self) -> None:
-        #: The seed that the user gave.
         self.seed: int | None = None
         #: Whether the user's seed must still be applied.
         self.is_due = True

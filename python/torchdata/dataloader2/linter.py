@@ -408,10 +408,7 @@ _MAPPING = {"Mapper", "ThreadPoolMapper", "BatchMapper", "BatchAsyncMapper"}
 
 
 def _calls_users(pipe: Any) -> bool:
-    """Whether the pipe calls the user's function for each item.
-
-    Built-in functions do not count as the user's functions, because they are cheap.
-    """
+    """Whether the pipe calls the user's function for each item. Built-in functions are ignored as cheap."""
     function = vars(pipe).get("fn")
     module = str(getattr(function, "__module__", None) or "builtins").partition(".")[0]
     return type(pipe).__name__ in _MAPPING and module not in ("torchdata", "builtins", "_operator", "functools")

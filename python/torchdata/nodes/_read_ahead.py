@@ -96,9 +96,7 @@ class _Work(ReadAhead):
             del stopped
 
     def call(self, worker: MapWorker, sharers: int) -> None:
-        """Passes the items that are available to a process, without waiting for further items.
-
-        Runs in all other threads.
+        """Passes available items to a process, without waiting for further items. Runs in all other threads.
 
         Args:
             worker: calls the process.
@@ -141,10 +139,7 @@ class _Work(ReadAhead):
             self.queue.break_off(slot, ValueError(text))
 
     def _call(self, function: Callable[[Any], Any], slot: int, item: Any, index: int, snapshot: Any) -> int | None:
-        """Stores the function's result for an item.
-
-        Returns the next slot of the queue if a slot is available without waiting.
-        """
+        """Stores the result for an item. Returns the next slot of the queue if one is available without waiting."""
         try:
             result = function(item)
         except StopIteration as error:

@@ -54,7 +54,6 @@ class IteratingNode(BaseNode[T]):
     _stream: StatefulStream | None = None
 
     _num_yielded = 0
-    #: Whether an item of this epoch was requested.
     _started = False
     #: The number of items to drop before the next item, for an iterable without a state.
     _to_drop = 0

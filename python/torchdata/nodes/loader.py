@@ -26,7 +26,6 @@ from torchdata.nodes.base_node import BaseNode, T, check_node, copy_of_graph, no
 
 __all__ = ["Loader", "LoaderIterator"]
 
-#: A placeholder that means "no item".
 _NONE = object()
 _LEFT = (
     "this iterator has been invalidated, because iter() of its Loader has begun another epoch; to read both at the "

@@ -39,10 +39,7 @@ class SnapshotCadence:
         self.due = 0.0
 
     def is_due(self, now: float, took: float) -> bool:
-        """Returns whether to take a snapshot after the last batch.
-
-        Before the time `due`, the result is False, so callers may omit the call.
-        """
+        """Returns whether to take a snapshot after the last batch; before the time `due`, the result is False."""
         self._count += 1
         self._spent += took
         return self._count % self._every == 0 and now >= self.due

@@ -94,10 +94,7 @@ class Drawing:
         return marks | {number: comparable(read(one)) for number, one in enumerate(self._own)}
 
     def set(self, moment: Moment, but: Any = None) -> None:
-        """Sets all generators, except those in `but`, to their states at `moment`.
-
-        This method must be called while the loader draws.
-        """
+        """Sets all generators except those in `but` to their states at `moment`; callable while the loader draws."""
         for name in self._names:
             if name in moment:
                 write(name, moment[name])

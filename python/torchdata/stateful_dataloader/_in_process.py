@@ -45,7 +45,6 @@ from torchdata.stateful_dataloader._worker import Batches, EpochStart, Job, News
 
 __all__ = ["InProcessIterator", "ShardsInProcessIterator"]
 
-#: A placeholder that means "no index".
 _NONE = object()
 
 

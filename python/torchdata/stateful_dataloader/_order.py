@@ -370,10 +370,7 @@ class IndexOrder:
             batches.start_from(replay, given)
 
     def _pass_batches(self, count: int, old: int | None) -> None:
-        """Skips `count` indices of the sampler.
-
-        If `old` is given, skips the indices of `count` batches with `old` indices each.
-        """
+        """Skips `count` indices of the sampler, or the indices of `count` batches with `old` indices each."""
         if count == 0:
             return
         if not isinstance(self._iterator, BatchIndices) or old is None or old == self._size:

@@ -162,10 +162,7 @@ class WorkerPool(Group):
             self._send_orders(worker)
 
     def _send(self, worker: int, order: Any) -> None:
-        """Sends an order, and waits until the command link has space for the order.
-
-        If the worker has exited, drops the order; see `instruct`.
-        """
+        """Sends an order once the link has space. If the worker has exited, drops the order; see `instruct`."""
         with suppress(Gone):
             self._senders[worker].send_message(order, None, None, self._looks[worker])
 

@@ -260,9 +260,7 @@ class _Trail:
 
 
 class Trails:
-    """The last two recorded sequences of steps (`_Trail`) that led an iterable dataset to its position.
-
-    The older sequence has at least one batch more than the newer sequence.
+    """The last two trails (`_Trail`) of an iterable dataset. The older trail has at least one batch more.
 
     Args:
         position: the snapshot that the dataset has loaded; None before the first epoch.

@@ -47,7 +47,6 @@ _NO_NOW: _Now = (None, 0)
 _ENDED = b"", b""
 #: A reader takes a snapshot after this number of batches, even if no caller requests a snapshot.
 _KEPT_EVERY = 64
-#: A number that is larger than the number of any batch.
 _NEVER = 1 << 62
 
 

@@ -64,7 +64,6 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._num_workers = max(1, self._num_shards)
         #: Whether the next epoch has another number of shards, and therefore other processes.
         self.lasts_one_epoch = self._num_shards != loader.num_workers
-        #: Whether an epoch has begun in this iterator.
         self._has_begun = False
         self._prefetch_factor = loader.prefetch_factor if loader.num_workers else 1
         self._in_order = loader.in_order

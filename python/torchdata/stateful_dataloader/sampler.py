@@ -23,7 +23,6 @@ __all__ = ["BatchSampler", "RandomSampler", "StatefulDistributedSampler"]
 
 #: The number of indices to draw at once with replacement, as in PyTorch's sampler.
 _CHUNK = 32
-#: A placeholder that means "no index".
 _NONE: Any = object()
 
 
@@ -191,7 +190,6 @@ class BatchIndices(Iterator[list[int]]):
     def __init__(self, batches: BatchSampler) -> None:
         self._batches = batches
         self._iterator: Iterator[int] | None = None
-        #: The number of indices that were yielded.
         self.samples_yielded = 0
         #: Whether the sampler has ended, and the number of its indices that were dropped.
         self.has_ended, self._dropped = False, 0
@@ -324,16 +322,12 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
         drop_last: bool = False,
     ) -> None:
         super().__init__(dataset, num_replicas, rank, shuffle, seed, drop_last)
-        # The number of indices yielded in this epoch.
         self.yielded = 0
         # The number of indices that the next epoch skips; None if it skips no indices.
         self.next_yielded: int | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        """Returns an iterator over the indices of this rank.
-
-        After `load_state_dict`, the iterator yields the remaining indices.
-        """
+        """Returns an iterator over the indices of this rank; after `load_state_dict`, over the remaining indices."""
         self.yielded, self.next_yielded = self.next_yielded or 0, None
         for index in itertools.islice(super().__iter__(), self.yielded, None):
             self.yielded += 1

@@ -211,7 +211,6 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             own["sampler"] = RandomSampler(self.sampler.data_source, generator=generator)
         if batch_sampler is None and self.batch_sampler is not None:
             own["batch_sampler"] = BatchSampler(self.sampler, self.batch_size or 1, self.drop_last)
-        #: The state that the next loop resumes from.
         self._loaded: Any = None
         self._is_strict = True
         #: The generators for orders and seeds.

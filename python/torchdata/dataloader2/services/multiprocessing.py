@@ -455,7 +455,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
 
 def _limit(limit_fn: Callable[[DataPipe, int | None], DataPipe], num_batches: int | None, datapipe: DataPipe) -> None:
-    """Limits the graph of a child. `_limit` is at module level so that it can be pickled."""
+    """Limits the graph of a child."""
     limit_fn(datapipe, num_batches)
 
 

@@ -259,7 +259,6 @@ class GraphProgram(EpochProgram):
         self._successor: DataPipe | None = None
         #: The reason why no snapshot can be made in this epoch; None if there is no such reason.
         self._unsaved: Exception | None = None
-        #: Whether a snapshot was made in this epoch.
         self._saved = False
         #: Whether the graph resumed after the end of its share.
         self._is_behind_share = False

@@ -15,7 +15,6 @@ from torchdata.dataloader2.state.position import ShardPosition, WorkersPosition
 from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
 from torchdata.datapipes._pipe.state.hooks import hooks_of
 
-#: A number that is larger than the number of items in any epoch.
 _ALL = 1 << 62
 
 #: Attributes that contain seeds, which are drawn again for each epoch.

@@ -72,7 +72,6 @@ class MultiNodeWeightedSampler(MultiNode[T]):
     }
 
     _num_yielded = 0
-    #: Whether an item of this epoch was requested.
     _started = False
     #: The name of a source that has raised an error, from which the next call reads.
     _chosen: str | None = None

@@ -42,7 +42,6 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["Bz2FileLoader", "CompressionType", "Decompressor", "Extractor", "XzFileLoader"]
 
-#: Bytes to decompress at a time if the whole stream is read.
 _PIECE = 1 << 20
 
 

@@ -35,7 +35,6 @@ _BOM = "\ufeff"
 #: Bytes to request at a time if line ends are known only after decoding.
 _PIECE = 1 << 16
 
-#: Whether this process has already warned about dropped bytes.
 _told = False
 
 

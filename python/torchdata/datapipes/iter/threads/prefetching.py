@@ -91,7 +91,6 @@ class _PrefetchData(ReadAhead):
         self.queue.close()
 
 
-#: Marks the end of a source.
 _END = object()
 
 

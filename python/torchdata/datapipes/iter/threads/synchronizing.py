@@ -286,7 +286,6 @@ class FullSync(_PrefetchBase[T_co]):
     _group: RankGroup | None = state(saved=False, lasts=True)
     _hold: _Hold | None = state(saved=False, lasts=True)
     _untold: BaseException | None = state(saved=False, lasts=True)
-    #: Whether a warning about omitted items was issued.
     _has_warned: bool = state(False, saved=False, lasts=True)
     #: The steps that the next iteration repeats, in the form for `_StepData`.
     _again: int = state(0, saved=False, lasts=True)
