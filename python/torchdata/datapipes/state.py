@@ -332,7 +332,7 @@ class _Saving:
             if not is_restorable(pipe):
                 return PipeEntry(name_of(pipe))
             return with_seeds(PipeEntry(name_of(pipe), restores=True, state=self._state_of(pipe)), record)
-        # A user's pipe without a `reset` may still show the position of the previous pass.
+        # A user's pipe without a `reset` may still contain the position of its previous pass.
         is_stale = token_of(pipe).yielded == 0 and not can_reset(type(pipe))
         if id(pipe) not in self._in_use or not is_restorable(pipe) or replayed or is_stale:
             entry = _entry_anew(pipe)

@@ -41,7 +41,7 @@ class OnError(IterDataPipe[T_co]):
         datapipe: the pipe to read.
         how: "skip", the only value.
         limit: maximum number of items that are skipped in an epoch, in each process. A float is a share of the items of
-            each pipe, checked from its 100th item on and at the end. None (the default) for no limit.
+            each pipe, checked from its 100th item on and at the end. By default (None), there is no limit.
         log: the path of a file; each process appends a line of JSON for each skipped item; None (the default) for no
             file. The fields are the `epoch` of the loader, from 0 (null without a `DataLoader2`), the number of the
             `worker` ("dispatch" for the dispatching process, null for the main process), the `pipe`, the number of the
