@@ -264,7 +264,7 @@ class IterableWrapper(IteratingNode[T]):
         return not isinstance(self._stateful, PipePosition) or self._stateful.is_repeatable()
 
     def shutdown(self) -> None:
-        """See `BaseNode.shutdown`. Also ends the threads of pipes."""
+        """See `BaseNode.shutdown`. `IterableWrapper` also ends the threads of its pipe."""
         if isinstance(self._stateful, PipePosition):
             self._stateful.shutdown()
 

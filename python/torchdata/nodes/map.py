@@ -207,8 +207,8 @@ class ParallelMapper(PassingNode[T]):
             reasons. Each kill at the same item doubles the time limit for that item, and a process has at least a
             minute to start.
         patience: with `on_timeout="restart"`, the seconds granted to a process that is busy, which means that its
-            threads have run or waited for a processor for at least a tenth of the time. None uses `timeout` for all
-            processes.
+            threads have run or waited for a processor for at least a tenth of the time. With `patience=None`, `timeout`
+            applies to all processes.
 
     Raises:
         TypeError: `source` is not a node, `map_fn` is not a function, or a number is not an integer.

@@ -36,7 +36,8 @@ from torchdata.stateful_dataloader.errors import WorkerTimeoutError
 
 __all__ = ["PinnedUnits", "WorkerPool", "pinned"]
 
-#: Bytes of shared memory for orders that do not fit into the ring. Only the used part is allocated.
+#: Bytes of shared memory for orders that do not fit into the ring. The system allocates only the used part of this
+#: memory.
 _ORDERS = 64 << 20
 
 
@@ -153,7 +154,7 @@ class WorkerPool(Group):
         Args:
             worker: the number of the worker. If there are orders, each worker runs the shard with its own number.
             beginning: orders that bring the process to the failed worker's position.
-            received: the number of outstanding orders whose units have arrived.
+            received: the number of outstanding orders for which units have arrived.
         """
         for order in beginning:
             self._send(worker, order)

@@ -232,9 +232,9 @@ class _Trail:
         base: a snapshot within an epoch, at its end, or before the first epoch, maybe frozen; None if unknown.
         since: the number of batches that were read after the snapshot in the same epoch.
         later: the number of batches that were read in each later epoch.
-        is_whole: whether the dataset loaded this snapshot in this process, or was at the end of an epoch. If not, at
-            least one batch must have been read after the snapshot, because a generator applies a loaded state only with
-            its first item.
+        is_whole: whether the dataset loaded this snapshot in this process, or was at the end of an epoch. If `is_whole`
+            is False, at least one batch must have been read after the snapshot, because a generator applies a loaded
+            state only with its first item.
     """
 
     base: ReadingPosition | bytes | None = None

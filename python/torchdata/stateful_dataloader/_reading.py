@@ -456,7 +456,8 @@ class EpochReader:
         """Returns a snapshot of the reading position.
 
         Args:
-            is_given: whether the program received the last batch. If not, the snapshot is from before the last batch.
+            is_given: whether the program received the last batch. If `is_given` is False, the snapshot is from before
+                the last batch.
         """
         is_inside = self.count - (not is_given and self._is_uncounted) > 0
         if self.reading.is_iterable and self.restores_position and (self._is_cut_off or not is_given):

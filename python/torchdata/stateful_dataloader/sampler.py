@@ -1,7 +1,8 @@
 """PyTorch's samplers with iterators that can be saved and restored.
 
-Role: `StatefulDataLoader` uses these samplers instead of PyTorch's own. These samplers produce the same order, and draw
-the same numbers from the same generators at the same times. The states have the format of torchdata 0.11.
+Role: `StatefulDataLoader` uses these samplers instead of PyTorch's own. These samplers produce PyTorch's order, and
+draw the same numbers from the same generators at the same times as PyTorch's samplers. The states have the format of
+torchdata 0.11.
 """
 
 from __future__ import annotations

@@ -90,11 +90,11 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         worker_reset_fn: a function that is called in each worker and in the dispatching process at the start of an
             epoch, with the graph, the `WorkerInfo` and a `SeedGenerator`; it returns the graph.
         in_order: whether items are taken from the workers in turn, so that their order is deterministic; True by
-            default. False takes the first item that is ready from any worker. The dispatching process sends its items
-            in turn in both cases.
+            default. With `in_order=False`, the first item that is ready is taken from any worker. The dispatching
+            process sends its items in turn in both cases.
         memory_budget: bytes of shared memory that the workers' items may use together, in flight and in use by the
-            program; None for a quarter of the machine's memory. Only memory in use is allocated. Items beyond the
-            budget are copied, which is slower.
+            program; None for a quarter of the machine's memory. The system allocates only the part of the budget that
+            is in use. Items beyond the budget are copied, which is slower.
         timeout: seconds to wait for an item before the action of `on_timeout`; None (the default) or 0 for no limit.
         on_worker_exit: "error" raises `WorkerExitedError` if a worker or the dispatching process exits. "restart"
             replaces the process that has exited. The new process resumes from the last snapshot.
