@@ -24,7 +24,7 @@ _WORKER = "torch.utils.data._utils.worker"
 #: The module that defines the base classes of pipes.
 _BASES = "torchdata.datapipes.datapipe"
 
-#: Libraries whose iterables never call `get_worker_info`.
+#: Libraries with iterables that never call `get_worker_info`.
 _INNOCENT = frozenset({"itertools", "numpy", "pandas", "polars", "pyarrow", "torchdata"})
 
 #: The pipes that may call `get_worker_info` and that a filter reads.

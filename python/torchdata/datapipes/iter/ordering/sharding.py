@@ -277,5 +277,5 @@ class ShardingRoundRobinDispatcher(SameLength, IterDataPipe[T_co]):
         return iter(self.source_datapipe)
 
     def is_replicable(self) -> bool:
-        """False, because the pipe and all pipes before it run once."""
+        """Returns False, because this pipe and all pipes before it must run only once."""
         return False

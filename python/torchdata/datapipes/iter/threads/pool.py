@@ -119,8 +119,8 @@ class Pool:
     def close(self) -> None:
         """Makes each thread end after its current call.
 
-        Items that no thread has begun to process are kept, so that a state can contain them. May be called more than
-        once, from any thread, and by the garbage collector.
+        Items that no thread has begun to process are kept, so that a state can contain them. This method may be called
+        more than once, from any thread, and by the garbage collector.
         """
         self._work.close()
         if self.is_inherited():

@@ -42,7 +42,6 @@ class _PrefetchData(ReadAhead):
         #: Whether the iteration was abandoned for good, rather than for the next iteration.
         self.abandoned = False
         self._left = False
-        #: Whether the last item has been read.
         self.is_over = False
         #: The number of items that the source had yielded when this iteration began; None if the thread counts its
         #: items.
@@ -84,8 +83,11 @@ class _PrefetchData(ReadAhead):
         return items, error
 
     def leave(self, for_good: bool) -> None:
-        """Makes the thread end after its current item. Only the first call determines the reason. If `for_good` is
-        True, the iteration cannot continue, but only start over."""
+        """Makes the thread end after its current item.
+
+        If `leave` is called several times, the first call determines the reason. If `for_good` is True, the iteration
+        cannot continue, but only start over.
+        """
         if not self._left:
             self._left, self.abandoned = True, for_good
         self.queue.close()

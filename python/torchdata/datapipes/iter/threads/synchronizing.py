@@ -262,9 +262,9 @@ class FullSync(_PrefetchBase[T_co]):
         datapipe: the pipe to read. Every rank has its own pipe.
         timeout: the number of seconds that a rank waits for all ranks at each item, 1,800 by default.
         process_group: the ranks that end together: a `ProcessGroup` of torch, a `DeviceMesh` of one dimension, or an
-            object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. None (the
-            default): all ranks of `torch.distributed`. Ranks of torch use separate connections, which are opened at the
-            first iteration on all these ranks.
+            object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. By default
+            (None), all ranks of `torch.distributed` end together. Ranks of torch use separate connections, which are
+            opened at the first iteration on all these ranks.
 
     Raises:
         ValueError: `timeout` is not positive or over three years, the mesh has several dimensions, or this rank does
@@ -272,10 +272,10 @@ class FullSync(_PrefetchBase[T_co]):
         TypeError: `process_group` lacks `rank`, `world_size` or `all_reduce_min`.
         RuntimeError: while iterating, `torch.distributed` is not available or not initialized, or another rank raised
             an error or left in the middle of the epoch.
-        RanksLostError: while iterating, another rank has exited. This error is a `ConnectionError` and a
+        RanksLostError: while iterating, another rank has exited. `RanksLostError` is a `ConnectionError` and a
             `RuntimeError`.
-        PrefetchTimeoutError: while iterating, another rank did not take part in time. This error is a `TimeoutError`
-            and a `RuntimeError`.
+        PrefetchTimeoutError: while iterating, another rank did not take part in time. `PrefetchTimeoutError` is a
+            `TimeoutError` and a `RuntimeError`.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
