@@ -38,7 +38,7 @@ from torchdata.datapipes._pipe.graph.traversal import LARGEST_STRUCTURE, is_pipe
 T = TypeVar("T")
 LockType = type(Lock())
 
-#: Containers that are copied, by exact type, because a subclass may have more data than its members.
+#: Types of containers that are copied, without subclasses, which may have more data than their members.
 _CONTAINERS = frozenset({list, tuple, set, frozenset, deque, bytearray, dict, defaultdict, OrderedDict, Counter})
 
 #: Types of objects that `copy.deepcopy` always shares.

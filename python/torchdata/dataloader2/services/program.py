@@ -59,7 +59,8 @@ if TYPE_CHECKING:
 
 #: The attribute of `sys` that limits the number of entries in a printed stack.
 _LIMIT = "tracebacklimit"
-#: The public module that contains the functions of this module. Users may replace these functions in that module.
+#: The public module that contains the functions of this module. Users may replace functions of this module in the
+#: public module.
 _FACE = "torchdata.dataloader2.reading_service"
 
 
