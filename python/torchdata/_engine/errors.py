@@ -9,11 +9,11 @@ class WorkerExitedError(RuntimeError):
     Args:
         message: what happened and what to do about it.
         worker: the number of the worker process, or None for the dispatching process.
-        exitcode: the exit code; a negative one is the number of the signal that killed the process. None if the exit
-            code is not known.
+        exitcode: the exit code; a negative one is the number of the signal that killed the process. The exit code is
+            None if it is not known.
         stage: what the process was doing.
         item: the number of the item, from 0 in its epoch, at which the process exited: the next item to be sent by the
-            worker, or to be received from the dispatching process. None if processes are not restarted.
+            worker, or to be received from the dispatching process. The number is None if processes are not restarted.
 
     Example:
         >>> from torchdata.dataloader2 import WorkerExitedError

@@ -107,7 +107,10 @@ def seal(snapshot: Any) -> bytes:
 
 
 def unseal(sealed: Any, what: str) -> Any:
-    """Returns the object that was passed to `seal`. Raises ValueError if it is damaged, or has another version."""
+    """Returns the object that was passed to `seal`.
+
+    Raises ValueError if the bytes are damaged, or have another version.
+    """
     check_seal(sealed, what)
     try:
         return loads_plain(sealed[_HEADER.size :])

@@ -23,10 +23,10 @@ from torchdata.dataloader2.state.position import LoaderState, Position, Randomne
 from torchdata.datapipes._pipe.graph.fingerprint import fingerprint, require_arguments
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-#: A resume whose recomputation takes fewer seconds than this causes no warning.
+#: If recomputing items takes fewer seconds than this, a resume causes no warning.
 _LEAST = 5.0
 
-#: The position in the epoch, the seeds and generators, and the ranks of a loader; None for each missing part.
+#: The position in the epoch, the seeds and generators, and the ranks of a loader; each part is None if it is missing.
 Whereabouts: TypeAlias = tuple[Position | None, Randomness, SavedRanks | None]
 
 
@@ -38,14 +38,14 @@ class StateKeeper:
 
     Attributes:
         loaded: the state that was loaded, until the loader changes.
-        left: the contents of states after the loader was shut down, or the reason why the contents are unknown.
+        left: after a shutdown, the contents of states that are requested later, or the reason why these contents are
+            unknown.
     """
 
     def __init__(self, run: EpochRun) -> None:
         self._pipeline, self._seeds, self._run = run.pipeline, run.seeds, run
         self.loaded: LoaderState | None = None
         self.left: Whereabouts | str | None = None
-        #: Whether the user was warned that the pipeline cannot be saved.
         self._warned = False
 
     def take(self, items_ago: int, with_pipe: bool | None, *, has_begun: bool) -> dict[str, Any]:

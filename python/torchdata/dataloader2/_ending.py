@@ -50,7 +50,7 @@ class Ending:
         owner_pid: the id of the process that the loader belongs to.
         patience: the number of seconds to wait for threads.
         is_noted: whether the state of the loader may be requested after the shutdown.
-        has_begun: whether the loader must not be read any more.
+        has_begun: whether the shutdown has begun, so that reading the loader is an error.
         is_over: whether the shutdown is complete.
     """
 

@@ -51,8 +51,8 @@ class FinishedIterator(Iterator[Any]):
     Args:
         iterator: the pipeline's iterator, if its attributes can still be read, or None.
         error: the message of the `RuntimeError` that `next` raises; None for a normal end.
-        told: the identifier of the thread that has received the error; 0 if no thread has. In this thread, a further
-            `next` raises StopIteration instead of the error.
+        told: the identifier of the thread that has received the error; 0 if no thread has received it. In this thread,
+            a further `next` raises StopIteration instead of the error.
     """
 
     def __init__(self, iterator: Any = None, error: str | None = None, told: int = 0) -> None:
@@ -78,7 +78,7 @@ class EpochRun:
 
     Attributes:
         delivery: delivers items to the user.
-        position: how far the epoch has come.
+        position: tracks the position in the epoch.
         resume_at: the position at which to resume, and whether recomputed items are compared; None to begin an epoch.
         saved_positions: the positions of all ranks at which to resume; the number of processes may have changed.
         epochs: the number of epochs that were begun.
@@ -98,7 +98,6 @@ class EpochRun:
         self.is_iterating = False
         self.patience: float | None = None
         self.position = Tracker(self)
-        #: Whether the user was warned of workers without work.
         self._knows_idle = False
         #: The counters at the beginning of the epoch, and the name of the counted items in messages; None if no pipe
         #: skips items that raise.
@@ -174,8 +173,7 @@ class EpochRun:
 
     @contextmanager
     def _unless_begun(self) -> Iterator[None]:
-        """If an epoch cannot begin, restores the loader to its state before the attempt: between two epochs, or at a
-        loaded position.
+        """If an epoch cannot begin, restores the loader's previous state: between two epochs, or at a loaded position.
 
         Ctrl-C or an error may interrupt the beginning. The next `iter` then makes another attempt, and states show the
         position before the epoch.
@@ -321,7 +319,7 @@ class EpochRun:
             because.add_note(f"After that, ending the epoch failed, too: {error!r}")
         finally:
             # A reading thread may be computing an item of the graph that the next epoch resets. The reading thread gets
-            # the error after the item.
+            # an error after it has computed the item.
             self.delivery.turn.await_left(self.patience)
         if at_end and counted is not None:
             tell(self.recorder.skipped(counted[0]), counted[1])

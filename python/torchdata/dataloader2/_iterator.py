@@ -4,8 +4,7 @@ Role: yields the items of one epoch while it is the loader's valid iterator. The
 threads that read the loader, one after another. The loader owns the epoch, whereas the iterator owns only the limit.
 
 `__next__` runs for every item, so it is in the extension (`DeliveryIterator`): it checks whether the iterator is valid
-and whether anything unusual has happened, and then requests the next item. The methods in this module handle everything
-else.
+and whether anything unusual has happened, and then requests the next item. This module handles all rarer events.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The pipeline of a loader: the graph, and the service that runs it.
 
 Role: owned by the loader; independent of epochs and states. The graph and the service are copies of the user's objects.
-The pipeline also keeps unchanged copies, from which the graph and the service can be recreated. Changed by the thread
-that begins an epoch or loads a state.
+The pipeline also keeps unchanged copies, from which the graph and the service can be recreated. Only the thread that
+begins an epoch or loads a state changes the pipeline.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ class Pipeline:
         self.service = self._adapted_service()
         #: The service's part of a loaded state.
         self.service_state: bytes | None = None
-        #: Whether the service has taken over the graph.
         self.is_taken_over = False
         #: Whether a pipe of the graph that was taken over skips items that raise.
         self.skips = False

@@ -429,7 +429,7 @@ class Tracker:
             delivery.given += 1
 
     def close(self) -> None:
-        """Records where an epoch has ended, if the next epoch depends on it."""
+        """Records the position at the end of an epoch, if the next epoch depends on this position."""
         output = self.output
         if output is None or not output.lasts:
             return

@@ -1,6 +1,6 @@
 """The seeds of a loader's epochs: the user's seed, and the generators derived from it.
 
-Role: owned by the loader. Changed by the thread that begins an epoch, sets the seed or loads a state.
+Role: owned by the loader. Only the thread that begins an epoch, sets the seed or loads a state changes these seeds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ class Seeds:
     """The seeds of a loader's epochs."""
 
     def __init__(self) -> None:
-        #: The seed that the user gave.
         self.seed: int | None = None
         #: Whether the user's seed must still be applied.
         self.is_due = True

@@ -77,13 +77,13 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
     Several threads may share an iterator, and each item goes to one of these threads. A copy of a loader, by `copy` or
     pickle, is a separate loader that has not started. For type checkers, the loader of an `IterDataPipe[T]` or a
-    `MapDataPipe[T]` is a `DataLoader2[T]`. If adapters are functions, it is a `DataLoader2[Any]`.
+    `MapDataPipe[T]` is a `DataLoader2[T]`. If adapters are functions, the loader is a `DataLoader2[Any]`.
 
     Args:
         datapipe: the last pipe of the graph, or a dataset: an object with a length and `__getitem__`, or an iterable
             that can be read several times. Workers share the items of a dataset only after a `sharding_filter`, which
-            `from_dataset` adds. None is allowed only if `load_state_dict` follows. Any other object is an error when
-            the loader is used.
+            `from_dataset` adds. A loader with `datapipe=None` needs a call of `load_state_dict`. If `datapipe` is
+            another object, using the loader raises an error.
         datapipe_adapter_fn: an adapter, or several that are applied to the copy of the graph in their order; None by
             default.
         reading_service: the service that runs the graph; None runs it in this process, with the seeds of the pipes.
@@ -91,8 +91,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             `reading_service=MultiProcessingReadingService(num_workers)`.
         splits: the number of shards of each epoch, for any number of workers and ranks: short for the adapter
             `ShardingPolicy(splits=splits)`; None for one shard for each worker.
-        stats: "counts", which costs nothing, or "full", which also measures the time of each pipe. None uses the
-            environment variable `TORCHDATA_STATS`, or otherwise "counts". See `stats()`.
+        stats: "counts", which costs nothing, or "full", which also measures the time of each pipe. With `stats=None`,
+            the environment variable `TORCHDATA_STATS` decides, or else "counts" is used. See `stats()`.
         stall_warning: the number of seconds without an item after which a `RuntimeWarning` describes which processes
             wait for each other; 60 by default, None for no warning.
         wait_warning: share of an epoch that the program may wait for the loader, 0.3 by default. The first epoch of 10
@@ -251,12 +251,12 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             num_workers: number of worker processes; 0 (the default) reads in this process; "auto" depends on the cores.
             sampler: the indices to read, for datasets with `__getitem__`; see `sample_by` of map pipes.
             drop_last: whether a last batch with fewer items is left out.
-            collate_fn: a function of a batch, or of an item if `batch_size` is None. None converts batches to arrays,
-                or to tensors if PyTorch is imported.
-            seed: the seed of all epochs, as for `seed()`; None draws one.
+            collate_fn: a function of a batch, or of an item if `batch_size` is None. With `collate_fn=None`, batches
+                become arrays, or tensors if PyTorch is imported.
+            seed: the seed of all epochs, as for `seed()`; None draws a seed at random.
             splits: the number of shards of each epoch, for any number of workers and ranks; see `ShardingPolicy`.
             reading_service: the service that runs the pipeline, as an alternative to `num_workers`.
-            splits_itself: whether an iterable divides its items among workers; if not, the loader does. If
+            splits_itself: whether an iterable divides its items among workers; if not, the loader divides the items. If
                 None, the iterable is assumed to divide its items if its library does so, or if its code uses
                 `get_worker_info` and `num_workers`; equal items in two workers are then an error.
 
@@ -370,8 +370,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         Args:
             items_ago: returns the state as it was this number of items ago, for items that you requested and have not
                 used yet; 0 by default.
-            with_pipe: whether the state contains the pipe, which only `from_state` needs. None, the default, includes
-                the pipe if it can be pickled to at most 1 MiB.
+            with_pipe: whether the state contains the pipe, which only `from_state` needs. By default (None), the pipe
+                is included if its pickle has at most 1 MiB.
 
         Raises:
             RuntimeError: the loader lacks a pipe; or items come in any order (`in_order=False`), pipes in the main

@@ -85,9 +85,9 @@ def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> l
     """Finds likely mistakes in a graph that is to run in worker processes.
 
     `lint` finds items that several workers would yield, shares that would be lost or overlap, a `sharding_filter`
-    without a `shuffle` before it, and expensive functions before the filter. It also finds pipes such as `mux` that mix
-    their inputs in a fixed pattern before `.sharding_filter().batch(n)`, because each worker's batches then contain the
-    inputs in another ratio.
+    without a `shuffle` before it, and expensive functions before the filter. `lint` also finds pipes such as `mux` that
+    mix their inputs in a fixed pattern before `.sharding_filter().batch(n)`, because each worker's batches then contain
+    the inputs in another ratio.
 
     Args:
         datapipe: the last pipe of the graph.
@@ -408,8 +408,7 @@ _MAPPING = {"Mapper", "ThreadPoolMapper", "BatchMapper", "BatchAsyncMapper"}
 
 
 def _calls_users(pipe: Any) -> bool:
-    """Whether the pipe calls the user's function for each item. Built-in functions do not count, because they are
-    cheap."""
+    """Whether the pipe calls the user's function for each item. Built-in functions are ignored as cheap."""
     function = vars(pipe).get("fn")
     module = str(getattr(function, "__module__", None) or "builtins").partition(".")[0]
     return type(pipe).__name__ in _MAPPING and module not in ("torchdata", "builtins", "_operator", "functools")

@@ -8,7 +8,9 @@ __all__ = ["ShuffleSpec"]
 
 
 class ShuffleSpec(abc.ABC):  # noqa: B024 - a marker that users subclass
-    """Base class of descriptions of a shuffle. `ShuffleSpec` exists for code that was written for torchdata 0.9.
+    """The base class for objects that describe a shuffle.
+
+    `ShuffleSpec` exists for code that was written for torchdata 0.9.
 
     Example:
         >>> from torchdata.dataloader2.shuffle_spec import ShuffleSpec

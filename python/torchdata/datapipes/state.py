@@ -113,7 +113,8 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
     Args:
         datapipe: the last pipe of the graph, or the graph.
         described: whether the state contains a description of the pipes, which detects another pipeline, and checksums,
-            which detect damage; True by default. False is faster if you save states every second.
+            which detect damage; True by default. With `described=False`, saving is faster, which helps if you save
+            states every second.
 
     Returns:
         A dict of plain data.
@@ -332,7 +333,7 @@ class _Saving:
             if not is_restorable(pipe):
                 return PipeEntry(name_of(pipe))
             return with_seeds(PipeEntry(name_of(pipe), restores=True, state=self._state_of(pipe)), record)
-        # A user's pipe without a `reset` may still show the position of the previous pass.
+        # A user's pipe without a `reset` may still contain the position of its previous pass.
         is_stale = token_of(pipe).yielded == 0 and not can_reset(type(pipe))
         if id(pipe) not in self._in_use or not is_restorable(pipe) or replayed or is_stale:
             entry = _entry_anew(pipe)

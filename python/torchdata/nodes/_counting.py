@@ -1,8 +1,8 @@
 """The counters of a `Loader` of nodes.
 
 Role: belongs to one loader, in the main process. The loader's items are always counted, and the processes of its nodes
-have pages on the loader's board. With `stats="full"`, each node
-has a row in the statistics, and the nodes and the loader read it through a guard that counts and measures its items.
+have pages on the loader's board. With `stats="full"`, each node has a row in the statistics, and a guard around each
+node counts the items and measures the time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class NodeRecorder(BatchRecorder):
 
     name = NODES
 
-    #: The page on which the nodes have rows, and the row of the loader.
+    #: The page of the statistics that contains the rows of the nodes, and the row of the loader.
     _bound: tuple[Counting, int] | None = None
 
     def begin_graph(self, iterator: SharedIterator, root: BaseNode[Any]) -> None:

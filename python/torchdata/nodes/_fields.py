@@ -26,7 +26,7 @@ class StateFields:
 
     Args:
         node: the name of the node, for error messages.
-        state: a result of the node's `get_state`. None for the beginning of an epoch, where integers have their
+        state: a result of the node's `get_state`. At the beginning of an epoch, `state` is None, integers have their
             smallest allowed value, flags have their default, lists are empty, and other fields are None.
         begins: whether `state` may be None.
 
@@ -127,7 +127,7 @@ class Unsaved:
 
 
 def position_of(node: BaseNode[Any]) -> Any:
-    """Returns the state of a node, or `Unsaved` if it raises NotImplementedError."""
+    """Returns the state of a node, or `Unsaved` if the node raises NotImplementedError."""
     try:
         return node.state_dict()
     except NotImplementedError as error:

@@ -108,7 +108,7 @@ class Workers(Group):
 
     @property
     def serve_on(self) -> bool:
-        """Whether another run can use the processes, because all are running or exited processes are replaced."""
+        """Whether another run can use the processes: all of them are running, or processes that exit are replaced."""
         return self.restarts is not None or not any(process.ended for process in self.members.processes)
 
     def serve(self, queue: ReadAheadQueue) -> None:
@@ -124,7 +124,8 @@ class MapWorker:
     def __init__(self, group: Workers, number: int, output: Link) -> None:
         self._group, self._members, self._index = weakref.ref(group), group.members, number
         self._base_seed, self._timeout = group.base_seed, group.timeout
-        #: Worker numbers for seeding. The first number is for this process, and each replacement takes the next number.
+        #: Worker numbers for seeding. The first number belongs to this process, and each replacement process takes the
+        #: next number.
         self._numbers = count(number, group.members.num_workers)
         #: The base seed and the number of the process, until they are sent.
         self._seed: tuple[int, int] | None = None
@@ -146,7 +147,8 @@ class MapWorker:
         the process returns the remaining items because it took too long.
 
         Args:
-            items: the arguments of the calls. A single item is released once it is sent.
+            items: the arguments of the calls. A list with a single item is emptied once the item is sent, so that the
+                item can be freed.
         """
         end, at = len(items), 0
         with self._calling:
@@ -191,7 +193,7 @@ class MapWorker:
             items[0] = None
 
     def _receive(self) -> list[list[Any] | BaseException | None] | None:
-        """Waits for answers to the items that were sent last, in the form that `results` yields.
+        """Waits for results of the items that were sent last, and returns them in the form that `results` yields.
 
         Returns None if the process has exited and may be replaced.
         """

@@ -39,7 +39,8 @@ Function = Callable[[Any], Any] | None
 
 #: Maximum number of items per message to a process, and maximum number of seconds to compute these items.
 _MOST_TOGETHER, _TOGETHER = 128, 0.001
-#: Work that takes fewer seconds is given to a single process, because further messages would take as long.
+#: Items that take fewer seconds in total are sent to a single process, because sending messages to more processes would
+#: take as long.
 _WORTH_A_MESSAGE = 0.00005
 #: The number of seconds that `shutdown` waits for threads, which end after their current call.
 _SECONDS = 5.0
@@ -52,7 +53,7 @@ class _Work(ReadAhead):
         name: the name of the node in messages and in names of threads.
         limit: the maximum number of items that are taken but not yet yielded.
         reader: reads the source, which was reset.
-        wanted: the number of items that must be read from the source.
+        wanted: the number of items that must be read from the source before its end is accepted.
         **options: the arguments `in_order`, `place` and `grows` of the queue. `place` is a snapshot of the source, the
             number of items to drop after the snapshot, and the numbers of further items to drop. `grows` is the maximum
             of `limit` for small items, the number of consecutive small items so far, and the number of items that may
@@ -95,7 +96,7 @@ class _Work(ReadAhead):
             del stopped
 
     def call(self, worker: MapWorker, sharers: int) -> None:
-        """Passes available items to a process, without waiting for more. Runs in all other threads.
+        """Passes available items to a process, without waiting for further items. Runs in all other threads.
 
         Args:
             worker: calls the process.
@@ -138,7 +139,7 @@ class _Work(ReadAhead):
             self.queue.break_off(slot, ValueError(text))
 
     def _call(self, function: Callable[[Any], Any], slot: int, item: Any, index: int, snapshot: Any) -> int | None:
-        """Stores the function's result for an item. Returns the next slot if one is available without waiting."""
+        """Stores the result for an item. Returns the next slot of the queue if one is available without waiting."""
         try:
             result = function(item)
         except StopIteration as error:
@@ -275,7 +276,7 @@ class ReadSource:
     # -- shutdown -----------------------------------------------------------------------------------
 
     def leave(self, read_on: bool) -> None:
-        """Ends the reading, and waits until no thread uses the source.
+        """Makes the threads stop reading, and waits until no thread uses the source.
 
         Args:
             read_on: whether the source will begin its next epoch, and must first be read up to the point that

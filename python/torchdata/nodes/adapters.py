@@ -54,7 +54,6 @@ class IteratingNode(BaseNode[T]):
     _stream: StatefulStream | None = None
 
     _num_yielded = 0
-    #: Whether an item of this epoch was requested.
     _started = False
     #: The number of items to drop before the next item, for an iterable without a state.
     _to_drop = 0
@@ -265,7 +264,7 @@ class IterableWrapper(IteratingNode[T]):
         return not isinstance(self._stateful, PipePosition) or self._stateful.is_repeatable()
 
     def shutdown(self) -> None:
-        """See `BaseNode.shutdown`. Also ends the threads of pipes."""
+        """See `BaseNode.shutdown`. `IterableWrapper` also ends the threads of its pipe."""
         if isinstance(self._stateful, PipePosition):
             self._stateful.shutdown()
 

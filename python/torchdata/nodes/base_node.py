@@ -17,7 +17,7 @@ __all__ = [
 ]  # fmt: skip
 
 T = TypeVar("T", covariant=True)
-#: An object that no node yields.
+#: A placeholder, which no node yields as an item.
 _NEVER = object()
 
 
@@ -132,7 +132,7 @@ class BaseNode(Iterator[T]):
     def state_dict(self) -> dict[str, Any]:
         """Returns the position after the last item, for `reset`. The dict can be pickled and never changes.
 
-        A new node is first reset to its beginning.
+        If the node was never reset, `state_dict` first resets the node to its beginning.
         """
         try:
             if self.__initialized:
@@ -200,7 +200,7 @@ class Again:
 
     Args:
         node: the node.
-        item: the item of its source.
+        item: the item of the source.
     """
 
     def __init__(self, node: BaseNode[Any], item: Any) -> None:

@@ -188,8 +188,8 @@ class Unbatcher(BaseNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         if self._skipped and initial_state is None:
-            # A loaded state was not used. The batch is read now, because the next epoch of the source starts after the
-            # batch.
+            # A state was loaded, but no batch was read afterwards. The batch is read now, because the next epoch of the
+            # source starts after the batch.
             with contextlib.suppress(Exception):
                 self._advance()
         fields = StateFields("Unbatcher", initial_state)

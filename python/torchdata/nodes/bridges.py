@@ -67,8 +67,8 @@ class NodePipe(IterDataPipe[T]):
     NODE_KEY, UNREAD_KEY = "node", "unread"
 
     _restored: dict[str, Any] | None = None
-    #: Whether a pass has begun, and whether the next pass has begun only because its state was requested, either here
-    #: or by the pipe that saved the loaded state.
+    #: Whether a pass has begun, and whether this pass has begun only because its state was requested, from this pipe or
+    #: from the pipe that saved the loaded state.
     _begun = _began_for_state = False
 
     def __init__(self, source_node: BaseNode[T]) -> None:
@@ -86,7 +86,8 @@ class NodePipe(IterDataPipe[T]):
     def reset(self) -> None:
         """Begins the next epoch of the node."""
         if self._restored is not None and not self._began_for_state:
-            # The restored pass was not continued. The node is reset to the restored position, because it counts epochs.
+            # A state was loaded, but the program has not read the rest of that pass. The node is first reset to the
+            # restored position, because the node counts epochs.
             self.source_node.reset(self._restored)
             self._restored = None
 

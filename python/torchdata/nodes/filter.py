@@ -74,7 +74,7 @@ class Filter(BaseNode[T]):
             self._num_filtered += 1
 
     def get_state(self) -> dict[str, Any]:
-        """See `BaseNode.get_state`. The state includes the numbers of items that were dropped and yielded."""
+        """See `BaseNode.get_state`. The state includes how many items the filter has dropped and yielded."""
         state = {
             self.SOURCE_KEY: self.source.state_dict(),
             self.NUM_FILTERED_KEY: self._num_filtered,

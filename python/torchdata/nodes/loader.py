@@ -26,7 +26,6 @@ from torchdata.nodes.base_node import BaseNode, T, check_node, copy_of_graph, no
 
 __all__ = ["Loader", "LoaderIterator"]
 
-#: A placeholder that means "no item".
 _NONE = object()
 _LEFT = (
     "this iterator has been invalidated, because iter() of its Loader has begun another epoch; to read both at the "
@@ -47,8 +46,8 @@ class Loader(ObservedLoader, Generic[T]):
         root: the last node.
         restart_on_stop_iteration: whether the next `iter()` begins the next epoch after loading a state from the end of
             an epoch; True by default. If False, the iterator ends immediately.
-        stats: "counts" counts the items of the loader, and "full" also measures the time of each node. None uses the
-            environment variable `TORCHDATA_STATS`, or else "counts". See `stats()`.
+        stats: "counts" counts the items of the loader, and "full" also measures the time of each node. With
+            `stats=None`, the environment variable `TORCHDATA_STATS` decides, or else "counts" is used. See `stats()`.
         wait_warning: the fraction of an epoch of at least 10 seconds that the program may wait for the loader without
             a warning; None for no limit.
 
@@ -137,10 +136,10 @@ class Loader(ObservedLoader, Generic[T]):
             self._it.turn.call(partial(self._it.state_was_loaded, self))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the latest iterator, or a state that was loaded after it was created. The returned state
-        never changes and can be pickled.
+        """Returns the state of the latest iterator, or a state that was loaded after that iterator was created.
 
-        Before the first iteration, returns the state of the beginning.
+        The returned state never changes and can be pickled. Before the first iteration, returns the state of the
+        beginning.
         """
         if self._loaded is not None:
             return self._loaded

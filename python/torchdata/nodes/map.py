@@ -183,14 +183,15 @@ class ParallelMapper(PassingNode[T]):
         map_fn: a function of an item. With threads, several threads may call the function at the same time. With
             processes that are not forked, the function must be picklable (lambdas and local functions are supported).
         num_workers: the number of threads or processes; 0 calls the function in the thread that reads the node.
-        in_order: whether results keep the source's order; True by default. False yields results once they are ready.
+        in_order: whether results keep the source's order; True by default. With False, results are yielded once they
+            are ready.
         method: `"thread"` (the default) or `"process"`.
         multiprocessing_context: the start method of processes: `"fork"`, `"spawn"` or `"forkserver"`; None for Python's
             default.
         max_concurrent: the maximum number of items that are taken from the source but not yet yielded; at most
-            `num_workers`. None (the default) for twice `num_workers`. With processes, the default grows by one for each
-            eight yielded items, up to 128 times `num_workers`, while items and results are small (numbers, short
-            strings, and tuples of these). If several small items are available, they are sent together.
+            `num_workers`. By default (None), the maximum is twice `num_workers`. With processes, the default grows by
+            one for each eight yielded items, up to 128 times `num_workers`, while items and results are small (numbers,
+            short strings, and tuples of these). If several small items are available, they are sent together.
         snapshot_frequency: the number of items between saved states of the source, as for `Prefetcher`; with
             `prebatch`, the number of batches.
         prebatch: the number of items that a worker receives together, which helps if items are small; None (the
@@ -206,8 +207,8 @@ class ParallelMapper(PassingNode[T]):
             reasons. Each kill at the same item doubles the time limit for that item, and a process has at least a
             minute to start.
         patience: with `on_timeout="restart"`, the seconds granted to a process that is busy, which means that its
-            threads have run or waited for a processor for at least a tenth of the time. None uses `timeout` for all
-            processes.
+            threads have run or waited for a processor for at least a tenth of the time. With `patience=None`, `timeout`
+            applies to all processes.
 
     Raises:
         TypeError: `source` is not a node, `map_fn` is not a function, or a number is not an integer.

@@ -75,8 +75,8 @@ class Shuffler(BaseNode[T]):
         self._advance = fields.reset(self.source, self.SOURCE_KEY)
         self._buffer: list[T] = list(fields.list_of(self.BUFFER_KEY)) if stored else []
         self._num_yielded, repeated = (count, 0) if stored else (0, count)
-        #: Whether states contain the buffer. If such a state is loaded, the source is positioned after the buffered
-        #: items.
+        #: Whether states contain the buffer. If a state with the buffer is loaded, the source is positioned after the
+        #: buffered items.
         self._stores = self.store_buffer or stored or not is_repeatable(self.source)
         #: The source's position and the random state at the beginning of the epoch, if states do not store the buffer.
         self._began = None if self._stores else (position_of(self.source), self._random.getstate())

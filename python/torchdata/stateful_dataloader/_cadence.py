@@ -1,5 +1,6 @@
 """Decides when a worker of a `StatefulDataLoader` takes snapshots of its dataset and checks its random generators.
-Expensive snapshots and checks are less frequent.
+
+The longer a snapshot or a check takes, the less often the worker performs it.
 
 Role: runs in the worker. There is one `SnapshotCadence` per epoch, and one `GeneratorWatch` per worker. All times are
 in seconds of the monotonic clock, which is the same in all processes.
@@ -31,14 +32,14 @@ class SnapshotCadence:
     def __init__(self, every: int) -> None:
         self._every = every
         self._count, self._spent = 0, 0.0
-        #: Durations of the last snapshots. The shortest duration counts, because the system may suspend a process
-        #: during a snapshot.
+        #: Durations of the last snapshots. The durations of the last snapshots. The shortest one is used, because the
+        #: system may suspend a process during a snapshot.
         self._costs: deque[float] = deque(maxlen=3)
         #: The time before which no snapshot is taken.
         self.due = 0.0
 
     def is_due(self, now: float, took: float) -> bool:
-        """Returns whether to take a snapshot after the last batch. Callers may omit the call until the time `due`."""
+        """Returns whether to take a snapshot after the last batch; before the time `due`, the result is False."""
         self._count += 1
         self._spent += took
         return self._count % self._every == 0 and now >= self.due
@@ -57,7 +58,7 @@ class GeneratorWatch:
     A check takes tens of microseconds, so checks are infrequent. The first check follows the first batch.
 
     Args:
-        moved: generators that count as used from the start.
+        moved: generators that count as used even before the first check.
     """
 
     def __init__(self, moved: Iterable[str] = ()) -> None:

@@ -9,9 +9,9 @@ draws from the real generator. When the loader draws, the real global generator 
 the program seeds or sets a global generator, the loader uses the new values.
 
 A sampler without a state is resumed by creating a new iterator with the generators as they were before the first index
-(`Replay`). The new iterator repeats the order if only the sampler draws from these generators. If the program or the
-dataset also draws from a generator, `Draws` records its position before the sampler's next draw. A checksum of some
-indices shows whether the new iterator repeats the order.
+(`Replay`). The new iterator repeats the order, provided that only the sampler draws from these generators. If the
+program or the dataset also draws from a generator, `Draws` records the generator's position before the sampler's next
+draw. A checksum of some indices shows whether the new iterator repeats the order.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class Drawing:
         #: For each generator name, the state that the loader sees, and the corresponding state of the global generator.
         self._displaced: dict[str, tuple[Any, Any]] = {}
         self._is_under_way = False
-        #: The global generators when a state was loaded, and their numbers of restores.
+        #: The states of the global generators when a state was loaded, and how often each generator had been restored
+        #: by then.
         self._at_load: dict[str, tuple[Any, int]] = {}
 
     def now(self, keys: Set[Any] | None = None) -> Moment:
@@ -93,8 +94,7 @@ class Drawing:
         return marks | {number: comparable(read(one)) for number, one in enumerate(self._own)}
 
     def set(self, moment: Moment, but: Any = None) -> None:
-        """Sets the generators, except for `but`, to the states of a moment. This method must be called while the loader
-        draws."""
+        """Sets all generators except those in `but` to their states at `moment`; callable while the loader draws."""
         for name in self._names:
             if name in moment:
                 write(name, moment[name])
@@ -137,7 +137,7 @@ class Drawing:
         """Records that a state was loaded.
 
         Args:
-            names: the global generators that already have the states intended by the program or by the loaded state.
+            names: the global generators that are already in the state that the program or the loaded state intends.
         """
         self._at_load |= {name: (read(name), self._restores[name]) for name in names}
 
@@ -210,11 +210,12 @@ class Drawing:
     # -- saved form ----------------------------------------------------------------------------------
 
     def encoded(self, moment: Moment, first: Moment | None = None) -> dict[str, Any]:
-        """Converts a moment to plain values.
+        """Converts generator states to plain values for a saved state.
 
         Args:
             moment: the generators.
-            first: an earlier moment that shortens the values. Decoding then requires the same earlier moment.
+            first: earlier states of the same generators, which make the plain values shorter. `decoded` then needs the
+                same earlier states.
         """
         first = first or {}
         plain: dict[str, Any] = {name: encoded(moment[name], first.get(name)) for name in self._names if name in moment}
@@ -223,11 +224,11 @@ class Drawing:
         return plain | ({"own": own} if own else {})
 
     def decoded(self, plain: dict[str, Any], first: Moment | None = None) -> Moment:
-        """Converts plain values back to a moment.
+        """Converts the result of `encoded` back to generator states.
 
         Args:
             plain: the result of `encoded`.
-            first: the earlier moment that was passed to `encoded`.
+            first: the argument `first` that was passed to `encoded`.
 
         Raises:
             ValueError: the values are damaged.
@@ -270,13 +271,13 @@ def _moved(before: Any, after: Any, most: int = _FAR) -> int | None:
 
 # -- samplers without a state ------------------------------------------------------------------------------
 
-#: The number of draws that are kept. A sampler does not need earlier draws, because it stores the result of its latest
-#: draw: a permutation, a block or a pool.
+#: The maximum number of recorded draws. A sampler does not need earlier draws, because it stores the result of its
+#: latest draw: a permutation, a block or a pool.
 _MOST = 1024
 
 
 class Draws:
-    """The draws of a sampler in one epoch.
+    """Records when a sampler draws random numbers in one epoch.
 
     Args:
         drawing: the loader's generators.
@@ -291,12 +292,12 @@ class Draws:
 
         Args:
             first: the generators before the first index; empty if no index will be read.
-            noted: the draws of this epoch in a loaded state.
+            noted: the draws that a loaded state has recorded for this epoch.
             digest: the checksum of the indices that were read; None if no indices were read.
         """
         self._first = first
         self._digest = digest or SampleDigest()
-        #: The marks of the generators after the sampler's last use.
+        #: The marks (see `mark_of`) of the generators when the sampler was last used.
         self._left: Moment = self._drawing.marks() if first else {}
         self._before: Moment = {}
         self._moment: Moment = {}
@@ -312,8 +313,9 @@ class Draws:
         self._moment = self._drawing.now(moved) if moved else {}
 
     def after(self, number: int, drawn: int, indices: list[Any]) -> None:
-        """Records whether the sampler drew for an index or a batch. This method must be called after the index or batch
-        was read.
+        """Records whether the sampler drew random numbers for an index or a batch.
+
+        This method must be called after the index or batch was read.
 
         Args:
             number: the number of indices that `Replay` will have read before this index or batch.

@@ -45,7 +45,7 @@ class _Fetcher(_BaseDatasetFetcher):
     """A fetcher that reports when the samples of a batch were read, and which samples were omitted.
 
     Args:
-        *how: the arguments of PyTorch's fetcher.
+        *how: the positional arguments of PyTorch's fetcher.
         skips: whether samples are omitted if the dataset raises an exception for them.
     """
 
@@ -73,7 +73,7 @@ class _Fetcher(_BaseDatasetFetcher):
             raise
 
     def _called(self, samples: Any) -> str:
-        """Describes the samples of a batch; empty if they have no numbers."""
+        """Describes the samples of a batch by their numbers; empty if the numbers are unknown."""
         raise NotImplementedError
 
 
@@ -149,7 +149,7 @@ class Indexed(_Fetcher, _MapDatasetFetcher):
 
 
 class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
-    """PyTorch's fetcher for iterable datasets. After an omitted sample, it continues with the dataset's iterator."""
+    """PyTorch's fetcher for iterable datasets, which reads on after an omitted sample."""
 
     #: Whether Ctrl-C interrupted the dataset within a sample, so that a generator has ended or the sample is lost.
     is_broken = False

@@ -104,7 +104,7 @@ def _is_generator(value: Any) -> bool:
 
 
 def mark_of(name: str) -> Any:
-    """Returns a value that changes when this global generator is used. Faster than reading the generator's state."""
+    """Returns a value that changes when this global generator is used."""
     if name != "numpy":
         return read(name)
     bits = _OBJECTS[name]._bit_generator

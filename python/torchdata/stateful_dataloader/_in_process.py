@@ -45,7 +45,6 @@ from torchdata.stateful_dataloader._worker import Batches, EpochStart, Job, News
 
 __all__ = ["InProcessIterator", "ShardsInProcessIterator"]
 
-#: A placeholder that means "no index".
 _NONE = object()
 
 
@@ -143,7 +142,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
     def _restore(self, position: ReadingPosition) -> None:
         """Moves the reading to a position in this epoch."""
         if self._reads_again(position):
-            # Reading starts at the beginning of the epoch, with the generators as they were then.
+            # Reading starts at the beginning of the epoch, with the generators in their states from that time.
             set_all(self._then)
             position = position._replace(collate=self._collate, since=self._num_given)
         self._reader.restore(position)
@@ -172,7 +171,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         return data
 
     def _read_counting(self, skipped: Skipped) -> Any:
-        """Returns the batch of the current index; `NOTHING` if all its samples were skipped."""
+        """Returns the batch of the current index; `NOTHING` if all samples of the batch were skipped."""
         try:
             data = self._reader.read(self._index)
         except Exception:

@@ -70,13 +70,14 @@ class StatefulIterator(_BaseDataLoaderIter):
         #: state.
         self._loading: Any = None
         self._successor: Iterator[Any] | None = None
-        #: Whether the epoch is over, and whether the loaded state is from the end of an epoch with workers that would
-        #: run the next epoch as well.
+        #: `is_finished`: whether the epoch is over. `_lives_on`: whether the loaded state is from the end of an epoch
+        #: with workers that would also run the next epoch.
         self.is_finished = self._lives_on = False
         #: The counts of samples skipped in the epoch; None if samples are not skipped.
         self._skipped = Skipped.of(loader, None if state is None or state.is_over else state.skipped)
-        #: The number of batches that were not returned because all their samples were skipped; that earlier runs had
-        #: returned in this epoch; and to read and drop, for a state without a position in the dataset.
+        #: Three numbers of batches: batches that were not returned because all their samples were skipped, batches that
+        #: earlier runs had returned in this epoch, and batches to read and drop because a state has no position in the
+        #: dataset.
         self._num_empty = self._given_before = self._passing_over = 0
         if state is not None and not state.is_over and state.skipped is not None:
             self._num_empty = state.order.yielded - state.given
@@ -204,7 +205,7 @@ class StatefulIterator(_BaseDataLoaderIter):
             waiting: the indices of batches that the user has not received, in the order of drawing.
             positions: the reading position of each worker, or of the main process.
             next_worker: the worker that returns the next batch.
-            skipped: the counts of skipped samples; None for the counts so far.
+            skipped: the counts of skipped samples; None for this iterator's current counts.
         """
         reading = self._reading
         batches = (self._num_given, (reading.batch_size or 0) * reading.auto_collation)

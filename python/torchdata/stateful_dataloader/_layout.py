@@ -23,7 +23,7 @@ value. The tuple contains a dict with these keys:
 - "sampler": the states of a user's sampler and its iterator. A checkpoint may have lost some keys of the states in the
   keys of 0.11, so the complete states are stored in the part of this package, together with the states of datasets.
 - "loader": properties that must be the same in a loader that loads the state; see `_fitting`
-- "unstarted": whether nothing was read yet
+- "unstarted": whether the loader had read nothing when the state was saved
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _SAMPLER = "_sampler_iter_state", "_index_sampler_state"
 #: The key of each state in a snapshot, and the field of `ReadingPosition` that holds the state.
 _STATES = {"dataset_state": "dataset", "dataset_iter_state": "iterator", "collate_state": "collate"}
 
-#: The keys of the other parts of a position. A part without a value has no key.
+#: The keys of the other parts of a position. If a part has no value, its key is omitted.
 _OWN = "collate_state", "random", "random_then", "random_since", "since", "digest"
 
 
@@ -71,7 +71,7 @@ _OWN = "collate_state", "random", "random_then", "random_since", "since", "diges
 
 
 def dump(state: EpochState) -> dict[str, Any]:
-    """Returns a state in its saved form."""
+    """Converts an `EpochState` to the saved form of a state."""
     order, workers = state.order, state.workers
     taken = [_dump_position(position, state) for position in state.positions]
     ours = _dump_ours(state)
@@ -103,7 +103,7 @@ def dump(state: EpochState) -> dict[str, Any]:
 
 
 def _known(value: Any) -> Any:
-    """Returns a part of a state without unknown values."""
+    """Returns a copy of a part of a state, without the values that are unknown."""
     if type(value) is not dict:
         return value
     return {key: _known(one) for key, one in value.items() if one is not UNKNOWN}

@@ -10,7 +10,8 @@ position of the user. A state depends on the kind of the sampler:
 - If the sampler or its iterator has `state_dict`, its state is taken after each n-th index, and kept until the user has
   received this index. `state_dict` is called only between the first and the last index of an epoch.
 - A resume iterates over any other sampler again, with the generators from the beginning of the epoch, up to the saved
-  position. Indices that the user had not received are returned next. The generators are set to their saved states.
+    position. Indices that the user had not received are returned next. After a resume, the generators have their saved
+    states.
 """
 
 from __future__ import annotations
@@ -200,7 +201,7 @@ class IndexOrder:
     def state(
         self, waiting: list[Any], finished: bool, batches: tuple[int, int] | None, in_order: bool = True
     ) -> OrderState:
-        """Returns the state at this position.
+        """Returns the position of the user in the order, and the generators.
 
         Args:
             waiting: the indices of batches that the user has not received, in the order of drawing.
@@ -369,7 +370,7 @@ class IndexOrder:
             batches.start_from(replay, given)
 
     def _pass_batches(self, count: int, old: int | None) -> None:
-        """Skips `count` indices of the sampler, or as many indices as `count` batches of `old` indices contain."""
+        """Skips `count` indices of the sampler, or the indices of `count` batches with `old` indices each."""
         if count == 0:
             return
         if not isinstance(self._iterator, BatchIndices) or old is None or old == self._size:
@@ -378,7 +379,7 @@ class IndexOrder:
             self._iterator.pass_samples(count * old, most_missing=old - 1)
 
     def follow(self, state: OrderState, unstarted: bool) -> None:
-        """Moves the sampler and the generators to their positions at the end of a state's epoch.
+        """Moves the sampler and the generators to the end of the epoch of a state.
 
         Args:
             state: the state.

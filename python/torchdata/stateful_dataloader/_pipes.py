@@ -51,7 +51,7 @@ class PipeSource(PipePasses):
     def __init__(self, pipe: IterDataPipe[Any], shared_seed: Callable[[], int | None]) -> None:
         super().__init__(pipe)
         self._shared_seed = shared_seed
-        #: The number of items to read again in the next iteration.
+        #: The number of items that the next iteration rereads and drops.
         self._again = 0
 
     def _prepare(self) -> None:

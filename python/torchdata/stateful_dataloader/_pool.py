@@ -36,7 +36,8 @@ from torchdata.stateful_dataloader.errors import WorkerTimeoutError
 
 __all__ = ["PinnedUnits", "WorkerPool", "pinned"]
 
-#: Bytes of shared memory for orders that do not fit into the ring. Only the used part is allocated.
+#: Bytes of shared memory for orders that do not fit into the ring. The system allocates only the used part of this
+#: memory.
 _ORDERS = 64 << 20
 
 
@@ -69,9 +70,9 @@ class WorkerPool(Group):
     def __init__(self, loader: Any, job: Job, owner: Callable[[], Any]) -> None:
         self._is_iterable, self._timeout = job.reading.is_iterable, loader.timeout if loader.timeout > 0 else None
         in_order: bool = loader.in_order
-        #: Whether workers read only what the main process orders, instead of reading ahead as far as there is room.
-        #: Persistent workers need orders even for an iterable dataset. If the program leaves an epoch, the workers
-        #: complete their outstanding orders.
+        #: Whether workers read only what the main process orders, instead of reading ahead as long as there is space
+        #: for items. Persistent workers need orders even for an iterable dataset. If the program leaves an epoch, the
+        #: workers complete their outstanding orders.
         self.is_ordered = not self._is_iterable or (job.persistent and not job.lasts_one_epoch)
         self._epoch, self._first, num_shards = 0, 0, max(1, job.num_shards)
         context, workers = loader.multiprocessing_context or get_context(), min(num_shards, loader.num_workers)
@@ -86,7 +87,7 @@ class WorkerPool(Group):
         try:
             outputs = self.start()
             self._senders, self._processes = self.members.commanders, self.members.processes
-            #: For each worker, the checks that run while the main process waits for room for an order.
+            #: For each worker, the check that runs while the main process waits for space for an order.
             self._looks = [self.look_at(worker) for worker in range(workers)]
             self.collector = self.collect(outputs, num_shards=num_shards, in_order=in_order, timeout=self._timeout)
             self._finish_when_shut_down()
@@ -153,7 +154,7 @@ class WorkerPool(Group):
         Args:
             worker: the number of the worker. If there are orders, each worker runs the shard with its own number.
             beginning: orders that bring the process to the failed worker's position.
-            received: the number of outstanding orders whose units have arrived.
+            received: the number of outstanding orders for which units have arrived.
         """
         for order in beginning:
             self._send(worker, order)
@@ -162,7 +163,7 @@ class WorkerPool(Group):
             self._send_orders(worker)
 
     def _send(self, worker: int, order: Any) -> None:
-        """Sends an order, and waits for room. If the worker has exited, drops the order; see `instruct`."""
+        """Sends an order once the link has space. If the worker has exited, drops the order; see `instruct`."""
         with suppress(Gone):
             self._senders[worker].send_message(order, None, None, self._looks[worker])
 

@@ -232,9 +232,9 @@ class _Trail:
         base: a snapshot within an epoch, at its end, or before the first epoch, maybe frozen; None if unknown.
         since: the number of batches that were read after the snapshot in the same epoch.
         later: the number of batches that were read in each later epoch.
-        is_whole: whether the dataset loaded this snapshot in this process, or was at the end of an epoch. If not, at
-            least one batch must have been read after the snapshot, because a generator applies a loaded state only with
-            its first item.
+        is_whole: whether the dataset loaded this snapshot in this process, or was at the end of an epoch. If `is_whole`
+            is False, at least one batch must have been read after the snapshot, because a generator applies a loaded
+            state only with its first item.
     """
 
     base: ReadingPosition | bytes | None = None
@@ -248,7 +248,7 @@ class _Trail:
         return bool(self.since or self.later)
 
     def position(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns a position with the current states. To reach the position, the steps of the trail are repeated."""
+        """Returns a position with the current states. A resume repeats the steps of the trail to reach the position."""
         base = self.thawed()
         bare = base and ReadingPosition(*base[:3], ended=base.ended, unbegun=base.unbegun)
         random = base.random if base else {}
@@ -260,7 +260,7 @@ class _Trail:
 
 
 class Trails:
-    """The last two trails of an iterable dataset. The older trail is at least one batch longer than the newer trail.
+    """The last two trails (`_Trail`) of an iterable dataset. The older trail has at least one batch more.
 
     Args:
         position: the snapshot that the dataset has loaded; None before the first epoch.
@@ -282,7 +282,7 @@ class Trails:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether no epoch has begun and no snapshot is known."""
+        """Whether no epoch has begun, and no snapshot was taken or loaded."""
         return self._trails[-1].base is None and not self._trails[-1].is_walked
 
     @property
@@ -357,7 +357,7 @@ class Progress:
             self.since += 1
 
     def stand(self, frozen: bytes) -> None:
-        """Records the worker's snapshot; empty bytes mean that nothing has changed."""
+        """Records a snapshot that the worker has sent; empty bytes mean that the last snapshot is still valid."""
         self.since = type(self.since)()
         if frozen:
             self.position = frozen

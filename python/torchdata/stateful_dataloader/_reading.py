@@ -45,9 +45,8 @@ _NO_NOW: _Now = (None, 0)
 
 #: A placeholder for the states of a dataset that has ended without returning a batch.
 _ENDED = b"", b""
-#: The number of batches between the snapshots that a reader takes without a request.
+#: A reader takes a snapshot after this number of batches, even if no caller requests a snapshot.
 _KEPT_EVERY = 64
-#: A number that is larger than the number of any batch.
 _NEVER = 1 << 62
 
 
@@ -106,9 +105,9 @@ class EpochReader:
         #: Whether the dataset loaded a state in this process, which a generator may not have applied yet.
         self._was_given_state = False
         self._trial: _Trial | None = None
-        #: Whether the reader takes snapshots without a request. `_cadence` determines when.
+        #: Whether the reader takes snapshots that no caller has requested. `_cadence` determines when.
         self._keeps, self._cadence = False, SnapshotCadence(_KEPT_EVERY)
-        #: The clock that times batches, and the number of the next batch that is timed.
+        #: The clock that measures batches, and the number of the next batch to measure.
         self._clock: BatchClock | None = None
         self._timed_next = _NEVER
 
@@ -239,7 +238,7 @@ class EpochReader:
             self._fetcher.watch()
 
     def _go_on(self, base: ReadingPosition, random: Moment, since: Any, now: _Now, is_left: bool) -> None:
-        """Resumes within an epoch, or at its end."""
+        """Moves the dataset to a saved position within an epoch, or at the end of the epoch."""
         if base.ended and not base.has_state:
             self._is_over = True
             return
@@ -312,7 +311,7 @@ class EpochReader:
             give(self._iterator, part)
 
     def _of_dataset(self, base: ReadingPosition) -> Any:
-        """Returns the dataset's part of a snapshot."""
+        """Returns the dataset's own states in a snapshot."""
         is_iterator = base.dataset is None and hasattr(self._source, "__next__")
         return base.iterator if is_iterator else base.dataset
 
@@ -339,9 +338,9 @@ class EpochReader:
 
         Args:
             since: the number of batches, or their indices.
-            now: generators to set while batches are recomputed, and the number of batches to recompute with these
-                generators.
-            is_left: whether a later epoch has begun since. If so, the last of the batches may be the epoch's end.
+            now: the generator states to set before the last batches are recomputed, and the number of these batches.
+            is_left: whether a later epoch had begun before the state was saved. In that case, the last read may have
+                reached the end of the epoch instead of a batch.
         """
         indices = since if isinstance(since, list) else (self.reading.iterable_index() for _ in range(since))
         for number, index in enumerate(indices):
@@ -367,8 +366,7 @@ class EpochReader:
     # -- reading -------------------------------------------------------------------------------------
 
     def read(self, index: Any) -> Any:
-        """Returns the batch of an index, or an iterable dataset's next batch; `NOTHING` if all its samples were
-        skipped.
+        """Returns the batch of an index, or an iterable dataset's next batch; `NOTHING` if all samples were skipped.
 
         Raises:
             StopIteration: the iterable dataset has ended.
@@ -396,7 +394,7 @@ class EpochReader:
             self._trails.count()
 
     def _fetch(self, index: Any) -> Any:
-        """Reads a batch, for the first time or again."""
+        """Reads a batch, which may have been read before."""
         if self._is_over:  # a reader that was restored at the end of the epoch has no fetcher
             raise StopIteration
         self._fetched += 1
@@ -458,7 +456,8 @@ class EpochReader:
         """Returns a snapshot of the reading position.
 
         Args:
-            is_given: whether the program received the last batch. If not, the snapshot is from before the last batch.
+            is_given: whether the program received the last batch. If `is_given` is False, the snapshot is from before
+                the last batch.
         """
         is_inside = self.count - (not is_given and self._is_uncounted) > 0
         if self.reading.is_iterable and self.restores_position and (self._is_cut_off or not is_given):

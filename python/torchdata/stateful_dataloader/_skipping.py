@@ -89,7 +89,7 @@ class Skipped:
         self.counts = kinds, seen + samples
 
     def tell(self, skipped: Sequence[dict[str, Any]], worker: int | None = None) -> None:
-        """Writes the omitted samples of a batch to the log, and checks the limit.
+        """Writes the omitted samples of a batch to the log, and raises an error if the limit is exceeded.
 
         Args:
             skipped: the log lines of these samples.

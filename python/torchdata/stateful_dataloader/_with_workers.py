@@ -64,7 +64,6 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._num_workers = max(1, self._num_shards)
         #: Whether the next epoch has another number of shards, and therefore other processes.
         self.lasts_one_epoch = self._num_shards != loader.num_workers
-        #: Whether an epoch has begun in this iterator.
         self._has_begun = False
         self._prefetch_factor = loader.prefetch_factor if loader.num_workers else 1
         self._in_order = loader.in_order
@@ -96,7 +95,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             raise
 
     def _copies(self, job: Job, workers: int) -> Copies:
-        """Returns copies of a worker's data, for processes that run several shards."""
+        """Returns copies of the dataset and the functions, for processes that run several shards."""
         try:
             return Copies((self._reading, job.init_fn))
         except Exception as error:
@@ -190,7 +189,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             first: the worker that returns the next batch.
         """
         self.is_finished = False
-        #: Threads that have read in this epoch.
+        #: The identifiers of the threads that have read in this epoch.
         self._readers: set[int] = set()
         reading = self._reading
         if reading.is_iterable or not self._has_begun:
@@ -207,11 +206,11 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         tells = reading.is_iterable or self._is_stateful or self._has_begun
         self._unheard = set(range(self._num_workers)) if tells else set()
         self._has_begun = True
-        #: Whether returning a batch was interrupted.
+        #: Whether Ctrl-C or an error has interrupted the return of a batch.
         self._is_cut_off = False
         #: A unit that has arrived but was not processed.
         self._hand: list[Any] = []
-        #: Units that were taken before their turn.
+        #: Units that arrived before they were needed.
         self._held: deque[Any] = deque()
         self._number, self._first, self._next_worker = 0, first, first
         self._count_into_pool()
@@ -310,7 +309,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return (batch,)
 
     def _account(self, unit: Any) -> bool:
-        """Processes a unit and orders the next index; returns whether there is a batch to return."""
+        """Processes a unit, and orders the next index. Returns whether the unit contains a batch."""
         worker, _, _, news = unit
         progress = self._progress[worker]
         self._next_worker = (worker + 1) % self._num_workers
@@ -358,7 +357,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 self._hold()
 
     def _hold(self) -> None:
-        """Moves the unit in `_hand` to the units that were taken before their turn."""
+        """Moves the unit in `_hand` to the queue of units that arrived before they were needed."""
         self._held.append(self._take())
 
     # -- shutdown ------------------------------------------------------------------------------------

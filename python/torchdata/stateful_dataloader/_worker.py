@@ -124,7 +124,7 @@ class ShardReader:
 
     @classmethod
     def failed(cls, number: int, worker: _Worker) -> ShardReader:
-        """Returns a shard that cannot read because of the failure of its worker."""
+        """Returns a shard that sends the error of its worker instead of batches."""
         shard = cls.__new__(cls)
         shard.number, shard.worker, shard.failure = number, worker, worker.failure
         return shard
@@ -240,8 +240,8 @@ class _Worker:
         #: The error that prevents the worker from reading.
         self.failure: tuple[Any, ...] | None = None
         self.shards: list[ShardReader] = []
-        #: The turns of the shards in providing the generators and the worker info of the process. An empty object until
-        #: all shards are prepared.
+        #: Decides which shard provides the generators and the worker info of the process. This object has no shards
+        #: until all shards are prepared.
         self._turns = ShardTurns((), self._exchange, 0)
         #: Orders of the last epoch that were not read before the next epoch began.
         self._left: list[Any] = []
@@ -380,16 +380,16 @@ class Batches(Iterator[Unit]):
     def __init__(self, shard: ShardReader, iterates: bool) -> None:
         self._shard, self._iterates = shard, iterates
         self._reader: EpochReader | None = None
-        #: Units that precede all other units.
+        #: Units that are sent before all other units.
         self._owed: list[Unit] = []
         self._order = NO_ORDER
-        #: The additional data of the next unit, and of the last unit.
+        #: The `News` of the next unit, and the `News` of the last unit.
         self.news = self._brought = NO_NEWS
-        #: Whether no batch remains to be read, and whether snapshots include the position in the dataset and not only
-        #: the generators.
+        #: `is_over`: whether all batches were read. The other flag: whether snapshots contain the position in the
+        #: dataset, and not only the generators.
         self.is_over = self._takes_positions = False
         self._cadence = SnapshotCadence(shard.job.every) if shard.failure is None else SnapshotCadence(1)
-        #: The time before which no snapshot is taken and no generator is checked.
+        #: Before this time, no snapshot is taken and no generator is checked.
         self._due = 0.0
         self._last = b""
         self._digest: int | None = None
@@ -400,8 +400,8 @@ class Batches(Iterator[Unit]):
         Args:
             reader: the reader, after the beginning of its epoch.
             went_on: whether the epoch resumes from a saved position that the main process already has.
-            told: whether the main process has unprocessed units of this epoch. If so, no snapshot is taken, because the
-                main process would assign the snapshot to the wrong unit.
+            told: whether the main process has unprocessed units of this epoch. If `told` is True, no snapshot is taken,
+                because the main process would assign the snapshot to the wrong unit.
         """
         self._reader, self._digest = reader, reader.digest
         self._takes_positions = reader.is_stateful and reader.restores_position
@@ -447,7 +447,7 @@ class Batches(Iterator[Unit]):
 
     @property
     def _tells(self) -> bool:
-        """Whether the snapshots of the shard contain any state."""
+        """Whether the shard's snapshots contain state, so that the shard must send them."""
         return bool(self._takes_positions or self._shard.watch.moved)
 
     def _position_after(self, now: float, took: float) -> bytes | None:
@@ -496,7 +496,7 @@ class Batches(Iterator[Unit]):
         return frozen
 
     def _with_skipped(self, news: News, reader: EpochReader, index: Any) -> News:
-        """Adds the skipped samples of a batch to the additional data of its unit."""
+        """Adds the skipped samples of a batch to the `News` of the batch's unit."""
         reading = self._shard.job.reading
         if not reading.skips or (not reader.skipped and reader.seen == reading.samples_of(index)):
             return news

@@ -1,7 +1,8 @@
 """PyTorch's samplers with iterators that can be saved and restored.
 
-Role: `StatefulDataLoader` uses these samplers instead of PyTorch's own. These samplers produce the same order, and draw
-the same numbers from the same generators at the same times. The states have the format of torchdata 0.11.
+Role: `StatefulDataLoader` uses these samplers instead of PyTorch's own. These samplers produce PyTorch's order, and
+draw the same numbers from the same generators at the same times as PyTorch's samplers. The states have the format of
+torchdata 0.11.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ __all__ = ["BatchSampler", "RandomSampler", "StatefulDistributedSampler"]
 
 #: The number of indices to draw at once with replacement, as in PyTorch's sampler.
 _CHUNK = 32
-#: A placeholder that means "no index".
 _NONE: Any = object()
 
 
@@ -69,7 +69,7 @@ class RandomIndices(Iterator[int]):
         #: The generator's state before the order was drawn; None if the order was not drawn yet.
         self._origin: bytes | None = None
         self._chunks: Iterator[list[int]] = iter(())
-        #: A chunk, and the position of the next index in the chunk.
+        #: The indices that were drawn together, and the position of the next index among them.
         self._chunk, self._place = list[int](), 0
 
     def __next__(self) -> int:
@@ -191,7 +191,6 @@ class BatchIndices(Iterator[list[int]]):
     def __init__(self, batches: BatchSampler) -> None:
         self._batches = batches
         self._iterator: Iterator[int] | None = None
-        #: The number of indices that were yielded.
         self.samples_yielded = 0
         #: Whether the sampler has ended, and the number of its indices that were dropped.
         self.has_ended, self._dropped = False, 0
@@ -248,7 +247,7 @@ class BatchIndices(Iterator[list[int]]):
         return state
 
     def give_sampler(self, state: Any) -> None:
-        """Loads the sampler's part of a state into the sampler, if the state has such a part."""
+        """Restores the wrapped sampler, if the state contains a state of this sampler."""
         sampler = self._batches.sampler
         if is_stateful(sampler) and state is not None and "sampler_state" in state:
             give(sampler, state["sampler_state"])
@@ -326,7 +325,6 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
         drop_last: bool = False,
     ) -> None:
         super().__init__(dataset, num_replicas, rank, shuffle, seed, drop_last)
-        # The number of indices yielded in this epoch.
         self.yielded = 0
         # The number of indices that the next epoch skips; None if it skips no indices.
         self.next_yielded: int | None = None

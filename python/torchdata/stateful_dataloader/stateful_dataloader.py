@@ -63,8 +63,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
     Datasets, their iterators, samplers and collate functions that have `state_dict` and `load_state_dict` are saved and
     restored by these methods. Other iterable datasets and samplers are reread from the beginning.
 
-    Threads may share an iterator, and each batch goes to one of the threads. A copy (by `copy` or pickle) is an
-    independent loader that has not begun.
+    Threads may share an iterator, and each batch goes to one of the threads. A copy of a loader (by `copy` or pickle)
+    is an independent loader that has not begun.
 
     Args:
         dataset: a map-style or iterable dataset.
@@ -84,8 +84,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         prefetch_factor: the number of batches that each worker may read ahead; 2 by default.
         persistent_workers: whether to keep the workers between epochs.
         pin_memory_device: deprecated by PyTorch.
-        in_order: whether batches are returned in the order of their indices. False returns batches as soon as they are
-            ready.
+        in_order: whether batches are returned in the order of their indices. With `in_order=False`, batches are
+            returned as soon as they are ready.
         snapshot_every_n_steps: the number of batches between snapshots of datasets and samplers. A state is exact at
             each batch, because a resume rereads and drops the batches after the last snapshot. Snapshots that take long
             are taken less often.
@@ -99,8 +99,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             not cover workers that exit for other reasons. Each kill at the same batch doubles the time limit for that
             batch, and a worker has at least a minute before its first batch.
         patience: with `on_timeout="restart"`, the seconds granted to a worker that is busy, which means that its
-            threads have run or waited for a processor for at least a tenth of the time. None uses `timeout` for all
-            workers.
+            threads have run or waited for a processor for at least a tenth of the time. With `patience=None`, `timeout`
+            applies to all workers.
         on_error: what happens to a sample if `dataset[index]` or `__getitems__` raises. "raise" raises the exception,
             and the batch is lost. "skip" omits the sample, which makes the batch shorter; an empty batch is not
             returned. If `__getitems__` raises, it is called again for each index of the batch. For an iterable dataset,
@@ -115,9 +115,9 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             this loader, from 0), `worker` (its number, or null), `dataset` (your code that reads samples, with its file
             and line), `index`, `error`, `message` and `notes`. For an iterable dataset, the index counts the samples of
             the worker's iterator from 0; it is null if the dataset loaded a state within an epoch. None for no file.
-        stats: how often batches are timed. "counts" times so few batches that this costs less than 1 % of the time;
-            "full" times every batch. None uses the environment variable `TORCHDATA_STATS`, or else "counts". See
-            `stats()`.
+        stats: how often batches are timed. "counts" times a few batches, which costs less than 1 % of the time; "full"
+            times every batch. With `stats=None`, the environment variable `TORCHDATA_STATS` decides, or else "counts"
+            is used. See `stats()`.
         wait_warning: the fraction of an epoch that the program may spend waiting for batches. The first epoch of at
             least 10 seconds that exceeds this fraction issues a `RuntimeWarning`, which names the slow function with
             its file and line. None, or `TORCHDATA_WAIT_WARNING=0` in the environment, disables the warning.
@@ -212,7 +212,6 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             own["sampler"] = RandomSampler(self.sampler.data_source, generator=generator)
         if batch_sampler is None and self.batch_sampler is not None:
             own["batch_sampler"] = BatchSampler(self.sampler, self.batch_size or 1, self.drop_last)
-        #: The state that the next loop resumes from.
         self._loaded: Any = None
         self._is_strict = True
         #: The generators for orders and seeds.
@@ -290,10 +289,10 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         raising an error. The loop issues a warning if the state belongs to another rank.
 
         Args:
-            state_dict: a result of `state_dict`; an empty dict for none.
+            state_dict: a result of `state_dict`; with an empty dict, the next loop begins an epoch.
             strict: whether the next loop raises `ValueError` if the order differs, or if an iterable dataset or a
-                sampler without a state yields different items when it is reread. False skips the same number of batches
-                in both cases, so samples may be repeated or missing.
+                sampler without a state yields different items when it is reread. With False, the loop skips the number
+                of batches in the state in both cases, so samples may be repeated or missing.
 
         Raises:
             TypeError: `state_dict` is not a dict.

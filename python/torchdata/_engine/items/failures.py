@@ -1,4 +1,6 @@
-"""Sends exceptions across processes. The type, the original traceback and the name of the process are preserved.
+"""Sends exceptions across processes.
+
+An exception of a child keeps its type, its original traceback and the name of the process.
 
 Role: a child describes an exception (`describe`), and the main process raises it again (`reraise`). The description can
 be pickled for any exception.

@@ -21,8 +21,8 @@ from torchdata._engine.items.tensors import DepartingTensors
 #: A function that a pickler calls to reduce an object of a type.
 Reducer = Callable[[Any], Any]
 
-#: A table entry that makes a pickler treat objects of a type as it does by default. This reducer creates no Python
-#: frame.
+#: A table entry that makes a pickler treat objects of a type as it does by default. The reducer is a C function, so it
+#: creates no Python frame.
 _ITS_OWN_WAY: Reducer = operator.methodcaller("__reduce_ex__", 5)
 
 

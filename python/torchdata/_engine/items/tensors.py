@@ -448,11 +448,11 @@ def _holders(tensor: Any) -> tuple[int, ...]:
 
 @functools.cache
 def _sole_holders() -> tuple[tuple[int, int], tuple[int, ...]]:
-    """Returns the reference counts of a tensor that nothing else can access. These counts depend on the release of
-    torch.
+    """Returns the reference counts of a tensor that nothing else can access.
 
-    The array has three references: from the storage, from a variable, and from the call that counts references. From
-    Python 3.14 on, the counting call borrows its reference. The weak reference belongs to `_rooms`.
+    The expected counts depend on the release of torch. The array has three references: from the storage, from a
+    variable, and from the call that counts references. From Python 3.14 on, the counting call borrows its reference.
+    The weak reference belongs to `_rooms`.
     """
     import torch
 

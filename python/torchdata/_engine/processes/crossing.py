@@ -159,7 +159,6 @@ SharedT = TypeVar("SharedT", Link, BellBoard, StatsBoard)
 
 #: The error message of `pickle` for a function that is missing in the program.
 _MISSING_IN_MAIN = re.compile(r"attribute '([^']+)' on <module '__(?:mp_)?main__'")
-#: The buffers of a `SharedPickle` are aligned to this many bytes.
 _ALIGNMENT = 64
 #: The length of the list of offsets, at the end of a `SharedPickle`.
 _LENGTH = struct.Struct("<Q")
@@ -167,7 +166,6 @@ _LENGTH = struct.Struct("<Q")
 _SEALS = (
     fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL if sys.platform == "linux" else 0
 )
-#: Whether the warning about missing features of the system was given.
 _warned = False
 
 
@@ -224,7 +222,7 @@ class SharedPickle:
         modules: the names of the modules that unpickling imports, as far as they need much memory.
     """
 
-    #: The names of the modules. In a child, there are none.
+    #: The names of the modules. In a child, the list is empty.
     modules: Sequence[str] = ()
 
     def __init__(self, pickled: bytes, buffers: Sequence[memoryview] = (), modules: Sequence[str] = ()) -> None:

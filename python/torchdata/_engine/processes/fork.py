@@ -174,8 +174,8 @@ _THREADS_IGNORED = ("ignore", re.compile(r"This process .* is multi-threaded"), 
 def _threads_ignored() -> Iterator[None]:
     """Ignores the warning about threads in this context.
 
-    Only this filter is added and removed, because `warnings.catch_warnings` would also undo other threads' changes of
-    the filters.
+    The context adds and removes only its own filter, because `warnings.catch_warnings` would also undo other threads'
+    changes of the filters.
     """
     warnings.filters.insert(0, _THREADS_IGNORED)  # type: ignore[attr-defined] # a list
     try:

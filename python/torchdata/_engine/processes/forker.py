@@ -261,7 +261,6 @@ def _end_process(process: ChildProcess) -> None:
         process.close()
 
 
-#: The forking process for the program's loaders with start method "forkserver".
 _of_program: ForkingProcess | None = None
 # A forked child of the main process has its own lock.
 _finding = threading.RLock()

@@ -67,7 +67,7 @@ def serve(
     inherited: Sequence[Any] = (),
     modules: Sequence[str] = (),
 ) -> None:
-    """Runs the forking process. `serve` is the target of the process.
+    """Runs the forking process.
 
     Args:
         mains: the main process's end of the socket, if it was inherited.
@@ -167,7 +167,7 @@ def _wait(own: socket.socket, main: int, main_pid: int) -> bool:
 
 
 def _run(own: socket.socket, descriptors: list[int]) -> None:
-    """Runs a child. `_run` is the target of the child's process."""
+    """Runs a child."""
     own.close()
     *parcel, leave = descriptors
     if os.read(leave, 1) != LEAVE:

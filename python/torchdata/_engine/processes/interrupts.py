@@ -1,10 +1,9 @@
 """Defers signals during critical sections, and delivers them at the next safe point.
 
 Role: Python runs a signal handler at an arbitrary point of the main process's code. The handler may raise an exception
-there: the handler of Ctrl-C does, and a user's handler of SIGALRM, SIGTERM or SIGUSR1 may. CPython ignores an exception
-that is raised in the hooks around a fork. If an exception interrupted the start or the end of a child, the main process
-would not know the state of this child. The main process therefore defers signals in these sections, and delivers them
-between two steps.
+at this point, as the handler of Ctrl-C does. CPython ignores an exception that is raised in the hooks around a fork. If
+an exception interrupted the start or the end of a child, the main process would not know the state of this child. The
+main process therefore defers signals in these sections, and delivers them between two steps.
 
 A child must never run a handler of the main process, although terminals and clusters send signals to all processes of
 the program. The child inherits a signal mask that blocks these signals until the child ignores them (`MainSignals`). If

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 
 from torchdata._redacting import printable
 
-#: Maximum number of names in one warning.
 MOST = 3
 #: The files that were already named in a warning, by device and inode number.
 _told: set[tuple[int, int]] = set()

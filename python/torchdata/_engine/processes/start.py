@@ -50,8 +50,8 @@ def new_child(
     """Returns a child that is not started yet.
 
     Args:
-        modules: the names of the modules that the function imports. A spawned forking process imports them once for all
-            its children.
+        modules: the names of the modules that the function imports. A spawned forking process imports these modules
+            once for all its children.
         forker: the process that forks the child; None for the forking process of the start method, if there is one.
     """
     make = getattr(context, "make_child", None)

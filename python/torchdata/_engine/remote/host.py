@@ -52,7 +52,7 @@ SEEN = 0.5
 APART = 32 << 10
 #: The main process must stop sending units if this many bytes wait to be passed to the worker.
 FULL = 8 << 20
-#: The bell index and page number, on this machine, of the worker. `DISPATCHER` is the same for the dispatching process.
+#: The bell index and page number of the worker, and of the dispatching process, on this machine.
 WORKER, DISPATCHER = 1, 2
 
 
@@ -423,7 +423,7 @@ class Host:
 
 
 def _look_away(is_last: bool) -> None:
-    """Returns no state of the worker."""
+    """Returns None, because no report on the worker's state is due."""
 
 
 def bytes_of(frame: list[Any]) -> int:

@@ -278,7 +278,7 @@ class RemoteWorker(ChildProcess):
                 if one.has_ended:
                     return
         except Exception as error:
-            # The thread of the other lane also notices when the host exits, and reports it.
+            # The thread of the other lane also notices the exit of the host, and reports the exit.
             if not isinstance(error, ConnectionError) and not self._hosts.is_of_host(error):
                 self._fault = error
                 self.kill()

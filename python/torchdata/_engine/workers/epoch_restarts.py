@@ -17,7 +17,6 @@ from torchdata._engine.workers.hangs import STARTING
 from torchdata._engine.workers.members import begins
 from torchdata._engine.workers.restart import GLANCE, Gone, Received, Restarts
 
-#: A number that is larger than the number of items in any epoch.
 ALL = 1 << 62
 #: The number of seconds that a process has to finish the previous epoch.
 REPEATED = 600.0

@@ -56,7 +56,7 @@ class EpochRunner:
             self.dispatched.set_interrupt(lines.control.shared, Interrupted, lines.outputs[0].shared, bells, MAIN)
         #: The programs, one per shard.
         self.programs: Sequence[EpochProgram] = ()
-        #: The turns of the shards. An empty object until all programs are prepared.
+        #: The turns of the shards. Until all programs are prepared, this object contains none of the programs.
         self.turns = ShardTurns((), self._exchange, 0)
         #: The rules for commands that arrive while an epoch is running.
         self.obedience = Obedience(self.setup.dispatches)

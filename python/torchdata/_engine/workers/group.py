@@ -352,8 +352,8 @@ def pickled_program(
     Args:
         obj: the object to pickle.
         refined: returns the pickler class to use, given the class that it must derive from.
-        copies_shared: whether tensors in shared memory are copied. Otherwise, they are copied only if pickle is not
-            possible, with a warning.
+        copies_shared: whether tensors in shared memory are copied. If False, these tensors are copied only if pickle is
+            not possible, with a warning.
 
     Returns:
         The pickle, and the large buffers that belong to it. Tensors that overlap share one buffer.

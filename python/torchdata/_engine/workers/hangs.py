@@ -39,7 +39,7 @@ class Survived:
 
     Args:
         deaths: whether children that exit by themselves are replaced.
-        hangs: seconds after which a child that hangs is killed and replaced; None for never.
+        hangs: seconds after which a child that hangs is killed and replaced; None if such children are not killed.
         patience: the limit for a child that uses a processor; None for the limit of `hangs`.
     """
 

@@ -63,9 +63,9 @@ class _DummyIterDataPipe(IterDataPipe[Any]):
 def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe | None:
     """Returns the last pipe that runs in the dispatching process, or None if nothing is dispatched.
 
-    This is the first pipe (from the sources) through which all items of all `sharding_round_robin_dispatch` pipes pass.
-    If a branch shares a source with a dispatched branch, both branches are dispatched. Pipes that read from each other
-    in a cycle are dispatched together.
+    The returned pipe is the first pipe (from the sources) through which all items of all
+    `sharding_round_robin_dispatch` pipes pass. If a branch shares a source with a dispatched branch, both branches are
+    dispatched. Pipes that read from each other in a cycle are dispatched together.
 
     Args:
         graph: the graph, or a result of `traverse_dps`.

@@ -43,7 +43,7 @@ def has_method(datapipe: Any, name: str) -> TypeGuard[Any]:
 def traverse_dps(datapipe: DataPipe) -> DataPipeGraph:
     """Returns the graph of all pipes that `datapipe` reads from, directly or indirectly.
 
-    Pipes are found in attributes, and there in nested lists, tuples, sets, dictionaries and deques.
+    Pipes are found in the attributes of pipes, including nested lists, tuples, sets, dictionaries and deques.
 
     Args:
         datapipe: the last pipe of the graph.

@@ -1,5 +1,6 @@
-"""The generator of torchdata 0.9 under its old name. The generator is implemented by the present one, so its numbers
-differ from those of torchdata 0.9.
+"""The generator of torchdata 0.9 under its old name.
+
+The class uses a `SeedGenerator`, so its numbers differ from those of torchdata 0.9.
 
 Role: for old code that uses `PhiloxEngine` to create seeds. This package itself does not use the class.
 """

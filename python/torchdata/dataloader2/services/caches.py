@@ -101,7 +101,7 @@ class Caches:
         self._is_untouched = self._ends_in_cache(datapipe) and hooks_of(datapipe)._sources_in_use() == []
 
     def _ends_in_cache(self, datapipe: DataPipe) -> bool:
-        """Returns whether no pipe reads the cached items."""
+        """Returns whether the cache is the last pipe of the graph, so that no other pipe reads the cached items."""
         ours = type(datapipe).__module__.startswith("torchdata.")
         return ours and len(self._caches) == 1 and self._caches[0][0] is datapipe
 

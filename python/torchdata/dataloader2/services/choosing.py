@@ -57,7 +57,7 @@ def _is_shared_by_ranks(pipe: object) -> bool:
 
 
 def say(line: str) -> None:
-    """Logs a line. If logging is not set up, prints the line to stderr."""
+    """Logs a line. If logging is not set up, the line is printed to stderr."""
     if _logger.hasHandlers():
         _logger.info("%s", line)
     else:

@@ -137,7 +137,7 @@ class InProcessReadingService(ReadingServiceInterface):
 def _reset(
     reset_fn: _ResetFn, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None, datapipe: DataPipe
 ) -> DataPipe:
-    """Resets the graph of an in-process service. `_reset` is a module function so that it can be pickled."""
+    """Resets the graph of an in-process service."""
     if iter_reset_fn is not None:
         datapipe = iter_reset_fn(datapipe)
     return reset_fn(datapipe, _ONLY_WORKER, seed_generator)

@@ -90,23 +90,24 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         worker_reset_fn: a function that is called in each worker and in the dispatching process at the start of an
             epoch, with the graph, the `WorkerInfo` and a `SeedGenerator`; it returns the graph.
         in_order: whether items are taken from the workers in turn, so that their order is deterministic; True by
-            default. False takes the first item that is ready from any worker. The dispatching process sends its items
-            in turn in both cases.
+            default. With `in_order=False`, the first item that is ready is taken from any worker. The dispatching
+            process sends its items in turn in both cases.
         memory_budget: bytes of shared memory that the workers' items may use together, in flight and in use by the
-            program; None for a quarter of the machine's memory. Only memory in use is allocated. Items beyond the
-            budget are copied, which is slower.
+            program; None for a quarter of the machine's memory. The system allocates only the part of the budget that
+            is in use. Items beyond the budget are copied, which is slower.
         timeout: seconds to wait for an item before the action of `on_timeout`; None (the default) or 0 for no limit.
         on_worker_exit: "error" raises `WorkerExitedError` if a worker or the dispatching process exits. "restart"
             replaces the process that has exited. The new process resumes from the last snapshot.
         on_timeout: "error" raises TimeoutError after `timeout` seconds without an item. "restart" kills the process
-            that hangs and replaces it. This option does not replace processes that exit for other reasons.
+            that hangs and replaces it. `on_timeout` does not replace processes that exit for other reasons.
         patience: with `on_timeout="restart"`, the seconds that a process gets if its threads have used, or waited for,
             a processor for at least a tenth of the time. None (the default) for `timeout`.
         snapshot_budget: bytes that the snapshots of all workers may use in the main process; 64 MiB by default, None
-            for no limit. If the pipes of a worker hold more (`shuffle` or `in_memory_cache` of large items), the worker
-            sends no snapshot until a state is requested. A restart then recomputes the items since an earlier snapshot,
-            or since the beginning of the epoch. To refill a cache, a restart also repeats the epoch that filled the
-            cache. If the items of a cache were changed, the cache is always sent at the start of an epoch.
+            for no limit. If the pipes of a worker hold more data than their part of the budget (`shuffle` or
+            `in_memory_cache` of large items), the worker sends no snapshot until a state is requested. A restart then
+            recomputes the items since an earlier snapshot, or since the beginning of the epoch. To refill a cache, a
+            restart also repeats the epoch that filled the cache. If the items of a cache were changed, the cache is
+            always sent at the start of an epoch.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -454,7 +455,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
 
 def _limit(limit_fn: Callable[[DataPipe, int | None], DataPipe], num_batches: int | None, datapipe: DataPipe) -> None:
-    """Limits the graph of a child. `_limit` is at module level so that it can be pickled."""
+    """Limits the graph of a child."""
     limit_fn(datapipe, num_batches)
 
 

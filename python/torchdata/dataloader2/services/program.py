@@ -57,9 +57,10 @@ from torchdata.datapipes.state import (
 if TYPE_CHECKING:
     from torchdata.datapipes.datapipe import IterDataPipe
 
-#: The name of the standard library's limit for the number of entries in a printed stack.
+#: The attribute of `sys` that limits the number of entries in a printed stack.
 _LIMIT = "tracebacklimit"
-#: The public module that contains the functions of this module. Users may replace these functions in that module.
+#: The public module that contains the functions of this module. Users may replace functions of this module in the
+#: public module.
 _FACE = "torchdata.dataloader2.reading_service"
 
 
@@ -259,7 +260,6 @@ class GraphProgram(EpochProgram):
         self._successor: DataPipe | None = None
         #: The reason why no snapshot can be made in this epoch; None if there is no such reason.
         self._unsaved: Exception | None = None
-        #: Whether a snapshot was made in this epoch.
         self._saved = False
         #: Whether the graph resumed after the end of its share.
         self._is_behind_share = False

@@ -232,8 +232,9 @@ class WorkerOutput(IterDataPipe[Any]):
         )
 
     def read_out(self) -> None:
-        """Waits until the workers end their epoch, which was resumed after its last item. This wait is needed because
-        no other reader requests the end.
+        """Waits until the workers end their epoch, which was resumed after its last item.
+
+        Without this wait, no reader would request the end of the workers' epoch.
 
         Raises:
             RuntimeError: the workers yielded another item.

@@ -55,8 +55,8 @@ class Identity:
         """Returns the pipe as bytes.
 
         Args:
-            wanted: whether the bytes are wanted. False returns None, and None returns None if the pipe has too many
-                bytes or cannot be pickled.
+            wanted: whether the bytes are wanted. With False, the result is None. With None, the result is None if the
+                pipe has too many bytes or cannot be pickled.
 
         Raises:
             TypeError: the bytes are wanted, and the pipe cannot be pickled.

@@ -66,7 +66,7 @@ _REQUIRED = (SERIALIZED_DATAPIPE_KEY_NAME, READING_SERVICE_STATE_KEY_NAME)
 #: The keys that no state of torchdata 0.9 has.
 _NEW = (_VERSION, _POSITION, _CHECKSUMS, _PIPELINE, _RANKS)
 
-#: The maximum number of items in a valid state. No real epoch has as many items.
+#: The maximum number of items in a valid state.
 _MOST = 1 << 46
 #: The maximum number of shards in a valid state.
 _MOST_SHARDS = 1 << 20

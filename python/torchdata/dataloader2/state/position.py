@@ -30,8 +30,8 @@ class Shard:
         rank: the number of the rank that began the shard.
         ranks: the number of ranks; 1 without ranks.
         of_main: whether the main process began the shard instead of a worker, with the loader's own seeds.
-        moved: whether `rank` and `ranks`, instead of the current rank's numbers, determine the shard's items, and
-            whether the shard's seeds follow from the job's seeds instead of the current rank's seeds.
+        moved: whether the shard may run on a rank that did not begin it. If True, `rank` and `ranks` determine the
+            shard's items, and the job's seeds determine the shard's seeds.
         splits: whether the shard is one of a fixed number of splits.
     """
 

@@ -1,8 +1,8 @@
 """Positions of worker processes in an epoch: converts the engine's records to positions, and positions to
 commands.
 
-Role: pure functions. A later run starts each process from its snapshot. Items that were delivered after the snapshot
-are recomputed, compared and dropped.
+Role: pure functions. When a loader resumes, each process starts from its own snapshot. Items that were delivered after
+the snapshot are recomputed, compared and dropped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from torchdata.dataloader2.state.position import ShardPosition, WorkersPosition
 from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
 from torchdata.datapipes._pipe.state.hooks import hooks_of
 
-#: A number that is larger than the number of items in any epoch.
 _ALL = 1 << 62
 
 #: Attributes that contain seeds, which are drawn again for each epoch.

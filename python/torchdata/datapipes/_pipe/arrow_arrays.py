@@ -56,8 +56,7 @@ def _array_of(column: Any, name: str, pipe: str, writable: bool) -> Any:
 
 
 def _numbers(column: Any) -> Any:
-    """Returns an array of a numeric column. This function does not copy a column that is a single chunk without
-    nulls."""
+    """Returns an array of a numeric column. A column that is a single chunk without nulls is not copied."""
     one = getattr(column, "num_chunks", 0) == 1
     return column.chunk(0).to_numpy(zero_copy_only=False) if one else column.to_numpy()
 

@@ -22,12 +22,14 @@ def _arrow() -> Any:
 def tables_of(
     read: Callable[[int], Any], parts: Iterable[int], row: int, size: int | None, *, copy: bool
 ) -> Iterator[tuple[Any, tuple[int, int]]]:
-    """Yields tables of consecutive rows. Each table comes with the position after it: a part, and a row in this part.
+    """Yields tables of consecutive rows.
+
+    Each table is yielded with the position after the table: a part, and a row in this part.
 
     Args:
         row: the first row to read in the first part.
-        size: the number of rows per table, except for the last table. A table may span several parts. None yields one
-            table per part.
+        size: the number of rows per table, except for the last table. A table may span several parts. With None, each
+            part becomes one table.
         copy: whether each table owns its memory. A slice keeps the memory of its whole part alive, and its pickle
             contains the whole part.
     """

@@ -1,7 +1,7 @@
 """Recognizes what users pass instead of a pipe: indexable datasets, iterables and generator functions.
 
-The functions of this module are pure and run in the process that builds the pipe. They import no library, and recognize
-PyTorch's classes only if other code has loaded PyTorch.
+The functions of this module are pure and run in the process that builds the pipe. The functions import no library, and
+recognize PyTorch's classes only if other code has loaded PyTorch.
 """
 
 from __future__ import annotations

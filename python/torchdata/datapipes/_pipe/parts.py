@@ -20,8 +20,7 @@ __all__ = ["SLICED", "Parts", "detached", "listed", "restored", "state_of_member
 #: Types of results that can be sliced, with iterators that report the number of remaining items.
 SLICED: frozenset[type] = frozenset({list, tuple, range, str, bytes, DataChunk})
 
-#: Types with members in memory that must be converted to a list for slicing. The views of dicts are listed by
-#: their concrete types, because `isinstance` with abstract classes is slow.
+#: Types with members in memory that must be converted to a list for slicing.
 _LISTED: tuple[type, ...] = (
     list,
     tuple,

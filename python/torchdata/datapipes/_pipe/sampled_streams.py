@@ -25,7 +25,6 @@ from torchdata.datapipes._pipe.witnessing import SampleDigest
 
 __all__ = ["SampledStream"]
 
-#: Marks the end of the stream.
 _END: Any = object()
 
 

@@ -271,7 +271,7 @@ def line_of(error: BaseException) -> dict[str, Any]:
 
 
 def write_line(path: str, line: dict[str, Any]) -> None:
-    """Appends a JSON line about a skipped item to a file in a single write, because several processes may do so."""
+    """Appends a JSON line about a skipped item to a file in a single write, because processes may share the file."""
     text: str = import_whole("json").dumps(line, ensure_ascii=False, default=repr)
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:

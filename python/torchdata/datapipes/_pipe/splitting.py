@@ -24,7 +24,7 @@ _WORKER = "torch.utils.data._utils.worker"
 #: The module that defines the base classes of pipes.
 _BASES = "torchdata.datapipes.datapipe"
 
-#: Libraries whose iterables never call `get_worker_info`.
+#: Libraries with iterables that never call `get_worker_info`.
 _INNOCENT = frozenset({"itertools", "numpy", "pandas", "polars", "pyarrow", "torchdata"})
 
 #: The pipes that may call `get_worker_info` and that a filter reads.
@@ -50,7 +50,8 @@ def read_whole(datapipes: Iterable[Any]) -> bool:
         datapipes: all pipes that a `sharding_filter` reads from.
 
     Returns:
-        Whether some of the pipes belong to PyTorch. If some do, their reader must call `begin_whole`.
+        Whether some of the pipes belong to PyTorch. If the result is True, the reader of these pipes must call
+            `begin_whole`.
     """
     theirs = False
     for datapipe in datapipes:

@@ -30,14 +30,14 @@ class ArrowParts(MapDataPipe[int]):
             of files of one format.
         filter: the rows to read: a `pyarrow.compute.Expression`; for an Iceberg table the `row_filter` of its `scan`;
             for a Lance dataset also SQL. Parts are left out if their statistics exclude all rows. For a Lance dataset,
-            the filter is applied when the pipe is built. None (the default) for all rows.
+            the filter is applied when the pipe is built. By default (None), all rows are read.
         format: the format of files that are given by their paths: `"parquet"` (the default), `"feather"`, `"csv"` or
             another format that `pyarrow.dataset.dataset` accepts; `"delta"`, `"lance"` or `"iceberg"` (with the path of
             the metadata) for tables.
         part_rows: the number of rows in a part of a Lance dataset; None (the default) for 1,024.
 
     Raises:
-        TypeError: the source has another type.
+        TypeError: the source has an unsupported type.
         ValueError: `part_rows` is not positive, or is given for another table than a Lance dataset.
         OSError, ValueError: a file is missing or has another format (pyarrow.ArrowInvalid).
         ModuleNotFoundError: pyarrow is not installed; the message says how to install it.

@@ -1,7 +1,7 @@
-"""Pipes that read a map-style pipe in another order: Shuffler, IndexSampler. Both pipes are iterable-style pipes,
-because they only determine an order.
+"""Pipes that read a map-style pipe in another order: Shuffler, IndexSampler.
 
-These pipes run in the process that iterates the pipeline, and own the order of the current iteration.
+`Shuffler` and `IndexSampler` are iterable-style pipes, because they only determine an order. These pipes run in the
+process that iterates the pipeline, and own the order of the current iteration.
 """
 
 from __future__ import annotations
@@ -135,7 +135,6 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
     #: The order of the running iteration, if the sampler has a length.
     _order: Any = state(items=True)
     _epoch: int = state(0, lasts=True, copied=True)
-    #: The current pass over a sampler without a length.
     _stream: SampledStream | None = state(None, saved=False)
     #: Whether indices that are reread after a resume are compared with the original indices.
     _is_strict = True

@@ -143,7 +143,7 @@ class UnZipper(MapDataPipe[Any]):
 
 
 class _Column(SameLength, MapDataPipe[T_co]):
-    """One position of the sequences of a pipe."""
+    """A map pipe that returns one column of a pipe of sequences."""
 
     def __init__(self, main_datapipe: MapDataPipe[Sequence[T_co]], instance_id: int) -> None:
         self.main_datapipe = main_datapipe

@@ -81,7 +81,7 @@ def recipe_of(file_obj: Any) -> Recipe | None:
 
 
 class _Base:
-    """An empty base class, because Python can change the bases of a class only if it has one other than `object`."""
+    """An empty base class, because Python can change a class's bases only if the class has a base besides `object`."""
 
 
 class StreamWrapper(_Base, metaclass=ABCMeta):

@@ -88,8 +88,8 @@ def basichandlers(extension: str, data: Any, *, allow_pickle: bool | None = None
     Args:
         extension: the extension, without its dot.
         data: the content of the file, as bytes.
-        allow_pickle: whether to read `pyd`, `pickle` and `pt` files. None (the default) or True reads such files if the
-            environment does not forbid it.
+        allow_pickle: whether to read `pyd`, `pickle` and `pt` files. None (the default) or True reads these files if
+            the environment does not forbid reading pickles.
 
     Returns:
         The decoded content; None for other extensions.

@@ -52,7 +52,7 @@ class MultiNode(BaseNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         states: Mapping[str, Any] = {}
-        #: Names of the sources that have ended without yielding an item.
+        #: The names of sources that have ended without yielding an item.
         self._barren: set[str] = set()
         #: Whether each source has ended at least once.
         self._datasets_exhausted = dict.fromkeys(self.dataset_names, False)

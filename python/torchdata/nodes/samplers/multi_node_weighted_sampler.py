@@ -47,8 +47,8 @@ class MultiNodeWeightedSampler(MultiNode[T]):
     Raises:
         TypeError: a source is not a node, or a number is not an integer.
         ValueError: `source_nodes` is empty, `weights` has other names or contains values other than positive finite
-            numbers, `stop_criteria` is unknown, or the rank is out of range; while reading, an item already has the
-            key.
+            numbers, `stop_criteria` is unknown, or the rank is out of range; while reading, an item already has a key
+            named `"dataset_key"`.
 
     Example:
         >>> from torchdata.nodes import IterableWrapper, MultiNodeWeightedSampler
@@ -72,7 +72,6 @@ class MultiNodeWeightedSampler(MultiNode[T]):
     }
 
     _num_yielded = 0
-    #: Whether an item of this epoch was requested.
     _started = False
     #: The name of a source that has raised an error, from which the next call reads.
     _chosen: str | None = None
@@ -192,7 +191,7 @@ class _WeightedSampler:
 
     Args:
         weights: the weight of each name.
-        seed: the seed of the choices, together with the next three numbers.
+        seed: the seed of the choices, which also depend on `rank`, `world_size` and `epoch`.
         rank: the number of this rank.
         world_size: the number of ranks.
         epoch: the number of the epoch.

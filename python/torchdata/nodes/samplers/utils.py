@@ -14,7 +14,7 @@ def get_rank_and_world_size() -> tuple[int, int]:
     """Returns the rank of this process and the number of ranks.
 
     `torch.distributed` determines both numbers if it is initialized, otherwise the environment variables RANK and
-    WORLD_SIZE. Without these variables, the rank is 0 of 1.
+    WORLD_SIZE. Without these variables, the rank is 0 and the number of ranks is 1.
 
     Raises:
         ValueError: the rank is negative, or not less than the number of ranks.

@@ -1,6 +1,6 @@
 """A list of items from which items at random positions are removed quickly.
 
-Role: Shuffler returns the rest of its buffer through it, in the process that iterates the pipe.
+Role: Shuffler uses the list for the items that remain in its buffer when the source has ended.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ __all__ = ["DERIVED", "MOST_ITEMS", "DeclaredState", "RandomState", "declare", "
 
 _MISSING: Any = object()
 
-#: The limit of counts of items in a state. A number of items that no iteration reaches.
+#: The limit of counts of items in a state.
 MOST_ITEMS = 1 << 62
 
 

@@ -29,7 +29,8 @@ class PipeHooks:
     #: Whether `len` must read items.
     _length_reads_items: ClassVar[bool] = False
 
-    #: Whether a pass of the pipe begins passes of its sources. The children of a split leave this to their shared pipe.
+    #: Whether a pass of the pipe begins passes of its sources. For the children of a split, their shared pipe begins
+    #: the pass of the source.
     _begins_sources: ClassVar[bool] = True
 
     def _outlives_epochs(self) -> bool:

@@ -19,7 +19,6 @@ class PipePasses:
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
-        #: Whether the next iteration resumes from a loaded position.
         self._loaded = False
 
     def __iter__(self) -> Iterator[Any]:

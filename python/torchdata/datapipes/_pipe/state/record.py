@@ -70,7 +70,7 @@ class PassRecord:
     fed: bool = False
     #: The last seed that was set for a user's pipe.
     seed: Any = None
-    #: Whether a loader seeds the pipe. If so, the seeds of later passes in an epoch are derived from the first seed.
+    #: Whether a loader seeds the pipe. If True, the seeds of later passes in an epoch are derived from the first seed.
     seeded: bool = False
     #: The seed for the next pass, from a loaded state.
     given: Any = None

@@ -42,7 +42,6 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["Bz2FileLoader", "CompressionType", "Decompressor", "Extractor", "XzFileLoader"]
 
-#: Bytes to decompress at a time if the whole stream is read.
 _PIECE = 1 << 20
 
 
@@ -89,7 +88,7 @@ def _kind_of_name(path: str) -> CompressionType | None:
 
 
 def _kind_by_suffix(path: str) -> CompressionType | None:
-    """Like `_kind_of_name`, for a name that may be a URL with a query or a fragment after the suffix."""
+    """Does the same as `_kind_of_name` for a name that may be a URL with a query or a fragment after the suffix."""
     names = [path, re.split("[?#]", path, maxsplit=1)[0]]
     if path.lower().startswith(("http://", "https://")):  # other names may contain a question mark
         names.reverse()

@@ -240,7 +240,7 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
         mode: the mode, as for `tarfile.open`.
         max_ratio: the largest allowed ratio.
         header: the offset of a header, for an uncompressed archive with a stream that is `BEFORE` bytes before this
-            header. Nothing before this position is read. 0: the stream is at its start.
+            header. Nothing before this position is read. With 0, the stream is at its start.
     """
     tar: Any
     source: Any
@@ -519,7 +519,7 @@ class TarArchiveLoader(ArchiveLoader):
         mode: the mode of `tarfile.open`: `"r:*"` (the default), `"r:gz"`, …, or `"r|*"`, … to read only forward.
         length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
         max_ratio: the largest ratio of the size of an archive, as far as it was read, to its compressed size, for sizes
-            over 1 GiB; also for a sparse member. 100 by default; None for no limit.
+            over 1 GiB; a sparse member has the same limit. 100 by default; None for no limit.
 
     Raises:
         ValueError: the mode is unknown, or `max_ratio` is less than 1.

@@ -248,7 +248,6 @@ class SampleMultiplexer(IterDataPipe[Any]):
     _left: list[int] = state(list)
     _rng: random.Random = random_state(lasts=True)
     _epoch_seed: int | None = state(lasts=True, copied=True)
-    #: The seed of the next iteration.
     _seed: int | None = state(lasts=True, copied=True)
 
     def __init__(self, pipes_to_weights_dict: dict[Any, float], seed: int | None = None) -> None:

@@ -92,7 +92,8 @@ class Forker(IterDataPipe[Any]):
         num_instances: number of children. For 1, the pipe itself is returned.
         buffer_size: maximum number of items that a child may be ahead of the slowest child, 1,000 by default; -1 for no
             limit.
-        copy: None (the default) gives every child the same objects; "shallow" and "deep" give copies of them.
+        copy: None (the default) gives every child the same objects; "shallow" and "deep" give every child copies of the
+            objects.
 
     Raises:
         ValueError: `num_instances` is not positive, or `copy` is unknown.

@@ -71,7 +71,7 @@ class FolderSearch:
 
     def __init__(self, folder: str) -> None:
         self._folder = os.path.realpath(folder or os.curdir)
-        #: For each folder, whether it is under `folder`. Many members share few folders.
+        #: For each folder that was checked, whether it is inside `folder`. Many members share few folders.
         self._known: dict[str, bool] = {}
 
     def __call__(self, path: str) -> os.stat_result | None:

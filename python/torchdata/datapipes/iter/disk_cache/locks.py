@@ -21,7 +21,8 @@ from torchdata.datapipes.iter.streams.atomic_files import temporary_name
 
 __all__ = ["Lock", "acquire", "lock_file_of", "release_all_of"]
 
-#: Reentrant, because garbage collection may drop an iterator and its locks while this thread holds the mutex.
+#: The mutex is reentrant, because garbage collection may drop an iterator and its locks while this thread holds the
+#: mutex.
 _mutex = threading.RLock()
 _held: dict[str, Lock] = {}
 
@@ -30,8 +31,8 @@ class Lock:
     """A held lock, created by `acquire`.
 
     Attributes:
-        excludes_processes: whether the lock excludes other processes. This is False if the file system does not support
-            locks.
+        excludes_processes: whether the lock excludes other processes. `excludes_processes` is False if the file system
+            does not support locks.
         thread: the thread that releases this lock before it waits for another lock; None for no thread.
     """
 
@@ -42,7 +43,7 @@ class Lock:
         self.excludes_processes = fd is not None
 
     def keep(self) -> bool:
-        """Returns whether the lock is still held. If so, no thread releases the lock from now on."""
+        """Returns whether the lock is still held. If the lock is held, no thread releases the lock from now on."""
         with _mutex:
             self.thread = None
             return _held.get(self._file) is self

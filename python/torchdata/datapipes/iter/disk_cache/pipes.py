@@ -55,7 +55,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
             function is called for every yielded file.
         folder: the folder that must contain all files with paths that `filepath_fn` does not return. Files elsewhere
             are yielded but computed again in the next epoch, so that a manipulated list cannot cause other files to be
-            yielded. None (the default) for the folder of the path that represents the item.
+            yielded. By default (None), it is the folder of the path that represents the item.
 
     Raises:
         TypeError: an argument is not a function, or `folder` is not a path.

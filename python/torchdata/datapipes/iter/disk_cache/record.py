@@ -28,7 +28,7 @@ class Record:
     Attributes:
         item: the item.
         paths: the paths that represent the item.
-        kind: whether the files exist or are created.
+        kind: whether the files of the item exist, or must be created.
         targets: the absolute paths of `paths`, once a file is missing.
         written: the targets that were written.
         ready: paths that may be yielded once all earlier paths were yielded.

@@ -42,8 +42,8 @@ class Mapper(ItemByItem[T_co]):
         fn: the function. Lambdas and local functions also work with worker processes.
         input_col: the parts of an item that `fn` receives: None (the default) for the item itself, an index or key, or
             a list or tuple of these, to pass each as one argument.
-        output_col: where the result is stored, allowed only with `input_col`: an index or key, or -1 to append it. None
-            (the default) replaces the first input column and removes all further input columns.
+        output_col: where the result is stored, allowed only with `input_col`: an index or key, or -1 to append it. By
+            default (None), the result replaces the first input column, and all further input columns are removed.
 
     Raises:
         TypeError: `fn` is not a function.
@@ -115,7 +115,7 @@ class Collator(Mapper[T_co]):
 
     Raises:
         TypeError: a conversion is not a function, a dict or a list.
-        ValueError: `to` has another value, or is given with your own function.
+        ValueError: `to` has an unsupported value, or is given with your own function.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -177,9 +177,9 @@ class FlatMapper(Unfolding, IterDataPipe[T_co]):
 
     Args:
         datapipe: the pipe to read.
-        fn: a function from an item (or its columns) to an iterable. None (the default) yields the members of the items
-            themselves, or of their columns `input_col`. If the function returns a generator, a resume calls the
-            function again for that item.
+        fn: a function from an item (or its columns) to an iterable. By default (None), the members of the items, or of
+            their columns `input_col`, are yielded. If the function returns a generator, a resume calls the function
+            again for that item.
         input_col: the parts of an item that `fn` receives, as for `map`.
 
     Raises:

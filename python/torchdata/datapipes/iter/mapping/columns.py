@@ -21,7 +21,6 @@ __all__ = ["Dropper", "Flattener", "Slicer"]
 
 T_co = TypeVar("T_co", covariant=True)
 
-#: Number of item lengths for which the columns to keep are cached.
 _LENGTHS = 256
 
 

@@ -40,12 +40,12 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
 
     Args:
         datapipe: a pipe of images, or of items that contain one.
-        size: the size of the result: (height, width), or an integer for a square. None (the default) for the size of
-            the crop.
+        size: the size of the result: (height, width), or an integer for a square. By default (None), the result has the
+            size of the crop.
         crop: the part that is taken before resizing: "random" for `torchdata.images.random_resized_crop`; "center" for
             `torchdata.images.center_crop`; a function of a generator (a `random.Random`), width and height that returns
             a box (left, top, right, bottom), such as `functools.partial(random_resized_crop, scale=(0.35, 1))`; or a
-            box. None (the default) for the whole image.
+            box. By default (None), the whole image is used.
         flip: probability that left and right are exchanged, from 0 (the default) to 1.
         mode: "RGB" (the default), "L", "RGBA" or "I;16", as for `torchdata.images.decode`.
         layout: "HWC" (the default) or "CHW": channels last or first.
@@ -60,8 +60,8 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument has another value than those above; while iterating, an image cannot be decoded. A note
-            names the path if an item contains one.
+        ValueError: an argument has an unsupported value; while iterating, an image cannot be decoded. A note names the
+            path if an item contains one.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

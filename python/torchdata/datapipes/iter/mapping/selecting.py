@@ -100,7 +100,7 @@ class Header(IterDataPipe[T_co]):
     """Yields only the first items.
 
     Args:
-        source_datapipe: the pipe to read. Only the needed items are read.
+        source_datapipe: the pipe to read. No further items of the source are read.
         limit: number of items, 10 by default; None for all.
 
     Raises:

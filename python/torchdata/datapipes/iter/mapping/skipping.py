@@ -41,17 +41,17 @@ class OnError(IterDataPipe[T_co]):
         datapipe: the pipe to read.
         how: "skip", the only value.
         limit: maximum number of items that are skipped in an epoch, in each process. A float is a share of the items of
-            each pipe, checked from its 100th item on and at the end. None (the default) for no limit.
+            each pipe, checked from its 100th item on and at the end. By default (None), there is no limit.
         log: the path of a file; each process appends a line of JSON for each skipped item; None (the default) for no
             file. The fields are the `epoch` of the loader, from 0 (null without a `DataLoader2`), the number of the
             `worker` ("dispatch" for the dispatching process, null for the main process), the `pipe`, the number of the
             `item` in this pipe and process, the `key`, `error`, `message` and `notes`. The key is the path of the file,
-            URL or archive member that a reader of this package was reading. For a function, the key describes its first
-            argument: a path or key, its first member, its `__key__`, or the scalar columns of a row. Later epochs and
-            runs append to the same file: the set of the keys lists each broken sample once.
+            URL or archive member that a reader of this package was reading. If a function raised, the key describes the
+            function's first argument by a path or key, its first member, its `__key__`, or the scalar columns of a row.
+            Later epochs and runs append to the same file: the set of the keys lists each broken sample once.
 
     Raises:
-        ValueError: `how` has another value, or `limit` is negative or a share over 1.
+        ValueError: `how` has an unsupported value, or `limit` is negative or a share over 1.
         TypeError: `limit` is not a number.
         TooManySkipped: while iterating, more than `limit` items have raised; a `RuntimeError`.
 
@@ -64,7 +64,7 @@ class OnError(IterDataPipe[T_co]):
     """
 
     iteration_state = ()
-    #: A resumed run may use another log.
+    #: A resumed run may write to another log file.
     tuning = frozenset({"log"})
     #: See `skipper_of`.
     _skips = True

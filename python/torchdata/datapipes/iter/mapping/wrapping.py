@@ -95,12 +95,13 @@ class IterableWrapper(IterDataPipe[T_co]):
     """Begins a pipeline over any iterable.
 
     Lists, tuples, ranges, strings, NumPy arrays and other sequences restore their position in constant time. Datasets
-    with `__len__` and `__getitem__` but without `__iter__`, such as PyTorch's, do so, too, because they are read by
-    index from 0 to their length. A `sharding_filter` after such a dataset distributes indices.
+    with `__len__` and `__getitem__` but without `__iter__`, such as PyTorch's, are read by index from 0 to their
+    length, so their position is also restored in constant time. A `sharding_filter` after such a dataset distributes
+    indices.
 
     If the iterable or its iterators have `state_dict` and `load_state_dict`, these methods restore the position (see
-    `torchdata.nodes.Stateful`), and items are not reread. With `deepcopy=False`, the state of such an iterable between
-    two epochs is saved, too.
+    `torchdata.nodes.Stateful`), and items are not reread. With `deepcopy=False`, the state that the iterable has
+    between two epochs is saved, too.
 
     Other iterables are reread up to the position. If the iterable draws from the global random generators, the
     generators have the same states as in the first reading. A sample of the items is compared with the first reading.

@@ -27,7 +27,6 @@ R = TypeVar("R")
 #: Largest size of batches that are collected in a tuple. The tuple takes the memory of a full batch from the start.
 _ZIPPED = 1024
 
-#: The placeholder that fills up the last batch.
 _NOTHING = object()
 
 

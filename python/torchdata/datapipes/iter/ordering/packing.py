@@ -48,8 +48,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
 
     - `position_ids` counts from 0 within each sequence (int64).
     - `cu_seqlens` contains the start of each sequence and the end of the last sequence (int32), as attention over
-      sequences of different lengths requires. Rows contain different numbers of sequences, so leave it out of `add` if
-      you stack rows into batches.
+        sequences of different lengths requires. Rows contain different numbers of sequences, so leave `cu_seqlens` out
+        of `add` if you stack rows into batches.
 
     In both columns, the padding of a row counts as its last sequence.
 

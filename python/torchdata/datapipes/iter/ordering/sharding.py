@@ -79,8 +79,8 @@ class ShardingFilter(IterDataPipe[T_co]):
         "ShardingPolicy.enable": "_sharding_enabled",
     }
 
-    #: Whether the source is assumed to split its items among workers, so that this filter must not split them. If the
-    #: source is assumed to do so, the loader raises an error when two workers read the same items.
+    #: Whether the source is assumed to split its items among workers, so that this filter must not split them. If True,
+    #: the loader raises an error when two workers read the same items.
     source_splits_itself: bool = False
 
     _taken: int = state(0)  # items of the source that were consumed when the current iterator was created
@@ -277,5 +277,5 @@ class ShardingRoundRobinDispatcher(SameLength, IterDataPipe[T_co]):
         return iter(self.source_datapipe)
 
     def is_replicable(self) -> bool:
-        """False, because the pipe and all pipes before it run once."""
+        """Returns False, because this pipe and all pipes before it must run only once."""
         return False

@@ -52,7 +52,8 @@ class FSSpecFileLister(ListsFolders):
         kwargs: options of the file system, such as host and user.
 
     Raises:
-        ModuleNotFoundError: fsspec is not installed (extra `fsspec`), or while iterating, the library of a protocol.
+        ModuleNotFoundError: fsspec is not installed (extra `fsspec`), or while iterating, the library of a protocol is
+            not installed.
         FileNotFoundError: while iterating, a root does not exist.
         ValueError: while iterating, the protocol of a root is unknown.
 
@@ -169,7 +170,8 @@ class FSSpecFileOpener(OpensFiles):
         kwargs: options of the file system, such as host and user.
 
     Raises:
-        ModuleNotFoundError: fsspec is not installed (extra `fsspec`), or while iterating, the library of a protocol.
+        ModuleNotFoundError: fsspec is not installed (extra `fsspec`), or while iterating, the library of a protocol is
+            not installed.
         OSError: while iterating, a file cannot be opened.
         ValueError: the mode is unknown, or while iterating, a protocol is unknown.
 
@@ -215,7 +217,8 @@ class FSSpecSaver(SavesItems):
         kwargs: options of the file system, such as `auto_mkdir=True` to create local directories.
 
     Raises:
-        ModuleNotFoundError: fsspec is not installed (extra `fsspec`), or while iterating, the library of a protocol.
+        ModuleNotFoundError: fsspec is not installed (extra `fsspec`), or while iterating, the library of a protocol is
+            not installed.
         OSError: while iterating, a file cannot be written.
         TypeError: while iterating, the data does not fit the mode.
         ValueError: the mode does not write, or while iterating, a protocol is unknown.

@@ -81,7 +81,7 @@ class S3FileLister(GivenLength, ListsRoots):
         FileNotFoundError: while iterating, a bucket does not exist.
         PermissionError: while iterating, credentials are missing or refused.
         TimeoutError: while iterating, the server does not answer.
-        OSError: while iterating, another error of the server. All S3 errors are also ValueErrors.
+        OSError: while iterating, the server returned another error. All S3 errors are also ValueErrors.
         ValueError: while iterating, an item is not a URL of a supported store.
 
     Example:

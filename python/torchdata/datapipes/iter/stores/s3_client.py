@@ -33,11 +33,9 @@ __all__ = [
 
 #: Default time limit of a request, in milliseconds.
 DEFAULT_TIMEOUT_MS = 3000
-#: Default number of retries after a temporary error.
 DEFAULT_RETRIES = 3
 #: Maximum duration of one request in seconds, even if data keeps arriving.
 LONGEST_REQUEST_S = 600
-#: Maximum number of stores per process.
 MOST_STORES = 64
 
 #: For each scheme, obstore's store class, its setting for the server, and the name of its default server.

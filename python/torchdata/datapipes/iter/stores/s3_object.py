@@ -24,7 +24,6 @@ from torchdata.datapipes.iter.stores.s3_client import (
 
 __all__ = ["DEFAULT_BUFFER_SIZE", "S3Object", "S3Recipe"]
 
-#: Default number of bytes per piece.
 DEFAULT_BUFFER_SIZE = 16 << 20
 #: Bytes per request if several requests fetch a piece; also the maximum for the opening request.
 PART_SIZE = 4 << 20

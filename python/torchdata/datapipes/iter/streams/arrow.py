@@ -34,7 +34,7 @@ class ArrowReader(IterDataPipe[Any]):
     """Reads the parts of a table that `ArrowParts` lists: yields rows, or frames of many rows.
 
     One part, such as a row group of a Parquet file, is in memory at a time. A saved state contains the part and the row
-    in it, so a resumed run reads only that part and later ones. Parts without rows yield nothing.
+    in it, so a resumed run reads only this part and later parts. Parts without rows yield nothing.
 
     Args:
         source_datapipe: yields numbers of parts: `ArrowParts(table)` after `to_iter_datapipe` or `shuffle`, and pipes
@@ -43,11 +43,11 @@ class ArrowReader(IterDataPipe[Any]):
         columns: the columns to read, in this order; None (the default) for all.
         parts: the list of parts; the source yields their numbers; None (the default) finds the list in the source.
         rows: whether each item is a row: a dict from column names to Python values. If False, each item is a frame.
-        frame_size: rows per frame; the last frame of a part may have fewer. None for one frame per part.
+        frame_size: rows per frame; the last frame of a part may have fewer. With None, each part becomes one frame.
         library: the library of the frames: `"numpy"`, for dicts from column to array; `"pandas"`, `"polars"` or
             `"pyarrow"` (tables).
         dtype: as for `load_parquet_as_df`.
-        writable: whether arrays are writable. If not, arrays of numbers without nulls share Arrow's memory.
+        writable: whether arrays are writable. If False, arrays of numbers without nulls share Arrow's memory.
         use_threads: whether columns are decoded by several threads.
 
     Raises:

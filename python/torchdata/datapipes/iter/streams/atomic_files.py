@@ -190,7 +190,7 @@ def _pieces(data: Any) -> Iterator[Any]:
 
 
 class _Empty:
-    """Equal to the result of reading at the end of a stream."""
+    """An object that is equal to the empty result of reading at the end of a stream."""
 
     def __eq__(self, other: object) -> bool:
         return not other

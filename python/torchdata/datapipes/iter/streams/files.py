@@ -195,7 +195,7 @@ class FileOpener(GivenLength, ItemByItem[tuple[str, StreamWrapper]]):
     Args:
         datapipe: yields paths.
         mode: `"r"` (the default), `"t"` or `"rt"` for text, `"b"` or `"rb"` for bytes.
-        encoding: the encoding of text files; None (the default) for the locale's encoding.
+        encoding: the encoding of text files; by default (None), the locale's encoding.
         length: the number of files that `len` returns; with -1 (the default), `len` raises TypeError.
 
     Raises:

@@ -125,8 +125,8 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
         use_threads: whether columns are decoded by several threads.
         library: the library of the frames: `"pandas"`, `"polars"` or `"pyarrow"` (tables); or `"numpy"`, for dicts of
             arrays. Polars uses threads, so worker processes need the start method spawn or forkserver.
-        dataframe_size: rows per item, across row groups; the last item of a file may have fewer. None (the default) for
-            one item per row group.
+        dataframe_size: rows per item, across row groups; the last item of a file may have fewer. By default (None),
+            each row group is one item.
 
     Raises:
         TypeError: `dtype` is a dtype of torcharrow, which is no longer maintained, or another argument has the wrong

@@ -26,7 +26,6 @@ from torchdata.datapipes.utils.names import check_target
 
 __all__ = ["HashChecker", "Saver"]
 
-#: Bytes of a stream to hash at a time.
 _CHUNK = 1 << 20
 
 #: The number of hexadecimal digits for each kind of hash.

@@ -35,7 +35,6 @@ _BOM = "\ufeff"
 #: Bytes to request at a time if line ends are known only after decoding.
 _PIECE = 1 << 16
 
-#: Whether this process has already warned about dropped bytes.
 _told = False
 
 
@@ -231,8 +230,8 @@ class LineReader(_Text):
         strip_newline: whether `\r` and `\n` are removed from both ends of a line; True by default.
         decode: whether lines of bytes are decoded; False by default.
         encoding: the encoding of lines of bytes; UTF-8 by default.
-        errors: what happens to invalid bytes: `"strict"`, `"replace"`, `"ignore"`, …; None drops them, as in torchdata
-            0.9, with one warning.
+        errors: what happens to invalid bytes: `"strict"`, `"replace"`, `"ignore"`, …; None drops invalid bytes, as in
+            torchdata 0.9, with one warning.
         return_path: whether pairs of path and line are yielded (the default), or only lines.
 
     Raises:
@@ -327,8 +326,8 @@ class CSVParser(_CSV):
         skip_lines: number of lines that are skipped at the start of each stream; 0 by default.
         decode: whether lines of bytes are decoded; True by default.
         encoding: the encoding of lines of bytes; UTF-8 by default.
-        errors: what happens to invalid bytes: `"strict"`, `"replace"`, `"ignore"`, …; None drops them, as in torchdata
-            0.9, with one warning.
+        errors: what happens to invalid bytes: `"strict"`, `"replace"`, `"ignore"`, …; None drops invalid bytes, as in
+            torchdata 0.9, with one warning.
         return_path: whether pairs of path and row are yielded; False, the default, yields only rows.
         as_tuple: whether rows are tuples; False by default.
         **fmtparams: options of `csv.reader`: `delimiter`, `quotechar`, `strict`, …
@@ -377,8 +376,8 @@ class CSVDictParser(_CSV):
         skip_lines: number of lines that are skipped at the start of each stream, before the field names; 0 by default.
         decode: whether lines of bytes are decoded; True by default.
         encoding: the encoding of lines of bytes; UTF-8 by default.
-        errors: what happens to invalid bytes: `"strict"`, `"replace"`, `"ignore"`, …; None drops them, as in torchdata
-            0.9, with one warning.
+        errors: what happens to invalid bytes: `"strict"`, `"replace"`, `"ignore"`, …; None drops invalid bytes, as in
+            torchdata 0.9, with one warning.
         return_path: whether pairs of path and row are yielded; False, the default, yields only rows.
         **fmtparams: options of `csv.DictReader`: `fieldnames`, `restkey`, `delimiter`, …
 

@@ -62,8 +62,8 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
         verify_checksums: whether the CRC-32C of every record is checked; True by default. Use False for files with
             wrong checksums.
         max_length: maximum size of a record in bytes, 128 MiB by default; a longer record is refused before it is read.
-            None for the limit of protocol buffers, 2 GiB. The values of a record may need sixty times its size as
-            objects.
+            With None, the limit is that of protocol buffers, 2 GiB. The values of a record may need sixty times its
+            size as objects.
 
     Raises:
         TypeError: `spec` is not a dict of pairs, or `length` or `max_length` is not an integer; while iterating, a

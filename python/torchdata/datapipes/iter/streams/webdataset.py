@@ -36,8 +36,8 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
         source_datapipe: yields pairs of path and data, such as the streams of `load_from_tar` or decoded data.
         strict: whether a wrongly packed archive is an error (the default): a field that appears twice in a sample, or a
             sample with files that are not adjacent (within tens of thousands of samples). A complete sample may appear
-            several times. With False, as in torchdata 0.9, the second file of a field replaces the first, and files
-            that are not adjacent become separate samples.
+            several times. If `strict` is False, as in torchdata 0.9, the second file of a field replaces the first
+            file, and files that are not adjacent become separate samples.
 
     Returns:
         Dicts of the data by field, with the key under `"__key__"`.

@@ -117,10 +117,10 @@ class Pool:
         self._queue.wait()
 
     def close(self) -> None:
-        """Makes each thread end after its current call. Items that no thread has begun are kept, so that a state can be
-        saved.
+        """Makes each thread end after its current call.
 
-        May be called more than once, from any thread, and by the garbage collector.
+        Items that no thread has begun to process are kept, so that a state can contain them. This method may be called
+        more than once, from any thread, and by the garbage collector.
         """
         self._work.close()
         if self.is_inherited():

@@ -42,7 +42,6 @@ class _PrefetchData(ReadAhead):
         #: Whether the iteration was abandoned for good, rather than for the next iteration.
         self.abandoned = False
         self._left = False
-        #: Whether the last item has been read.
         self.is_over = False
         #: The number of items that the source had yielded when this iteration began; None if the thread counts its
         #: items.
@@ -84,14 +83,16 @@ class _PrefetchData(ReadAhead):
         return items, error
 
     def leave(self, for_good: bool) -> None:
-        """Makes the thread end after its current item. Only the first call determines the reason. If `for_good` is
-        True, the iteration cannot continue, but only start over."""
+        """Makes the thread end after its current item.
+
+        If `leave` is called several times, the first call determines the reason. If `for_good` is True, the iteration
+        cannot continue, but only start over.
+        """
         if not self._left:
             self._left, self.abandoned = True, for_good
         self.queue.close()
 
 
-#: Marks the end of a source.
 _END = object()
 
 
@@ -115,7 +116,10 @@ class _Reader(Iterator[Any]):
 
 
 def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> None:
-    """Moves items from the source into the queue until either ends. Runs in the prefetching thread."""
+    """Moves items from the source into the queue, until the source ends or the queue is closed.
+
+    Runs in the prefetching thread.
+    """
     queue, source, data.source, halt, counts = data.queue, data.source, None, data.halt, data.before is None
     assert source is not None
     if halt is None:  # a halt already waits for the beginning

@@ -72,7 +72,8 @@ class _StepData(_PrefetchData):
         self.lock = threading.Lock()
         #: The queue slot of the item that is being voted on, if any.
         self.slot: int | None = None
-        #: The item that was read and is not in the queue yet. The item stays here if the ranks end or fail.
+        #: The item that was read and is not in the queue yet. The item stays in this attribute if the ranks end or
+        #: fail.
         self.voted_on: Any = _END
         #: The error of this rank's source.
         self.failure: BaseException | None = None
@@ -126,7 +127,7 @@ class _StepData(_PrefetchData):
 
 
 def _fill_in_step(data: _StepData, group: RankGroup) -> None:
-    """Moves items into the queue while every rank has one. Runs in the pipe's thread."""
+    """Moves items into the queue as long as every rank has an item. Runs in the pipe's thread."""
     queue = data.queue
     source: Iterator[Any] | None = data.source
     data.source = None
@@ -261,9 +262,9 @@ class FullSync(_PrefetchBase[T_co]):
         datapipe: the pipe to read. Every rank has its own pipe.
         timeout: the number of seconds that a rank waits for all ranks at each item, 1,800 by default.
         process_group: the ranks that end together: a `ProcessGroup` of torch, a `DeviceMesh` of one dimension, or an
-            object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. None (the
-            default): all ranks of `torch.distributed`. Ranks of torch use separate connections, which are opened at the
-            first iteration on all these ranks.
+            object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. By default
+            (None), all ranks of `torch.distributed` end together. Ranks of torch use separate connections, which are
+            opened at the first iteration on all these ranks.
 
     Raises:
         ValueError: `timeout` is not positive or over three years, the mesh has several dimensions, or this rank does
@@ -271,10 +272,10 @@ class FullSync(_PrefetchBase[T_co]):
         TypeError: `process_group` lacks `rank`, `world_size` or `all_reduce_min`.
         RuntimeError: while iterating, `torch.distributed` is not available or not initialized, or another rank raised
             an error or left in the middle of the epoch.
-        RanksLostError: while iterating, another rank has exited. This error is a `ConnectionError` and a
+        RanksLostError: while iterating, another rank has exited. `RanksLostError` is a `ConnectionError` and a
             `RuntimeError`.
-        PrefetchTimeoutError: while iterating, another rank did not take part in time. This error is a `TimeoutError`
-            and a `RuntimeError`.
+        PrefetchTimeoutError: while iterating, another rank did not take part in time. `PrefetchTimeoutError` is a
+            `TimeoutError` and a `RuntimeError`.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -285,7 +286,6 @@ class FullSync(_PrefetchBase[T_co]):
     _group: RankGroup | None = state(saved=False, lasts=True)
     _hold: _Hold | None = state(saved=False, lasts=True)
     _untold: BaseException | None = state(saved=False, lasts=True)
-    #: Whether a warning about omitted items was issued.
     _has_warned: bool = state(False, saved=False, lasts=True)
     #: The steps that the next iteration repeats, in the form for `_StepData`.
     _again: int = state(0, saved=False, lasts=True)
@@ -368,7 +368,7 @@ class FullSync(_PrefetchBase[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """Returns the buffered item, the item that is being voted on, and the exception of this rank's source.
 
-        Failures of other ranks are not included. The item that was being voted on when they ended or failed is
+        Failures of other ranks are not included. If other ranks ended or failed during a vote, the item of this vote is
         included, because it was not yielded.
         """
         items, error = self._restored
@@ -431,7 +431,8 @@ class FullSync(_PrefetchBase[T_co]):
         This method does not wait for the other ranks, and does nothing if the iteration is already over.
 
         Args:
-            for_good: whether this rank will not continue, so that all ranks fail. If False, only their epochs end.
+            for_good: whether this rank will not continue, so that all ranks fail. If False, only the epochs of the
+                ranks end.
         """
         if self._data is not None and not self._data.is_inherited:
             self._data.leave(for_good)

@@ -31,7 +31,6 @@ T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Marks the end of the source.
 _END = object()
 
 

@@ -22,7 +22,6 @@ __all__ = ["DEFAULT_RETRIES", "DEFAULT_TIMEOUT", "Client", "Connections", "Retry
 
 #: Default time limits in seconds: for connecting, and for a silent server.
 DEFAULT_TIMEOUT = (30.0, 120.0)
-#: Default number of retries after a temporary error.
 DEFAULT_RETRIES = 3
 #: Seconds before the second retry. The delay doubles with each further retry. The first retry follows without delay.
 BACKOFF = 1.0

@@ -2,7 +2,7 @@
 
 Role: each pipe converts URLs to pairs of title and stream. These pipes run in the process that iterates them. An
 iteration owns its connections and closes them when it ends or is abandoned. A yielded stream belongs to its reader, and
-closes itself when it is dropped. `requests` is imported when a pipe is built.
+is closed when the reader drops the stream. `requests` is imported when a pipe is built.
 """
 
 from __future__ import annotations

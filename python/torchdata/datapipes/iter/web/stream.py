@@ -160,7 +160,7 @@ class HttpRecipe:
 
 
 class _Body(io.RawIOBase):
-    """The bytes of a file at a URL. Requests the file on the first read, unless it received a response."""
+    """The bytes of a file at a URL. Requests the file on the first read, unless the constructor received a response."""
 
     def __init__(self, recipe: HttpRecipe, response: Any = None) -> None:
         self.recipe, self.response = recipe, response
@@ -287,10 +287,10 @@ def _twin(error: Exception) -> Exception:
 class HttpStream(io.BufferedReader):
     """A binary stream of a file at a URL, as yielded by the pipes over HTTP.
 
-    The stream reads forward only. `seekable()` is False, so that archive readers treat it as a stream. `seek` can still
+    The stream reads forward only. `seekable()` is False, so that archive readers read it only forward. `seek` can still
     move forward, and before the first read it makes the server begin at that position. If the connection breaks, the
     remaining bytes are requested. The pipe's `max_retries` limits the number of consecutive attempts without data.
-    After that, the error is permanent: every further read raises it again.
+    After the last attempt, every further read raises the same error.
 
     Args:
         recipe: the recipe to open the stream, for the first time or again.
