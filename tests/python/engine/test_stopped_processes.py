@@ -35,13 +35,12 @@ def test_no_stopped_process_outlives_the_main_process(method, when, ending, tmp_
     # process group becomes orphaned.
     found = tmp_path / "pids"
     program = [sys.executable, "-W", "ignore", "-m", "stopped_processes", method, when, ending, found]
-    ended = subprocess.run(program, cwd=SUPPORT, timeout=120, start_new_session=True)
-    assert ended.returncode == (-signal.SIGKILL if ending == "SIGKILL" else 0)
-    pids = [int(pid) for pid in found.read_text().split()]
-    assert pids
-    try:
-        wait_for(lambda: all(map(is_gone, pids)))
-    finally:
-        for pid in pids:
+    with subprocess.Popen(program, cwd=SUPPORT, start_new_session=True) as running:
+        try:
+            assert running.wait(120) == (-signal.SIGKILL if ending == "SIGKILL" else 0)
+            pids = [int(pid) for pid in found.read_text().split()]
+            assert pids
+            wait_for(lambda: all(map(is_gone, pids)))
+        finally:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.killpg(running.pid, signal.SIGKILL)

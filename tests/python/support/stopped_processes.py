@@ -30,6 +30,14 @@ def stopped_processes():
     return [pid for pid in own_processes() if state(pid) == "T"]
 
 
+def stop_all():
+    """Stops all processes and returns their number. The kernel continues a process when the thread that started the
+    process ends, so one signal may not be enough."""
+    for pid in own_processes():
+        os.kill(pid, signal.SIGSTOP)
+    return len(stopped_processes())
+
+
 def replace_a_worker(loader):
     iterator = iter(loader)
     next(iterator)
@@ -55,9 +63,7 @@ def main(method, when, ending, file):
         names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in own_processes()]
         forking = [] if method == "spawn" else ["td_fork"]
         assert sorted(names) == ["td_dispatch", *forking, "td_worker_0", "td_worker_1"]
-        for pid in own_processes():
-            os.kill(pid, signal.SIGSTOP)
-        wait_for(lambda: len(stopped_processes()) == len(names))
+        wait_for(lambda: stop_all() == len(names))
     Path(file).write_text(" ".join(map(str, stopped_processes())))
     if ending == "SIGKILL":
         os.kill(os.getpid(), signal.SIGKILL)

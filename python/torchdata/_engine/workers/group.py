@@ -343,6 +343,15 @@ def _main_cannot_be_imported() -> bool:
     return has_none or main_without_file() is not None
 
 
+def _why_by_value(obj: Any, refined: Callable[[Any], Any]) -> str | None:
+    """Returns the reason why a child cannot import all functions and classes of the object; None if it can."""
+    try:
+        pickled = dumps_by(refined(pickle.Pickler), obj, _LEAST_BUFFER)[0]
+    except Exception as error:  # for example a lambda
+        return str(error)
+    return "this program is not in a file" if b"__main__" in pickled else None
+
+
 def pickled_program(
     obj: Any, refined: Callable[[Any], Any] = lambda base: base, copies_shared: bool = True
 ) -> tuple[bytes, list[memoryview]]:
@@ -361,7 +370,6 @@ def pickled_program(
     Raises:
         SharedMemoryHeld: the object contains tensors in shared memory, which must not be copied.
     """
-    reason = "this program is not in a file"
     if not _main_cannot_be_imported():
         try:
             return dumps_by(refined(pickle.Pickler), obj, _LEAST_BUFFER, copies_shared)[:2]
@@ -371,12 +379,14 @@ def pickled_program(
             # Locks and queues of multiprocessing can be pickled only while a child is being started.
             if is_of_handler(error) or "inheritance" in str(error):
                 raise
-            reason = str(error)
     from torchdata._by_value import ByValuePickler
 
     try:
         return dumps_by(refined(ByValuePickler), obj, _LEAST_BUFFER, copies_shared)[:2]
     except SharedMemoryHeld:
+        reason = _why_by_value(obj, refined)
+        if reason is None:
+            raise
         warn_outside(
             "each worker gets its own copy of the tensors in shared memory, because the workers cannot import all "
             f"functions and classes ({reason}): define these at the top level of a module to share the tensors",

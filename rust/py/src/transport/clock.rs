@@ -99,7 +99,7 @@ impl Clock {
             Some(limit) if self.hang.is_some() => self.tell_hang(py, peer, paused, waited, limit),
             Some(limit) if waited >= limit => Err(PyTimeoutError::new_err(format!(
                 "no item came from {} {} within {} s (the `timeout` of the reading service); its pipe is slower than that, \
-                 or stuck",
+                 is stuck, or recomputes items to resume from a state; a larger `timeout` gives it more time",
                 self.name,
                 peer.map_or("?".to_owned(), |peer| peer.to_string()),
                 limit.as_secs_f64(),
