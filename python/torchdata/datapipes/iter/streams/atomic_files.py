@@ -68,7 +68,7 @@ def _move_unless_there(source: str, target: str) -> None:
 
 
 def temporary_name(path: str, ending: str = ".part") -> str:
-    """Returns the path of the temporary file for the holder of the lock of `path`, or of the lock file."""
+    """Returns a path in the folder of `path`: of the temporary file, or of the lock file with another `ending`."""
     import hashlib
 
     folder, name = os.path.split(path)
