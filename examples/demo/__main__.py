@@ -125,13 +125,13 @@ def _survives(folder: Path, options: argparse.Namespace, usual: train.Epoch) -> 
         restarts = loader.stats().restarts
     # In an epoch of a few batches, a worker that has already sent its last batch is not replaced.
     replaced = restarts == 1 or len(usual.batches) <= 4 * options.workers
-    same = found.batches == usual.batches and replaced
+    same = found.batches == usual.batches
     outcome = f"{restarts} new worker replaced it" if restarts else "it had already sent all of its images"
     print(
         f"crash: worker process 0 was killed (SIGKILL) in the middle of an epoch; {outcome}; "
         f"{found.count} of {usual.count} images arrived, {'in the same order' if same else 'IN ANOTHER ORDER'}"
     )
-    return same
+    return same and replaced
 
 
 def _goes_on(folder: Path, options: argparse.Namespace, usual: train.Epoch) -> bool:

@@ -99,7 +99,7 @@ class EpochRunner:
             stats.set_oversized(setup.page, error.size)
             return None
         if found is not None and largest is not None and len(found[2]) > largest:
-            stats.set_oversized(setup.index, len(found[2]))
+            stats.set_oversized(setup.page, len(found[2]))
         return found
 
     def obey(self, command: tuple[Any, ...]) -> bool:
@@ -168,7 +168,7 @@ class EpochRunner:
         starts: Sequence[Resumption | None] | None,
     ) -> None:
         self.counting.begin(epoch)
-        self.setup.stats.shared.set_oversized(self.setup.index, 0)
+        self.setup.stats.shared.set_oversized(self.setup.page, 0)
         shards = self.setup.shards
         each = [start or Resumption() for start in starts or [None] * len(shards)]
         self.start = start = each[0]

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import operator
 import pickle
-import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from io import BytesIO
 from itertools import chain
 from typing import Any, NamedTuple
 
+from torchdata._engine.items.codec import dumps_by
 from torchdata._reporting import warn_outside
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.state.position import Filled
@@ -216,37 +215,19 @@ class _Measure(NamedTuple):
 def _measured(values: Sequence[Any]) -> _Measure | None:
     """Returns the measure of all items in lists of items; None if the items cannot be measured."""
     size = checksum = 0
-
-    def add(buffer: pickle.PickleBuffer) -> None:
-        nonlocal size, checksum
-        with buffer.raw() as data:
-            size += data.nbytes
-            checksum = zlib.crc32(data, checksum)
-
     try:
         for items in values:
             if items and type(items) is not list:
                 return None
             checksum = zlib.crc32(b"%d" % len(items or ()), checksum)
             for item in items or ():
-                file = BytesIO()
-                _Pickler(file, protocol=5, buffer_callback=add).dump(item)
-                with file.getbuffer() as data:
-                    size += data.nbytes
-                    checksum = zlib.crc32(data, checksum)
+                pickled, buffers, _ = dumps_by(pickle.Pickler, item)
+                for part in (memoryview(pickled), *buffers):
+                    size += part.nbytes
+                    checksum = zlib.crc32(part, checksum)
     except Exception:  # a snapshot that contains the items reports why they cannot be pickled
         return None
     return _Measure(size, checksum)
-
-
-class _Pickler(pickle.Pickler):
-    def reducer_override(self, item: Any) -> Any:
-        torch = sys.modules.get("torch")
-        if torch is None or type(item) is not torch.Tensor:
-            return NotImplemented
-        data = item.detach().contiguous().view(-1).view(torch.uint8).numpy()
-        kind = str(item.dtype), tuple(item.shape), item.stride(), item.requires_grad, vars(item)
-        return tuple, ((*kind, pickle.PickleBuffer(data)),)
 
 
 def _has_finished(datapipe: DataPipe) -> bool:
