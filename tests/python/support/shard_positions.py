@@ -245,7 +245,8 @@ def _in_other_ranks(whole: list[Any], position: int, found: list[Any], sizes: li
 
 def plan_of(seed: int, options: argparse.Namespace) -> Plan | None:
     every = [*plans(options.kinds.split(","))]
-    return every[seed - 1] if seed <= len(every) else None
+    number = (options.seed - 1) % len(every) + seed - options.seed
+    return every[number] if number < len(every) else None
 
 
 def more(parser: argparse.ArgumentParser) -> None:
