@@ -35,11 +35,11 @@ _KINDS = frozenset("biufcmM")
 
 
 def register(kind: type, parts: Callable[[Any], _Made | None], *makers: Callable[..., Any]) -> None:
-    """Makes instances of a class, but not of its subclasses, plain data.
+    """Registers a class whose instances are plain data. Instances of its subclasses are not plain data.
 
     Args:
         kind: the class.
-        parts: a function that returns how to recreate an equal instance; None for an instance that is not plain data.
+        parts: a function that returns how to recreate an equal instance, or None if an instance is not plain data.
         makers: all functions to which the result of `parts` may refer. The arguments of these functions may be
             malicious.
     """

@@ -495,7 +495,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     # -- copies ------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the parts of a copy that has not begun an epoch, and the attributes of a subclass.
+        """Returns the data for creating an unstarted copy of the loader, including the attributes of a subclass.
 
         The copy and the loader share no object that either of them changes. The copy resumes from the loaded state if
         the loader has not begun an epoch since.

@@ -188,8 +188,8 @@ class Unbatcher(BaseNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         if self._skipped and initial_state is None:
-            # A state was loaded, but no batch was read afterwards. The batch is read now, because the next epoch of the
-            # source starts after the batch.
+            # The program has loaded a state from the middle of a batch, but skips the rest of the batch. The batch is
+            # read now, because the source's next epoch starts after this batch.
             with contextlib.suppress(Exception):
                 self._advance()
         fields = StateFields("Unbatcher", initial_state)

@@ -86,8 +86,8 @@ class NodePipe(IterDataPipe[T]):
     def reset(self) -> None:
         """Begins the next epoch of the node."""
         if self._restored is not None and not self._began_for_state:
-            # A state was loaded, but the program has not read the rest of that pass. The node is first reset to the
-            # restored position, because the node counts epochs.
+            # The program has loaded a state, but skips the rest of the saved pass. The node is first reset to the
+            # saved position, because the node counts epochs.
             self.source_node.reset(self._restored)
             self._restored = None
 

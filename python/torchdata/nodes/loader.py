@@ -44,8 +44,8 @@ class Loader(ObservedLoader, Generic[T]):
 
     Args:
         root: the last node.
-        restart_on_stop_iteration: whether the next `iter()` begins the next epoch after loading a state from the end of
-            an epoch; True by default. If False, the iterator ends immediately.
+        restart_on_stop_iteration: whether the first `iter()` after loading a state from the end of an epoch begins the
+            next epoch (True, the default) or yields nothing (False).
         stats: "counts" counts the items of the loader, and "full" also measures the time of each node. With
             `stats=None`, the environment variable `TORCHDATA_STATS` decides, or else "counts" is used. See `stats()`.
         wait_warning: the fraction of an epoch of at least 10 seconds that the program may wait for the loader without

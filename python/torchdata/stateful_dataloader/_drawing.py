@@ -142,9 +142,9 @@ class Drawing:
         self._at_load |= {name: (read(name), self._restores[name]) for name in names}
 
     def restore(self, moment: Moment) -> None:
-        """Sets the program's global generators to the states of a loaded state.
+        """Sets the program's global generators to the states that a loaded state contains.
 
-        Other loaders with a loaded state then continue with these generators instead of setting them again.
+        Another loader that has loaded a state before then draws from the newly set generators, not from its own state.
         """
         set_all(moment)
         self._restores.update([*moment])

@@ -137,8 +137,8 @@ class OrderState(NamedTuple):
             has the states of the generators before the sampler's draw, and the number of indices before it.
         digest: a checksum of the sampler's indices.
         generators: the states of the generators at the time of the state, in the saved form.
-        at_iter: the generators when the iterator was created, for a sampler without a position.
-        at_first: those generators that changed between `at_iter` and the first index.
+        at_iter: the states of the generators when the iterator was created, for a sampler without a position.
+        at_first: the states before the first index was drawn, for generators that have changed since `at_iter`.
         batch_size: the number of samples per batch, if the sampler provides it.
         epoch: the epoch of a `DistributedSampler`.
     """

@@ -394,7 +394,7 @@ class EpochReader:
             self._trails.count()
 
     def _fetch(self, index: Any) -> Any:
-        """Reads a batch, which may have been read before."""
+        """Returns the next batch. After a resume, an epoch's first batch may be read twice (see `_fetch_first`)."""
         if self._is_over:  # a reader that was restored at the end of the epoch has no fetcher
             raise StopIteration
         self._fetched += 1

@@ -43,7 +43,7 @@ impl MersenneTwister {
         word ^ (word >> 18)
     }
 
-    /// Returns a number below `limit` (not 0). Like Python, draws numbers of the same bit length until one is below.
+    /// Returns a random number below `limit`, which must not be 0. Like Python, redraws while the number is too large.
     fn below(&mut self, limit: u32) -> u32 {
         let spare = limit.leading_zeros();
         loop {

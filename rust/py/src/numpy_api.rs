@@ -100,7 +100,7 @@ fn look_up(py: Python<'_>) -> PyResult<NumPy> {
 /// Returns a module if its import is complete.
 fn loaded<'py>(py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
     let name = PyString::new(py, name);
-    // SAFETY: the call returns a new reference or NULL, with an exception set unless the module is not loaded.
+    // SAFETY: the call returns a new reference or NULL. NULL without an exception means that the module is not loaded.
     let module = unsafe { Bound::from_owned_ptr_or_opt(py, ffi::PyImport_GetModule(name.as_ptr())) };
     let Some(module) = module else { return PyErr::take(py).map_or(Ok(None), Err) };
     let begun = module.getattr("__spec__").and_then(|spec| spec.getattr("_initializing"));

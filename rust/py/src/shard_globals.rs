@@ -106,8 +106,8 @@ impl SavedGlobals {
 }
 
 impl SavedGlobals {
-    /// Saves the globals of this shard, which runs, and loads the globals of another shard. Returns false and changes
-    /// nothing if a library was loaded meanwhile, or if the shards must do something else.
+    /// Saves the globals of the running shard (`self`) and loads the globals of `other`. Returns false without any
+    /// change if another library was loaded, or if a shard needs more than the exchange of these globals.
     fn switch_to(&mut self, py: Python<'_>, other: &mut Self) -> PyResult<bool> {
         let (Some(exchange), Some(of_other)) = (&self.exchange, &other.exchange) else { return Ok(false) };
         let is_enough = self.is_all && other.is_all && !self.is_away && other.is_away && exchange.is(of_other);

@@ -71,8 +71,7 @@ def outcomes_of(make: Callable[[], Path], plans: list[dict[str, Any]], strikes: 
     On a busy machine, all ranks may be late, or a rank may miss its timeout before the fault occurs. A repetition of
     such a run usually succeeds.
 
-    Args: make: a function that creates a folder. plans: the plans of the jobs. strikes: whether a job is inconclusive
-        if its fault did not occur.
+    `make` creates a folder for the jobs in `plans`. With `strikes`, jobs whose fault did not occur are inconclusive.
     """
     found: dict[int, dict[str, Any]] = {}
     for _ in range(4):

@@ -107,7 +107,7 @@ DONE_TO_IT = {
 
 
 def outcome(act, tensor):
-    """Calls a function with a tensor. Returns descriptions of the result or error, and of the tensor afterwards."""
+    """Calls a function with a tensor. Returns a text with the result or error, and the tensor after the call."""
     try:
         result = act(tensor)
     except Exception as error:

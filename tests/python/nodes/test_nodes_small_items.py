@@ -32,7 +32,7 @@ def mapper(source: Any, function: Any, workers: int = 1, **options: Any) -> Para
 
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Returns the number of items in each message, with a simulated clock on which functions take no time."""
+    """Returns a growing list of the number of items in each message. The clock is stopped, so calls take no time."""
     counts: list[int] = []
     send = _processes.MapWorker._send
 

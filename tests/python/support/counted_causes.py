@@ -26,17 +26,23 @@ COLLATES = {"StatefulDataLoader": "pad", "DataLoader2": "Mapper(pad)"}
 class Cause:
     """The cause that limits a loader, and the expected diagnosis.
 
-    Args: kind: the kind of the diagnosis. culprit: the responsible stage, "reads" or "collates", or None if no stage is
-        responsible. workers: the number of workers, or 0 if the main process reads the data. batches: the number of
-        batches. reads, collates, sends: the milliseconds per batch that a worker spends in its dataset, in collating
-        and in sending. computes: the fraction of a worker's time per batch in which the worker computes rather than
-        waits. stands: the seconds that a worker waits for a processor, per second that it runs. arrives: the minimum
-        number of milliseconds between the arrivals of two batches. in_main: the milliseconds per batch that the main
-        process spends after the workers, for example for pinning memory. step: the milliseconds of a training step.
-        first: the milliseconds of the first batch. factors: for each worker, how many times longer its items take.
-        shares: for each worker, the factor by which its number of batches is multiplied. size: the bytes of a batch,
-        and how many of them were copied because shared memory was full. stalled: the seconds that the main process has
-        waited for worker 0. words: the expected text of the diagnosis, for both classes of loaders or for each class.
+    Args:
+        kind: the kind of the diagnosis.
+        culprit: the responsible stage, "reads" or "collates"; None if no stage is responsible.
+        workers: the number of workers; 0 if the main process reads the data.
+        batches: the number of batches in the epoch.
+        reads, collates, sends: the milliseconds per batch that a worker spends in reading, in collating and in sending.
+        computes: the processor seconds that a worker uses per second of work.
+        stands: the seconds that a worker waits for a processor, per second of processor time.
+        arrives: the minimum number of milliseconds between two batches that arrive in the main process.
+        in_main: the milliseconds that the main process spends on a received batch, for example for pinning memory.
+        step: the milliseconds of a training step.
+        first: the milliseconds of the first batch.
+        factors: for each worker, the factor by which a batch takes longer.
+        shares: for each worker, its number of batches in relation to the other workers.
+        size, copied: the bytes of a batch, and the bytes per batch that were copied because shared memory was full.
+        stalled: the seconds that the main process has waited for worker 0.
+        words: the expected text of the diagnosis for each class of loaders, or for both classes with the key "".
         cores: the number of processors of the machine.
     """
 
@@ -154,10 +160,7 @@ def stats_of(cause: Cause, door: Door) -> LoaderStats:
 
 
 class _Epoch:
-    """The simulated times of an epoch in nanoseconds.
-
-    Workers read little ahead, so the slowest process determines the pace.
-    """
+    """The simulated times of an epoch in nanoseconds. The slowest process determines the length of the epoch."""
 
     def __init__(self, cause: Cause) -> None:
         count = max(1, cause.workers)

@@ -413,8 +413,7 @@ def check(plan: Plan) -> int:
     return len(lines)
 
 
-#: The ids of the processes that the process of a plan has forked. In a forked process, the set contains only the
-#: process's own id.
+#: The ID of this process if a plan has forked the process (see `begin`). The set stays empty in other processes.
 _ranks: set[int] = set()
 
 

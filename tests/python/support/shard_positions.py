@@ -47,8 +47,8 @@ class Different(AssertionError):
 class Plan:
     """Describes the loader that saves the states. `kind` is "workers", "splits" or "stateful".
 
-    `form` selects a pipeline from the tests of this kind. `old` is the number of workers, or the numbers of ranks and
-    workers.
+    `form` names a pipeline in `test_shards.FORMS`, or for the kind "stateful" a dataset in `STATEFUL`. `old` is the
+    number of workers, or for the kind "splits" the number of ranks and the number of workers per rank.
     """
 
     kind: str

@@ -1,10 +1,10 @@
 """Replaces children that exit in the middle of an epoch.
 
-Role: runs in the main process. The engine calls this module in the reading thread, and the owner of the group calls it
-before it sends a command. `protocol::Replacing` in the engine decides which children are replaced, and when to give up;
-this module starts the replacements. Items that an exited worker had already sent count as received. The three kinds of
-groups differ in how a replacement resumes after these items, so each kind has its own class, such as `EpochRestarts`
-for graphs.
+Role: runs in the main process. The engine calls this module in the thread that reads items. The owner of a worker group
+calls this module before sending a command. `protocol::Replacing` in the engine decides which children are replaced, and
+when to give up, whereas this module starts the replacements. Items that an exited worker had already sent count as
+received. The three kinds of worker groups resume differently after the received items, so each kind has its own class,
+such as `EpochRestarts` for graphs.
 
 If an interrupt occurs (Ctrl-C, or a warning that is turned into an error), each replacement is either complete or not
 started. The next attempt continues the interrupted replacement.

@@ -45,7 +45,7 @@ class DistributedReadingService(ReadingServiceInterface):
     Raises:
         RuntimeError: PyTorch is not installed or has no `torch.distributed`, and `process_group` is not an object of
             your own.
-        ValueError: `timeout` is not positive or over three years, the mesh has several dimensions, or this rank does
+        ValueError: `timeout` is zero, negative or over three years, the mesh has several dimensions, or this rank does
             not belong to the process group.
         TypeError: `process_group` lacks one of the required attributes.
 

@@ -57,8 +57,8 @@ _PIPELINE = "pipeline"
 #: The ranks of the job. The key is absent without ranks.
 _RANKS = "ranks"
 
-#: The version of the layout that this module writes. States without a version are from torchdata 0.9, which wrote only
-#: the first two or three keys.
+#: The version of the layout that this module writes. States of torchdata 0.9 have no version, and no keys other than
+#: `serialized_datapipe`, `reading_service_state` and `randomness_state`.
 STATE_VERSION = 3
 
 #: The keys that every state of a loader has.

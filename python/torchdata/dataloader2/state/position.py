@@ -130,8 +130,8 @@ class Filled(NamedTuple):
 
     Args:
         seeds: the exported seed generator of the epoch.
-        start: the sealed snapshot with which the epoch began; None if the graph was new, and empty if this is the
-            snapshot with which the epoch began.
+        start: the sealed snapshot from the beginning of the epoch; None if the graph was new. Empty bytes stand for the
+            snapshot that contains this object.
         checksum: the checksum of the items that the snapshot leaves out; None if the snapshot contains all items.
     """
 

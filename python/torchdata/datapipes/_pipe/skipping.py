@@ -182,8 +182,8 @@ def too_many(
 
 def is_over(counts: Iterable[tuple[int, int]], limit: int | float | None, *, at_the_end: bool = False) -> bool:
     """Returns whether more items were skipped than permitted. `counts` contains, for each pipe or dataset, the number
-    of skipped items and the number of items read. A fraction is only checked after enough items, or if `at_the_end` is
-    True."""
+    of skipped items and the number of items read. If `limit` is a fraction, counts with fewer than `FEWEST` items are
+    checked only if `at_the_end` is True."""
     if limit is None or isinstance(limit, int):
         return limit is not None and sum(skipped for skipped, _ in counts) > limit
     return any(skipped > limit * seen and (at_the_end or seen >= FEWEST) for skipped, seen in counts)

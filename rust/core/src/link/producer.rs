@@ -70,8 +70,8 @@ pub struct Producer {
     wake: WakePolicy,
     /// The ring position after the last unit that refers to blocks.
     last_blocks: u64,
-    /// Groups of items of this stream whose blocks the consumer had not taken at the last check. Each entry contains
-    /// the ring position after the group, and the bytes of its blocks.
+    /// Groups of items of this stream that the consumer had not taken from the ring at the last check. Each entry
+    /// contains the ring position after the group, and the number of bytes in the blocks of the group.
     ahead: VecDeque<(u64, u64)>,
     ahead_bytes: u64,
     sending: Sending,

@@ -176,7 +176,7 @@ pub fn watch(tell: fn(&Stall)) -> &'static Watch {
     loop {
         // SYNC(watch): pairs with the exchange below, so a watch is read after it was initialized.
         let current = WATCH.load(Acquire);
-        // SAFETY: null, or created by an earlier call and never freed. A fork leaks the small object of the parent.
+        // SAFETY: null, or created by an earlier call and never freed. A forked child leaks its parent's `Watch`.
         if let Some(watch) = unsafe { current.as_ref() }
             && watch.generation == generation
         {

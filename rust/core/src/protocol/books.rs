@@ -78,14 +78,14 @@ pub struct PeerPosition<'a, S> {
     pub snapshot: Option<&'a Snapshot<S>>,
 }
 
-/// The number of deliveries in the log in addition to the items that the user has not received yet.
+/// The number of deliveries that the log keeps after the user has received their items.
 const LOOK_BACK: usize = 64;
 /// The length of the log if it is not known how many items the user has received.
 const LONG_LOOK_BACK: usize = 1 << 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct KeptDeliveries {
-    /// The number of deliveries in the log in addition to the items that the user has not received yet.
+    /// The number of deliveries that the log keeps after the user has received their items.
     beyond: usize,
     /// The length of the log if it is not known how many items the user has received.
     unknown: usize,
@@ -114,8 +114,8 @@ impl<S> Books<S> {
         Self::remembering(peers, LOOK_BACK, LONG_LOOK_BACK)
     }
 
-    /// Creates empty records. The log keeps `beyond` deliveries besides the items that the user has not received, or
-    /// `unknown` deliveries if that number is not known. The model checker uses short logs for its small loaders.
+    /// Creates empty records. The log keeps `beyond` deliveries that the user has received, or `unknown` deliveries in
+    /// total if it is not known what the user has received. The model checker uses short logs for its small loaders.
     pub fn remembering(peers: usize, beyond: usize, unknown: usize) -> Self {
         let peers = (0..peers)
             .map(|_| Peer { taken: Account::default(), ended: false, begun: false, snapshots: VecDeque::new() })

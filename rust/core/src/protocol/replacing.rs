@@ -1,7 +1,7 @@
 //! Decides which children are replaced after a process has exited, when to give up, and what the replacements do first.
 //!
-//! Without a dispatching process, each worker is replaced separately. With a dispatching process, all children are
-//! replaced together, because the other children do not know which items were lost with the exited process's memory.
+//! Without a dispatching process, each worker is replaced separately. With a dispatching process, one exit causes all
+//! children to be replaced, because the remaining children cannot determine which items the exited child has lost.
 
 /// The loader gives up after this many exits of one child at the same item.
 pub const TRIES: usize = 3;

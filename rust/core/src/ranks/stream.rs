@@ -52,8 +52,8 @@ impl RankStream {
         self.flush();
     }
 
-    /// Sends the part of the buffered data that the peer accepts now. Only reading detects a closed connection, because
-    /// the last messages of the peer may still be readable.
+    /// Sends as much buffered data as the peer accepts now. A failed write drops the data, but does not mark the
+    /// connection as broken, because messages from the peer may still be readable.
     pub fn flush(&mut self) {
         while !self.goes.is_empty() {
             match (&*self.socket).write(&self.goes) {

@@ -109,7 +109,7 @@ impl PageRef {
         Ok(Some(pipes as usize))
     }
 
-    /// Reads the page. The result contains the page number `shown`.
+    /// Reads the page. `shown` is the page number in the result.
     fn read_as(&self, shown: usize) -> Result<Option<Value>, Unreadable> {
         let Some(pipes) = self.counted_pipes()? else { return Ok(None) };
         let header = self.header();

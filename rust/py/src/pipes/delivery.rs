@@ -1,10 +1,10 @@
 //! Returns the items of a loader to its user one at a time, and counts them.
 //!
-//! This code runs in the threads that read the loader, in one thread at a time. A [`Delivery`] belongs to a loader. A
-//! `Delivery` contains the number of the valid iterator, the source of the items, and the number of items of the epoch
-//! that the user has received. If another thread starts an epoch or shuts the loader down during a read, the result of
-//! the read is dropped and the reader is informed. The count changes exactly when an item is returned, without Python
-//! code in between, so signal handlers always read the correct count.
+//! This code runs in the threads that read the loader, in one thread at a time. A loader has one [`Delivery`]. A
+//! `Delivery` contains the ID of the valid iterator, the source of the items, and the count of the items that the user
+//! has received in the epoch. If another thread starts an epoch or shuts the loader down during a read, the result of
+//! the read is dropped, and the reader is informed. The count of received items changes exactly when an item is
+//! returned, without Python code in between, so signal handlers always read the correct count.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};

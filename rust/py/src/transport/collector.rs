@@ -285,9 +285,9 @@ impl Collector {
         self.access.stop();
     }
 
-    /// Receives items of some peers before their turn, so that these peers can compute more items, because another peer
-    /// may wait for the dispatching process, which waits for these peers. The main process calls this repeatedly while
-    /// it waits for something other than an item, and passes `done` in the last call.
+    /// Lets peers compute more items, by receiving their finished items before their turn. Otherwise, a peer that waits
+    /// for the dispatching process could wait forever, because the dispatching process may wait for other peers. Called
+    /// repeatedly while the main process waits until all children have obeyed a command; `done` marks the last call.
     fn relieve(&self, py: Python<'_>, done: bool) -> PyResult<()> {
         let Some(mut held) = self.access.try_hold() else { return Ok(()) }; // the reading thread does so itself
         if done {

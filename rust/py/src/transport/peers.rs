@@ -336,7 +336,7 @@ impl Peers {
         (self.surplus.most, self.surplus.on_surplus) = (most, Some(on_surplus));
     }
 
-    /// While a peer starves, receives items of other peers before their turn, so that these peers can compute more.
+    /// If a peer starves, lets the other peers compute more items, by receiving their finished items before their turn.
     pub fn help_starving(&mut self, py: Python<'_>, collecting: &Collecting) -> PyResult<()> {
         // An item of the next peer in turn does not end this loop, because the awaited answer follows that item.
         let starving: Vec<bool> = (0..self.len()).map(|peer| self.consumer(peer).starves()).collect();

@@ -31,7 +31,7 @@ class Squares:
         return index * index
 
 
-#: Sources from which a filter can skip items without reading them, and similar sources from which it cannot.
+#: The sources that the filter is tested with. Some sources let the filter skip items without reading these items.
 SOURCES: dict[str, Callable[[], IterDataPipe]] = {
     "range": lambda: IterableWrapper(range(COUNT)),
     "range backwards": lambda: IterableWrapper(range(50, 50 - 2 * COUNT, -2)),

@@ -47,14 +47,18 @@ class Leaves(BaseException):
 
 @dataclasses.dataclass(frozen=True)
 class Driver:
-    """A driver: the parts that differ between drivers.
+    """The parts of a driver that differ between drivers. The `repr` of a plan describes the plan.
 
-    Args: plan_of: a function from a seed and the options to a plan. The `repr` of a plan describes it. None ends the
-        run. check: runs a plan. Returns how many things (see `noun`) the plan contained. Raises the failure, or
-        `Skipped`. noun: the noun for the things that `check` counts. limit: the seconds after which a plan counts as
-        hung. around: a context manager, which is entered for all plans together. forks: whether each plan runs in a
-        separate process. is_quiet: whether a correct plan prints nothing. more: adds options to the command line.
-        start_methods: the start methods to choose from, unless the command line names some.
+    Args:
+        plan_of: a function that returns the plan for a seed and the options, or None to end the run.
+        check: a function that runs a plan and returns a count, such as the number of items; raises errors or `Skipped`.
+        noun: the noun for the things that `check` counts.
+        limit: the number of seconds after which a running plan counts as hung.
+        around: a function that returns a context manager, which is entered once for all plans.
+        forks: whether each plan runs in a separate process.
+        is_quiet: a function that returns whether a plan prints nothing if the plan is correct.
+        more: a function that adds options to the command line.
+        start_methods: the start methods to choose from, unless the command line names start methods.
     """
 
     plan_of: Callable[[int, argparse.Namespace], Any]

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 #: Maximum number of seconds until the main process reports an exit, or reacts to an interrupt. The limit allows for
 #: busy machines.
 NOTICED = 3.0
-#: Maximum number of seconds until the exit of a child at an unknown moment is reported, or until a loader with a
-#: stopped child has shut down.
+#: Maximum number of seconds for shutting down a loader, and for reporting the exit of a child that has killed itself,
+#: because the time of such an exit is not known.
 LATE = 15.0
 
 

@@ -23,10 +23,9 @@ class Epoch(list[Any]):
         return len(self) if self.until is None else min(self.until, len(self))
 
     def check(self, before: list[Any], got: list[Any], free: bool) -> None:
-        """Raises `Differs` unless the received items may follow the previous items of the epoch.
+        """Raises `Differs` unless the received items (`got`) may follow the previous items of the epoch (`before`).
 
-        Args: before: the previous items of the epoch. got: the received items. free: whether the items of the epoch may
-            be in any order.
+        If `free` is true, the items of the epoch may be in any order.
         """
         if not free:
             wanted = self[len(before) : len(before) + len(got)]

@@ -1,4 +1,4 @@
-"""Rows for ArrowReader over a table in memory. The source yields the numbers of the parts to read."""
+"""Test cases for ArrowReader over a table in memory. The source yields the numbers of the parts to read."""
 
 from __future__ import annotations
 

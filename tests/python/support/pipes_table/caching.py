@@ -1,4 +1,4 @@
-"""Rows for the caches in memory and on disk. All tests of one process use the same folder for the on-disk cache."""
+"""Test cases for pipes that cache items in memory or on disk. All tests of one process use the same folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows for pipes that map, group, select, combine, split, repeat, shard and prefetch items."""
+"""Test cases for pipes that map, group, select, combine, split, repeat, shard and prefetch items."""
 
 from __future__ import annotations
 

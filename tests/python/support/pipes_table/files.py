@@ -1,4 +1,4 @@
-"""Rows for pipes that decompress, parse, hash or save files. The files are plain items or streams in memory."""
+"""Test cases for pipes that decompress, parse, hash or save files. The files are plain items or streams in memory."""
 
 from __future__ import annotations
 

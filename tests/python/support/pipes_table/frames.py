@@ -1,4 +1,4 @@
-"""Rows for pipes that create data frames from plain items."""
+"""Test cases for pipes that create data frames from plain items."""
 
 from __future__ import annotations
 

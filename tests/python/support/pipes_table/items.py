@@ -1,4 +1,4 @@
-"""Rows for pipes that process batches, columns, lines and names, or use threads."""
+"""Test cases for pipes that process batches, columns, lines and names, or use threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows for pipes that bucket items, join inputs by key, distribute items, or split and choose items at random."""
+"""Test cases for pipes that bucket items, join inputs by key, distribute items, or split and choose items at random."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows for Packer over lists, arrays and columns."""
+"""Test cases for Packer over lists, arrays and columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows for pipes that combine or decode files: WebDataset, RoutedDecoder and ImageDecoder."""
+"""Test cases for pipes that combine or decode files: WebDataset, RoutedDecoder and ImageDecoder."""
 
 from __future__ import annotations
 

@@ -34,11 +34,11 @@ class Row:
     reads_items: bool = True
     #: Whether the pipe's items depend on a seed.
     random: bool = False
-    #: The reason why the pipe needs more memory for more items, or why its memory is not tested. The reason is empty if
-    #: the memory is constant.
+    #: The reason why the pipe needs more memory for more items, or why its memory is not tested. An empty string means
+    #: that the pipe needs the same memory for any number of items.
     grows: str = ""
-    #: The reason why two workers, each with a shard of the source, do not yield the items of the model. The reason is
-    #: empty if the workers yield these items.
+    #: The reason why two workers, each with a shard of the source, do not yield the items of the model. An empty string
+    #: means that the workers yield the items of the model.
     not_in_workers: str = ""
 
 

@@ -1,4 +1,4 @@
-"""Rows for pipes over small files in a temporary folder, in fsspec's memory file system and in iopath."""
+"""Test cases for pipes over small files in a temporary folder, in fsspec's memory file system and in iopath."""
 
 from __future__ import annotations
 

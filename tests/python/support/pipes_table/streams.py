@@ -1,4 +1,4 @@
-"""Rows for pipes that read archives, records, tables or lines from streams.
+"""Test cases for pipes that read archives, records, tables or lines from streams.
 
 Each number of the source becomes a stream in memory.
 """

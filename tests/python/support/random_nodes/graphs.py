@@ -35,10 +35,9 @@ def is_kept(number: int, item: Any) -> bool:
 class Graph:
     """A random graph and its description. The graph can be built several times.
 
-    Args: seed: the seed. processes: whether worker processes are allowed. in_order: whether to use only nodes that keep
-        the order. common: whether to use only nodes that torchdata 0.11 also has. bare: whether a source without states
-        is allowed. threads: whether nodes read ahead. If `threads` is false, nodes that read ahead are left out or
-        replaced.
+    `processes` allows worker processes. `in_order` selects only nodes that keep the order, and `common` only nodes that
+    torchdata 0.11 also has. `bare` allows a source without states. If `threads` is false, nodes that read ahead are
+    left out or replaced.
     """
 
     def __init__(

@@ -71,11 +71,10 @@ def saving(seed: int, processes: bool, target: str) -> list[list[Any]]:
 
 
 def resumed(seed: int, processes: bool, source: str, over: bool, left: int) -> list[list[Any]]:
-    """Resumes from a saved state.
+    """Resumes a program from the state in the file `source`.
 
-    Args: seed: the seed of the program. processes: whether the graph may have worker processes. source: the file with
-        the state. over: whether the state was saved at the end of its epoch. left: how many items of the epoch follow
-        the saved position.
+    `processes` allows worker processes in the graph. `over` means that the state was saved at the end of its epoch.
+    `left` is the number of items that follow the saved position in the epoch.
     """
     program = program_of(seed, processes)
     loader, state = used(program, None), pickle.loads(Path(source).read_bytes())

@@ -98,12 +98,16 @@ def run(seed: int, phase: str, **options: Any) -> dict[str, Any]:
 class Run:
     """Runs one phase of a program.
 
-    Args: phase: "whole" (runs all epochs), "torch" (runs all epochs with torch's loader), "stop" (saves a state and
-        ends, unless the program has no seeds), "relay" (loads a state and saves a new one) or "resume" (loads a state
-        and runs the remaining epochs). batches: the number of batches in the epoch in which the run stops, or 0 if it
-        is unknown. source: the state to load. target: where to save the state. first: the number of the first epoch.
-        deaths: the seed for exits of workers, which the loader replaces, or None for no exits. workers: the number of
-        workers, or None for the number in the program.
+    Args:
+        phase: "whole" (runs all epochs), "torch" (runs all epochs with torch's loader), "stop" (saves a state and ends,
+            unless the program has no seeds), "relay" (loads a state and saves a new one) or "resume" (loads a state and
+            runs the remaining epochs).
+        batches: the number of batches in the epoch in which the run stops; 0 if this number is unknown.
+        source, target: the path from which a state is loaded, and the path to which a state is saved.
+        first: the number of the first epoch.
+        deaths: the seed for the exits of workers, which the loader replaces; None for no exits.
+        method: the start method of the workers.
+        workers: the number of workers; None for the number in the program.
     """
 
     def __init__(
@@ -164,9 +168,7 @@ class Run:
         return Loader(dataset, num_workers=workers, **{**options, **chosen})
 
     def run(self) -> dict[str, Any]:
-        """Returns the epochs as lists of batches. In a resumed program, the first epoch contains only the remaining
-        batches.
-        """
+        """Returns a list of batches for each epoch. A resumed run lacks the batches from before the loaded state."""
         try:
             self.train()
         finally:
@@ -239,10 +241,7 @@ class Run:
         return stops and self.stop(loader, taken=len(batches), over=True)
 
     def stop(self, loader: Any, taken: int, over: bool) -> bool:
-        """Saves the state, and returns whether the program then ends.
-
-        A program without seeds continues, because no other run yields the same epochs.
-        """
+        """Saves the state. Returns False for a program without seeds, because no other run can repeat its epochs."""
         self.save(loader)
         self.known.update(taken=taken, over=over)
         if self.deaths is not None:

@@ -218,12 +218,12 @@ class Demultiplexer(IterDataPipe[Any]):
         num_instances: number of children.
         classifier_fn: a function from an item to the number of its child, or None.
         drop_none: whether items of class None are dropped; if False (the default), they cause an error.
-        buffer_size: maximum number of items that wait for all children together, 1,000 by default; -1 for no limit.
+        buffer_size: maximum total number of items in the buffers of all children, 1,000 by default; -1 for no limit.
 
     Raises:
         ValueError: `num_instances` is not positive; while iterating, a class is out of range.
         TypeError: `classifier_fn` is not a function.
-        BufferError: while iterating, too many items wait.
+        BufferError: while iterating, the buffers contain more than `buffer_size` items.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -270,11 +270,11 @@ class RoundRobinDemultiplexer(IterDataPipe[Any]):
     Args:
         datapipe: the pipe to read, once for all children.
         num_instances: number of children. For 1, the list contains the pipe itself, with a warning.
-        buffer_size: maximum number of items that wait for all children together, 1,000 by default; -1 for no limit.
+        buffer_size: maximum total number of items in the buffers of all children, 1,000 by default; -1 for no limit.
 
     Raises:
         ValueError: `num_instances` is not positive.
-        BufferError: while iterating, too many items wait.
+        BufferError: while iterating, the buffers contain more than `buffer_size` items.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

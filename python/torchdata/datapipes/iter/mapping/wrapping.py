@@ -137,9 +137,9 @@ class IterableWrapper(IterDataPipe[T_co]):
     #: resumes.
     _stateful: StatefulStream | None = state(saved=False, lasts=True)
     _loaded: StreamState | None = state(saved=False, lasts=True)
-    #: Whether an iterator was read in an earlier iteration, whether it is exhausted, and whether a warning was issued.
+    #: Whether the iterable is an iterator that this pipe has read, and whether this pass reads that iterator again.
     _was_read = _is_used_up = False
-    _is_told = False
+    _is_told = False  # whether a warning was issued
     #: Whether items that are reread after a resume are compared with the original items.
     _is_strict = True
     #: The epoch of the iterable in the current iteration, if the iterable has `set_epoch`.

@@ -41,7 +41,7 @@ class ArrowReader(IterDataPipe[Any]):
             such as `sharding_filter`; or lists of numbers, as after `batch`, which are read together as one part. A
             table that `ArrowParts` accepts may be given instead, and is read in order.
         columns: the columns to read, in this order; None (the default) for all.
-        parts: the list of parts; the source yields their numbers; None (the default) finds the list in the source.
+        parts: the `ArrowParts` whose part numbers the source yields; by default, the only `ArrowParts` in the source.
         rows: whether each item is a row: a dict from column names to Python values. If False, each item is a frame.
         frame_size: rows per frame; the last frame of a part may have fewer. With None, each part becomes one frame.
         library: the library of the frames: `"numpy"`, for dicts from column to array; `"pandas"`, `"polars"` or

@@ -68,7 +68,7 @@ def _move_unless_there(source: str, target: str) -> None:
 
 
 def temporary_name(path: str, ending: str = ".part") -> str:
-    """Returns a path in the folder of `path`: of the temporary file, or of the lock file with another `ending`."""
+    """Returns a path in the folder of `path` for a temporary file, or, with another `ending`, for a lock file."""
     import hashlib
 
     folder, name = os.path.split(path)

@@ -59,8 +59,7 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
             stacked if a dtype is given. If the pair is None, the feature stays unchanged. A name is first searched in
             the context of a SequenceExample. Without a spec, all features are read unchanged.
         length: the number of records that `len` returns; with -1 (the default), `len` raises TypeError.
-        verify_checksums: whether the CRC-32C of every record is checked; True by default. Use False for files with
-            wrong checksums.
+        verify_checksums: whether records with wrong checksums (CRC-32C) cause an error; True by default.
         max_length: maximum size of a record in bytes, 128 MiB by default; a longer record is refused before it is read.
             With None, the limit is that of protocol buffers, 2 GiB. The values of a record may need sixty times its
             size as objects.

@@ -267,7 +267,7 @@ class FullSync(_PrefetchBase[T_co]):
             opened at the first iteration on all these ranks.
 
     Raises:
-        ValueError: `timeout` is not positive or over three years, the mesh has several dimensions, or this rank does
+        ValueError: `timeout` is zero, negative or over three years, the mesh has several dimensions, or this rank does
             not belong to the process group.
         TypeError: `process_group` lacks `rank`, `world_size` or `all_reduce_min`.
         RuntimeError: while iterating, `torch.distributed` is not available or not initialized, or another rank raised
