@@ -7,11 +7,11 @@ from itertools import islice
 
 import pytest
 
-from torchdata.datapipes._pipe.state.blocks import BLOCK_SIZE, Blocks
+from torchdata.datapipes._pipe.state.chunked_list import CHUNK_SIZE, ChunkedList
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.state import load_state, save_state
 
-ITEMS = 2 * BLOCK_SIZE + 5
+ITEMS = 2 * CHUNK_SIZE + 5
 
 
 def _shuffled(seed: int) -> list[int]:
@@ -25,7 +25,7 @@ def test_a_buffer_as_large_as_the_dataset_yields_the_order_of_a_list() -> None:
         assert list(pipe.set_seed(seed)) == _shuffled(seed)
 
 
-@pytest.mark.parametrize("position", [1, BLOCK_SIZE, ITEMS - BLOCK_SIZE, ITEMS - 1])
+@pytest.mark.parametrize("position", [1, CHUNK_SIZE, ITEMS - CHUNK_SIZE, ITEMS - 1])
 def test_a_large_buffer_resumes_while_it_empties(position: int) -> None:
     first, second = (IterableWrapper(range(ITEMS)).shuffle(buffer_size=ITEMS).set_seed(3) for _ in range(2))
     begun = iter(first)
@@ -36,12 +36,12 @@ def test_a_large_buffer_resumes_while_it_empties(position: int) -> None:
     assert list(second) == _shuffled(3)[position:]
 
 
-def test_blocks_remove_what_a_list_removes() -> None:
-    blocks, items, generator = Blocks(list(range(ITEMS))), list(range(ITEMS)), random.Random(0)
+def test_chunks_remove_what_a_list_removes() -> None:
+    chunks, items, generator = ChunkedList(list(range(ITEMS))), list(range(ITEMS)), random.Random(0)
     for left in range(ITEMS, 0, -1):
         index = generator.choice((0, left - 1, generator.randrange(left)))
-        assert blocks.pop(index) == items.pop(index)
-        if left % BLOCK_SIZE < 2:
-            assert (len(blocks), list(blocks)) == (len(items), items)
+        assert chunks.pop(index) == items.pop(index)
+        if left % CHUNK_SIZE < 2:
+            assert (len(chunks), list(chunks)) == (len(items), items)
     with pytest.raises(IndexError):
-        blocks.pop(0)
+        chunks.pop(0)

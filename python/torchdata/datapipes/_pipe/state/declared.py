@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from torchdata.datapipes._pipe.state.blocks import Blocks
+from torchdata.datapipes._pipe.state.chunked_list import ChunkedList
 
 __all__ = ["DERIVED", "MOST_ITEMS", "DeclaredState", "RandomState", "declare", "random_state", "state"]
 
@@ -124,7 +124,7 @@ class DeclaredState:
         value = datapipe.__dict__.get(self.name, _MISSING)
         if value is _MISSING:
             value = self.beginning()
-        if isinstance(value, (deque, set, Blocks)):
+        if isinstance(value, (deque, set, ChunkedList)):
             return list(value)
         return value.copy() if type(value) is dict else value
 

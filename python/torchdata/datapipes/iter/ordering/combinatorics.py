@@ -16,7 +16,7 @@ from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.seeking import iterate_from
 from torchdata.datapipes._pipe.shuffling import Shuffling
-from torchdata.datapipes._pipe.state.blocks import BLOCK_SIZE, Blocks
+from torchdata.datapipes._pipe.state.chunked_list import CHUNK_SIZE, ChunkedList
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.unloaded import Load, begin_unloaded, can_wait
 from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, token_of
@@ -48,7 +48,7 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
         [0, 1, 2, 3, 4]
     """
 
-    #: A list. If the source has ended and many items are left, `Blocks`.
+    #: A list. After the end of the source, a `ChunkedList` if many items are left.
     _buffer: Any = state(list, items=True)
     #: Whether the buffer contains indices instead of items.
     _unloaded: bool = state(False)
@@ -109,8 +109,8 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
                 chosen, buffer[index] = buffer[index], item
                 yield chosen
         left = len(buffer)
-        if left > BLOCK_SIZE:
-            buffer = self._buffer = Blocks(buffer)
+        if left > CHUNK_SIZE:
+            buffer = self._buffer = ChunkedList(buffer)
         while left:
             width = left.bit_length()
             index = getrandbits(width)

@@ -1,0 +1,43 @@
+"""A list of items from which items at random positions are removed quickly.
+
+Role: Shuffler uses the list for the items that remain in its buffer when the source has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+__all__ = ["CHUNK_SIZE", "ChunkedList"]
+
+#: The number of items in a chunk. `list.pop` moves at most this number of items.
+CHUNK_SIZE = 16_384
+
+
+class ChunkedList:
+    """The items of a list, in chunks.
+
+    `pop` returns what `list.pop` returns, but moves only the later items of one chunk. Removing a million items from
+    one list in random order takes minutes.
+    """
+
+    def __init__(self, items: list[Any]) -> None:
+        self._chunks = [items[begin : begin + CHUNK_SIZE] for begin in range(0, len(items), CHUNK_SIZE)]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._chunks))
+
+    def __iter__(self) -> Iterator[Any]:
+        return chain.from_iterable(self._chunks)
+
+    def pop(self, index: int) -> Any:
+        """Removes and returns the item at `index`, which must be at least 0 and below the length."""
+        for number, chunk in enumerate(self._chunks):
+            if index < len(chunk):
+                item = chunk.pop(index)
+                if not chunk:
+                    del self._chunks[number]
+                return item
+            index -= len(chunk)
+        raise IndexError("pop index out of range")
