@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import random_scribbles
-from process_checks import loader, nothing_is_left  # noqa: F401
+from process_checks import loader, no_earlier_loader, nothing_is_left  # noqa: F401
 from torchdata._engine.processes.exit_messages import exit_message
 from torchdata._engine.workers.child import ChildLoop
 from torchdata.datapipes.iter import IterableWrapper

@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import Dataset, IterableDataset, Subset  # noqa: E402
 
 from fresh_processes import python_path  # noqa: E402
-from process_checks import nothing_is_left, wait_for  # noqa: E402, F401
+from process_checks import no_earlier_loader, nothing_is_left, wait_for  # noqa: E402, F401
 from torchdata import nodes  # noqa: E402
 from torchdata._observe.outside.attaching import find  # noqa: E402
 from torchdata._observe.outside.stalls import WaitWarning  # noqa: E402

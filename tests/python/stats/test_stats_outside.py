@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from leftovers import descriptors, shared_files
-from process_checks import loader, nothing_is_left, wait_for  # noqa: F401
+from process_checks import loader, no_earlier_loader, nothing_is_left, wait_for  # noqa: F401
 from torchdata._observe.outside.attaching import NoLoaderError, attach, find
 from torchdata._observe.outside.stacks import kernel_state
 from torchdata._observe.outside.stalls import StallWarning

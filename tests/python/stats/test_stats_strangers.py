@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from process_checks import no_earlier_loader  # noqa: F401
 from torchdata._native import StatsBoard
 from torchdata._observe.outside import attaching, top
 from torchdata._observe.outside.attaching import find

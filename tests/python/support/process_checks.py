@@ -23,7 +23,7 @@ from leftovers import (  # noqa: F401 - tests take some from here
 from torchdata._engine.processes.process import ChildProcess
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
-from waiting import wait_for  # noqa: F401
+from waiting import wait_for
 
 METHODS = ["fork", "spawn", "forkserver"]
 MULTIPROCESSING = SHARDING_PRIORITIES.MULTIPROCESSING
@@ -52,6 +52,16 @@ def nothing_is_left():
     # server.
     assert descriptors() <= before[0] + 6, "descriptors were left open"
     assert shared_mappings() <= before[3], "shared memory was left mapped"
+
+
+@pytest.fixture(autouse=True)
+def no_earlier_loader():
+    """Waits until the loaders of earlier tests have released their memory, because their threads may still be ending.
+
+    A file of tests that searches this process for loaders imports this fixture.
+    """
+    gc.collect()
+    wait_for(lambda: shared_mappings() == 0)
 
 
 def loader(datapipe, num_workers=2, **options):
