@@ -54,7 +54,7 @@ fn bytes_of(buffer: &Buffer) -> Vec<u8> {
 /// The kind, the payload, the buffers and the digest of a received unit.
 type Taken = (u16, Vec<u8>, Vec<Vec<u8>>, u64);
 
-/// Transfers one frame. If the receiving link is full, the consumer first takes units to make space.
+/// Transfers one frame. If the receiving link is full, the consumer reads units first, so that space becomes free.
 fn carry(way: &mut Way, most: usize, taken: &mut Vec<Taken>) -> Option<Words> {
     let mut frame = Frame::default();
     let words = way.here.take(&mut frame, most).unwrap();
