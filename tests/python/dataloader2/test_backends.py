@@ -41,8 +41,8 @@ pytestmark = [
 FEW = {"arrays", "random", "arrays, dealt", "two passes"}
 #: The number of items in a pipeline of a test that kills a process.
 LONG = 900
-#: Skips the backend with Ray on one node. One node is only needed for tests of the order, and for tests of states and
-#: exits without dispatching.
+#: Skips the backend with Ray on one node. Ray on one node is only used in tests of the order, and in tests of states
+#: and exits without dispatching.
 not_on_one_node = pytest.mark.parametrize("backend", MOST_BACKENDS, indirect=True)
 
 
@@ -80,7 +80,7 @@ def epochs(make: Any, service: Any, count: int = 2) -> list[list[Any]]:
 
 @functools.cache
 def of_forked_workers(make: Any, count: int = 2) -> list[list[Any]]:
-    """Returns the expected items, which are computed once for all backends."""
+    """Returns the items that a loader with forked workers yields, which every backend must yield, too."""
     return epochs(make, local(), count)
 
 

@@ -1,7 +1,4 @@
-"""If workers read a source in different orders, items would be lost.
-
-The loader detects this by comparing samples of the workers' items.
-"""
+"""A loader detects workers that read their source in different orders, by comparing samples of the items."""
 
 from __future__ import annotations
 
