@@ -51,7 +51,8 @@ def counted():
 def seen(stats, cores, workers=2, each=0.01, ran=None, beside=0.0, step=0.0004):
     """Returns constructed statistics of workers.
 
-    `each` is the working time per item. `ran` is a worker's processor time, which by default equals its working time.
+    `each` is the working time per item in seconds. `ran` is a worker's processor time, which by default equals its
+    working time.
     """
     share = {"items": 30, "seconds": 0.3, "busy_seconds": 30 * each, "busy": 1.0, "node": None}
     lived = {"cpu_seconds": beside + (30 * each if ran is None else ran), "lived_seconds": 0.3 + beside}

@@ -97,7 +97,7 @@ def _graph_states() -> list[dict[str, Any]]:
 def _inside(value: Any) -> Any:
     """Decodes a sealed or pickled bytes value.
 
-    Returns the object, and the function that encodes an object in the same way.
+    Returns the decoded object, and a function that encodes a changed object in the same way.
     """
     if is_sealed(value):
         return unseal(value, "it"), seal
