@@ -19,8 +19,8 @@ use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::process::board::BellBoard;
 use torchdata_core::protocol::Stream;
 
-/// A link, its copy on another machine, the two carriers between them, and a link in the opposite direction, which only
-/// carries control words.
+/// A link and its copy on another machine, with a carrier on each machine, and a link in the opposite direction for
+/// control words.
 struct Way {
     producer: Producer,
     consumer: Consumer,

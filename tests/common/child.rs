@@ -1,4 +1,4 @@
-//! Starts real child processes: the test binary runs itself again, in a test that acts as the child.
+//! Starts child processes for tests. A child process is this test binary, which runs only the test `child_process`.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;

@@ -79,8 +79,8 @@ impl Place {
 }
 
 impl Setting {
-    /// Returns how many of this run's deliveries the user has not received yet. Returns None if the records do not
-    /// contain the number of received items.
+    /// Returns how many items the main process has delivered to the thread that reads ahead, but not yet to the user.
+    /// Returns None if the records do not contain the number of received items.
     pub fn lag(&self, total: u64, given: u8) -> Option<u64> {
         match self.reads_ahead {
             false => Some(0),
@@ -186,7 +186,7 @@ impl Setting {
         Ok(())
     }
 
-    /// Returns how many of the first `delivered` items are from a worker, in strict order.
+    /// Returns how many of the first `delivered` items come from a worker, if the items are delivered in strict order.
     fn given_of(&self, worker: usize, delivered: u8) -> u64 {
         let mut left: Vec<usize> = (0..self.workers).map(|worker| self.made_by(worker).len()).collect();
         let (mut given, mut turn) = (0, 0);

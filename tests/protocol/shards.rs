@@ -1,8 +1,8 @@
 //! Models workers that run several shards over one link. If a unit arrives before the turn of its shard, the main
 //! process stores the unit.
 //!
-//! The state machines of `torchdata_core::protocol` make all decisions, for example `Dealing::next_of_shards`. The
-//! model adds rings, processes, and the queues of stored units.
+//! The tested decisions are those of the state machines in `torchdata_core::protocol`, for example of
+//! `Dealing::next_of_shards`. The model adds rings, processes, and the queues of stored units.
 
 mod explored;
 

@@ -1,7 +1,8 @@
 //! A small model of a loader: the main process, workers and optionally the dispatching process, with rings of a few
 //! units.
 //!
-//! The state machines of `torchdata_core::protocol` make all decisions. The model adds memory and processes.
+//! The tested decisions are those of the state machines in `torchdata_core::protocol`. The model adds memory and
+//! processes.
 
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
@@ -60,8 +61,8 @@ pub struct Setting {
     pub follows: bool,
     /// Whether a thread in the main process reads one item ahead.
     pub reads_ahead: bool,
-    /// The number of the source item at which the graph fails. The graph of the dispatching process fails, or that of a
-    /// worker if there is no dispatching process.
+    /// The number of the source item at which the graph fails. If the loader has a dispatching process, the graph of
+    /// this process fails. Otherwise, the graph of a worker fails.
     pub fails_at: Option<u8>,
     /// Fingerprints of the main process's positions that were already checked.
     pub checked: RefCell<HashSet<Fingerprint, ByFingerprint>>,
@@ -151,8 +152,8 @@ impl Child {
         }
     }
 
-    /// Returns the number of items that this child and the children which it has replaced have computed in this epoch.
-    /// If no epoch is running, returns the position after all items.
+    /// Returns the number of items that this child has computed in this epoch, including the items of children that it
+    /// replaces. If no epoch is running, returns the position after all items.
     pub fn place(&self) -> u64 {
         let made: u64 = self.pump.accounts.iter().map(|account| account.items).sum();
         let waits = self.pump.departing.as_ref().is_some_and(|(_, unit)| unit.item().is_some());

@@ -141,7 +141,7 @@ def is_small(item: int) -> bool:
 
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_a_state_at_the_end_is_final_although_the_main_process_drops_the_last_items(one_by_one: bool) -> None:
-    """The last snapshot of the pipes in the main process may have been taken before the dropped items were read."""
+    """The main process may take the last snapshot of its pipes before the pipes read the items that they drop."""
 
     def build() -> Pipe:
         pipe = SampleMultiplexer({IterableWrapper(range(5)): 1, IterableWrapper(range(5, 12)): 1}, seed=3)
@@ -372,7 +372,7 @@ def test_a_state_of_a_later_epoch_whose_first_item_the_main_process_has_read_ahe
 
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_the_end_of_a_resumed_epoch_that_needs_no_more_items_is_the_workers_end_too(dispatched: bool) -> None:
-    """The resumed loader needs no more items of the workers' epoch, but must nevertheless run this epoch to its end."""
+    """The resumed loader must run the workers' epoch to its end, although it needs no more items of this epoch."""
 
     def build() -> Pipe:
         return drawn_by_its_own_seed(dispatched).map(plus_one).map_batches(list, batch_size=11)

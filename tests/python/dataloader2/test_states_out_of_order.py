@@ -75,7 +75,9 @@ def first(workers: int, count: int, state: Any = None, ago: int = 0) -> tuple[li
 
 
 def rest_out_of_order(state: Any) -> list[Any]:
-    """Returns the remaining items from two workers. The first worker sends no items until the second one has ended."""
+    """Returns the remaining items from two workers. The first worker sends no items until the second worker has
+    ended.
+    """
     first_shard_may_run.clear()
     with loader(2, state) as reading:
         iterator = iter(reading)

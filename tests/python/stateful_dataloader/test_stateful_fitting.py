@@ -1,4 +1,4 @@
-"""Tests which states a loader accepts or refuses: of other ranks, datasets or samplers, or while it has an iterator."""
+"""Tests which states a loader accepts or refuses, for example states of other ranks, datasets or samplers."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_the_advice_is_more_workers_than_cores_if_the_work_waits(counted):
 
 
 def test_computing_during_the_start_does_not_count_as_work(counted):
-    """The diagnosis cannot know whether these workers compute or wait, so it reports the advice for both cases."""
+    """The diagnosis gives advice for both cases, because it cannot know whether the workers compute or wait."""
     words = str(diagnose(seen(counted["waits"], cores=2, ran=0.0, beside=0.6)))
     assert words.endswith(
         "With 25 workers the training step (400 µs) would be the limit if the work is waiting; if it computes, "
@@ -118,7 +118,7 @@ def test_workers_of_other_machines_are_not_counted_by_the_cores_of_this_one(coun
 
 
 def test_the_diagnosis_knows_whether_real_workers_compute(counted):
-    """The result may only be uncertain because of the processor time that the workers' start has used.
+    """The diagnosis may be uncertain only if starting the workers has used processor time.
 
     The test ignores the time that workers wait for a core, because this time depends on other programs.
     """

@@ -126,8 +126,8 @@ def printed(page: Path, folder: Path) -> list[str]:
         if not program:
             continue
         script = folder / f"{page.stem}_{number}.py"
-        # The script prints the end of each block only in the main process, because spawned workers import the script,
-        # too.
+        # The script prints a separator after each block, but only in the main process, because spawned workers import
+        # the script.
         end = f'\n{_GUARD}\n    print("{_END}", end="", flush=True)\n'
         script.write_text("".join(one.block.code + end for one in program), encoding="utf-8")
         run = _run(program, script)

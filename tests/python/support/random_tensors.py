@@ -134,8 +134,8 @@ def described(tensor):
 
 
 def strides_on_arrival(tensor):
-    """Returns the expected strides of a received tensor that shares no memory. Contiguous elements keep the original
-    strides.
+    """Returns the expected strides of a received tensor that shares no memory. The strides of contiguous elements are
+    unchanged.
     """
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     if tensor.numel() == 0 or last < tensor.numel():

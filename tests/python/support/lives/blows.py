@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 #: Maximum number of seconds until the main process reports an exit, or reacts to an interrupt. The limit allows for
 #: busy machines.
 NOTICED = 3.0
-#: Maximum number of seconds for shutting down a loader, and for reporting the exit of a child that has killed itself,
-#: because the time of such an exit is not known.
+#: Maximum number of seconds for shutting down a loader. Also the limit for reporting the exit of a child that kills
+#: itself, because the time of such an exit is unknown.
 LATE = 15.0
 
 

@@ -62,8 +62,8 @@ class Plain:
             load_generators(generators)
 
     def close(self) -> None:
-        # If the old iteration were not dropped, it would keep locks on files, and a later run of the graph would make
-        # it continue.
+        # An iteration that is not deleted would keep locks on files, and would be continued by a later run of the
+        # graph.
         self.iterator = None
         for pipe in reversed(walk(self.pipe)):
             if hasattr(type(pipe), "shutdown"):

@@ -17,7 +17,7 @@ MOST = 1000
 
 
 def shutdown(loader: Loader[Any]) -> None:
-    """Ends the threads and processes of a loader, if it supports this."""
+    """Ends the threads and processes of a loader, if the loader has a method `shutdown`."""
     getattr(loader, "shutdown", lambda: None)()
 
 
