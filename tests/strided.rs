@@ -1,5 +1,5 @@
-//! Tests copies of elements that are not contiguous. For all kinds of layouts, the copy must equal that of a simple
-//! loop.
+//! Tests copies of elements that are not contiguous. For all kinds of layouts, the copy must equal the copy that a
+//! simple loop creates.
 
 use proptest::prelude::*;
 use torchdata_core::strided::{Strided, memory_order};

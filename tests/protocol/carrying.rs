@@ -164,8 +164,8 @@ impl Setting {
 }
 
 impl World {
-    /// Sends a command to a child. Returns false if the link is full. If the child has exited, returns true, because
-    /// other code detects exits.
+    /// Sends a command to a child. Returns false if the link is full. Also returns true if the child has exited,
+    /// because other code detects exits.
     pub fn tell(&mut self, index: usize, ordered: Ordered) -> bool {
         let Self { children, elsewhere, .. } = self;
         let child = &mut children[index];

@@ -70,7 +70,7 @@ fn is_away(sending: &Sending, link: &Link) -> bool {
     matches!(sending.reader(link.grant), Some(Reader::Left | Reader::Ahead | Reader::Done))
 }
 
-/// Returns what a child's sender does next between two items, and the resulting state of the sender.
+/// Returns the next step of a child's sender between two items, and the state of the sender after this step.
 fn next_deal(setting: &Setting, pump: &Pump, links: &Links, first: usize) -> (Deal, Vec<Sending>) {
     let mut sending = pump.sending.clone();
     let mut permit = |reader: usize| permit(setting.heavy, &mut sending[reader], &links[first + reader]);

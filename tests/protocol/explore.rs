@@ -196,7 +196,7 @@ impl Known {
     }
 }
 
-/// Visits all states breadth first, so that it reports a shortest path.
+/// Visits all states breadth first, so that the reported path to an error is as short as possible.
 ///
 /// # Errors
 /// If a step breaks a rule, if a state that is not final does not allow a next step, or if a state does not lead to a

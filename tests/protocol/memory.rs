@@ -41,7 +41,7 @@ pub struct Link {
     /// The grant word of the reader, and the count in this word.
     pub grant: u64,
     pub count: u32,
-    /// The number of the epoch while the writer waits for dispatched items.
+    /// The number of the epoch if the writer is waiting for dispatched items, or 0.
     pub starving: u32,
 }
 

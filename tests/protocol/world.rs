@@ -75,7 +75,7 @@ pub enum Doing {
     Idle,
     /// Sending items.
     Pumping,
-    /// Running its graph to compute an item. With a dispatching process, a worker may wait in this state.
+    /// Running its graph to compute an item. A worker in this state may be waiting for a dispatched item.
     InGraph,
     /// The dispatching process is waiting after a pass until another pass is requested.
     Between,

@@ -319,7 +319,7 @@ impl Explorer {
         }
     }
 
-    /// Checks that every rank has finished all operations, or has reported the rank that has not.
+    /// Checks that every rank has finished all operations, or has reported the rank that failed.
     fn check_end(&self, job: &Job) {
         for (number, rank) in job.ranks.iter().enumerate() {
             if number != self.victim || self.harm == Harm::None {

@@ -177,7 +177,9 @@ def _kill_some(backend: Spawned, deals: bool, victims: list[str]) -> None:
 
 @functools.cache
 def _long(deals: bool, function: Any) -> Any:
-    """Returns a function that builds a pipe. The pipe is long enough for a process to be killed before the end."""
+    """Returns a function that builds a pipe. The pipe has enough items for a process to be killed before the end of the
+    epoch.
+    """
 
     def make() -> Any:
         pipe = dealt(LONG, lambda pipe: pipe.map(double)) if deals else numbered(LONG)

@@ -53,7 +53,7 @@ class Augmented:
 
 
 def endless() -> Iterator[int]:
-    """Yields numbers from a buffer, from which each worker draws them at random."""
+    """Yields endless numbers in a random order, which differs between workers."""
     dice, number, buffer = random.Random(), 0, list(range(1, 100))
     while True:
         place = dice.randrange(len(buffer))

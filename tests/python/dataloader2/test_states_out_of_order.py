@@ -32,7 +32,7 @@ def running() -> None:
     first_shard_may_run.set()
 
 
-#: Functions that the function of the pipe calls once each.
+#: Functions that run while an item is computed, each of them only once.
 calls: list[Callable[[], object]] = []
 
 

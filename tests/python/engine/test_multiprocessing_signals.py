@@ -268,7 +268,7 @@ class Timer:
 def is_rang(error):
     """Returns whether `error` is the exception of the signal handler, or was caused by this exception.
 
-    If the handler raises while a graph is unpickled, its exception is only the cause of the error.
+    An exception that the handler raises while a graph is unpickled is only the cause of the final error.
     """
     while error is not None and not isinstance(error, Rang):
         error = error.__cause__ or error.__context__

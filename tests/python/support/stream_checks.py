@@ -43,7 +43,7 @@ def read(item: Any) -> Any:
 def check_restore(
     build: Callable[[], Any], *, keep: Callable[[Any], Any] = read, seeded: bool = False, sockets: bool = True
 ) -> list[Any]:
-    """Saves the pipe of `build()` at every position, and restores it during and after its iteration.
+    """Saves the pipe of `build()` at every position, and restores the pipe during and after an iteration.
 
     Returns all its items. The function `keep` converts the items before the comparison. If `seeded` is true, later
     epochs have another order, and the pipe's buffer keeps streams open after the iterator is deleted. Pipes that are

@@ -202,7 +202,7 @@ class CountedWalk(Walk):
 
 
 class Walked(IterableDataset[Any]):
-    """A stream without a state, but with states of its iterators."""
+    """A stream without a state, but with iterators that have a state."""
 
     def __init__(self, size: int) -> None:
         self.size = size

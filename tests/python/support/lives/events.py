@@ -1,4 +1,6 @@
-"""The events that can happen to a loader. Each event is a function of the run, with a condition."""
+"""The events that can happen to a loader. An event is a function that takes the run, with a condition under which the
+event is possible.
+"""
 
 from __future__ import annotations
 

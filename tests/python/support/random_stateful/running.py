@@ -168,7 +168,9 @@ class Run:
         return Loader(dataset, num_workers=workers, **{**options, **chosen})
 
     def run(self) -> dict[str, Any]:
-        """Returns a list of batches for each epoch. A resumed run lacks the batches from before the loaded state."""
+        """Returns a list of batches for each epoch. The result of a resumed run contains only the batches after the
+        loaded state.
+        """
         try:
             self.train()
         finally:
