@@ -211,8 +211,8 @@ impl Setting {
         made
     }
 
-    /// Passes the steps to `take` in which the user leaves the epoch, and resumes from an earlier state, with the same
-    /// processes or with new processes.
+    /// Passes to `take` the steps in which the user leaves the epoch, and resumes from a state with the same or with
+    /// new processes.
     pub fn going_on_steps(&self, world: &World, take: &mut Take<'_>) {
         for ago in 0..=world.given.min(1) {
             let Some(place) = self.place(world, &world.kept.books, ago.into()) else { continue };
