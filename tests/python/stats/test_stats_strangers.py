@@ -30,7 +30,9 @@ PAGE, ROLE, PIPES = 4096, 4, 28
 
 
 def planted(change=lambda content: None, seals=fcntl.F_SEAL_SHRINK):
-    """Creates a board of counters and a copy with changed content. Returns the descriptor of the copy."""
+    """Creates a board of counters and a copy with changed content. Returns a descriptor of the memory that contains the
+    changed copy.
+    """
     board = StatsBoard(2, 1, 2, True)
     board.adopt(0, 1, 0)
     content = bytearray(os.pread(board.fileno(), 1 << 24, 0))

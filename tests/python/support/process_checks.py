@@ -37,8 +37,8 @@ def with_methods(first, *others):
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    """Checks that a test leaves no process, file, descriptor or mapping. A file of tests that imports this fixture
-    applies it to all its tests.
+    """Checks that a test leaves no process, file, descriptor or mapping. In a test file that imports this fixture, the
+    fixture runs for every test.
     """
     gc.collect()
     before = descriptors(), set(children()), shared_files(), shared_mappings()
