@@ -167,7 +167,7 @@ class _PicklingHooks:
         return hook(state) if hook is not None else state
 
     #: Declares that the iteration state consists of the attributes declared by `state` and the sources' state. The
-    #: value of `iteration_state` contains their names. A class without iteration state sets `iteration_state` to `()`.
+    #: value contains the names of the attributes. A class without iteration state sets `iteration_state` to `()`.
     iteration_state: ClassVar[tuple[str, ...]]
     _own_state: ClassVar[tuple[DeclaredState, ...]] = ()
     _declared: ClassVar[tuple[DeclaredState, ...]] = ()

@@ -10,8 +10,8 @@ require pickle are stored as bytes under `"__pickled__"`. Plain data that is nes
 stored under `"__nested__"`.
 
 A pipe without a declared state is *replayed*: it starts over and drops the items that it had yielded. The sources of a
-replayed pipe start with the states that they had when the pipe's pass began. Instead, the last pipe of the graph is
-replayed if its pass used the global generators, or if another pipe reads a source of the replayed pipe.
+replayed pipe start with the states that they had when the pipe's pass began. If the pass of the last pipe used the
+global generators, or if another pipe reads a source of a replayed pipe, the last pipe is replayed instead.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ that keep or change the order, and pipes that apply a function to each item, whi
 index takes the position of its item, so positions, seeds and states are the same as for an iteration over items. The
 code runs in the process that iterates the pipeline. The module keeps no state.
 
-Each iteration decides, for one path through the graph, whether to pass on indices. All readers outside this path
-receive items. Passing on indices does not change the graph.
+Each iteration decides, for one path through the graph, whether to pass on indices. Readers outside the path receive
+items instead of indices. Passing on indices does not change the graph.
 """
 
 from __future__ import annotations

@@ -423,7 +423,8 @@ def _wrapped(file: Any, name: str | None) -> StreamWrapper:
 
 
 def _file_at(path: str, mode: str, encoding: str | None, offset: int | None, name: str | None) -> StreamWrapper:
-    """Opens a regular file for reading. Other files and modes are errors, because a state may be manipulated."""
+    """Opens a regular file for reading. Raises ValueError for other files and modes, because a state may be
+    manipulated."""
     if not isinstance(mode, str) or not set(mode) <= set("rbt"):
         raise ValueError(f"a state reads files, but this one opens {shown(path)} in mode {mode!r}")
     if os.path.exists(path) and not os.path.isfile(path):

@@ -107,7 +107,7 @@ def pipes_in(value: Any) -> list[Any]:
     left = LARGEST_STRUCTURE + OPENING
     holds_pipes = False
     numbers = count()  # preserves the order of groups with equal width
-    # A heap of groups of sibling containers. Their width counts the containers of the branch down to their level.
+    # A heap of groups of sibling containers. A group's width is the number of containers in its branch so far.
     groups = [(1, next(numbers), [value])]
     while groups:
         width, _, group = heappop(groups)

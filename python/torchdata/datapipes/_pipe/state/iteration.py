@@ -364,7 +364,7 @@ def _find_replayed(graph: Graph) -> None:
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
         is_replayed = is_iter_pipe(pipe) and not is_restorable(pipe)
-        # The result is None while it is unknown, because a source reads this pipe directly or indirectly.
+        # None means that the result is not known yet, because a source reads this pipe directly or indirectly.
         found[id(pipe)] = is_replayed or any(below) or (None if None in below else False)
         if is_iter_pipe(pipe) and not is_torchs(pipe) and record_of(pipe).watches is None:
             record_of(pipe).watches = found[id(pipe)]
@@ -492,8 +492,8 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
     else:
         token.disarm()
     if entry.restores and is_restorable(pipe):
-        # A user's pipe without `reset` cannot start over after its state is loaded. The state of such a pipe is
-        # therefore loaded only when the pipe resumes.
+        # A user's pipe without `reset` cannot start over after its state is loaded. A user's pipe without `reset`
+        # therefore loads its state only when the pipe resumes.
         if can_reset(type(pipe)) or not is_iter_pipe(pipe):
             _take_state(pipe, pipe.load_state_dict, state)
     elif hasattr(type(pipe), "iteration_state"):

@@ -49,7 +49,7 @@ def seed_now_or_when_imported(seeds: Mapping[str, int]) -> None:
 
 
 def await_again(seeds: dict[str, int]) -> None:
-    """Restores the awaited seeds of a shard, which are the value of `awaited` when the shard last ran. A module that
+    """Restores the awaited seeds of a shard, which were the value of `awaited` when the shard last ran. A module that
     another shard has imported in the meantime is seeded immediately."""
     global awaited
     awaited = seeds

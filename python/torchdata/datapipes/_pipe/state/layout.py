@@ -62,7 +62,7 @@ class PipeEntry(NamedTuple):
             their end if `finished` is set.
         seconds: the maximum time for computing the dropped items.
         generators: the global generators at the beginning of the replay. After the replay, the process's generators
-            have their earlier states.
+            have the same states as before the replay.
         ahead: how far the pipe's thread reads before the replay restores the generators (see `Lead`).
         left: the entry for the next pass, in case the reader abandons the current pass.
         given: the seed that was pending when the entry was loaded, to detect a seed that is set afterwards.

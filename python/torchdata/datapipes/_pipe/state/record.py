@@ -1,7 +1,7 @@
 """Stores data about each pipe outside its attributes: its token, which distinguishes its iterations, and its *record*.
 
-Role: storage for `iteration` and `state`, which define its use. The code runs in the process and thread that iterates
-the pipe. A *pass* is one iteration of one pipe.
+Role: stores the data of passes for `iteration` and `state`, which define its use. The code runs in the process and
+thread that iterates the pipe. A *pass* is one iteration of one pipe.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class PassRecord:
     #: References to two `Renewal` objects: of this pipe's running pass, and of the running pass of its reader.
     renewal: Any = None
     read_by: Any = None
-    #: The number of items that were skipped in the running pass, by kind of exception. The dict is replaced, never
-    #: modified.
+    #: The number of items that were skipped in the running pass, by kind of exception. Code must replace the dict
+    #: instead of modifying it.
     skipped: dict[str, int] = field(default_factory=dict)
 
     def __reduce__(self) -> Any:

@@ -149,7 +149,7 @@ _LIES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError
 
 
 class _Header(tarfile.TarInfo):
-    """A member's header, in which damage is an error. For `tarfile`, damage after the first header is the archive's
+    """A member's header, in which damage is an error. `tarfile` treats damage after the first header as the archive's
     end.
 
     One member may have many headers: long names, extended headers, maps of holes. The number and the size of these

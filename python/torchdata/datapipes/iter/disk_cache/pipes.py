@@ -55,7 +55,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
             `extra_check_fn` is called for every yielded file.
         folder: the folder that must contain all files with paths that `filepath_fn` does not return. Files elsewhere
             are yielded but computed again in the next epoch, so that a manipulated list cannot cause other files to be
-            yielded. None (the default) means the folder of the path that represents the item.
+            yielded. By default (None), `folder` is the folder of the path that represents the item.
 
     Raises:
         TypeError: an argument is not a function, or `folder` is not a path.
@@ -199,11 +199,11 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
             default. The pipe does not wait for a process that was killed.
 
     Raises:
-        RuntimeError: `on_disk_cache` is missing before this pipe, or its section has ended. While iterating:
-            `hash_dict` contains another checksum or none for a file, or the item of a file cannot be determined.
-        ValueError: both `filepath_fn` and `same_filepath_fn` are given, or the mode or the timeout is invalid. While
-            iterating: a name is reserved for the cache's own files (`….torchdata_list`, `.torchdata-….part`,
-            `.torchdata-….lock`), or a path is a URL with a part `..`.
+        RuntimeError: `on_disk_cache` is missing before this pipe, or its section has ended; while iterating, `hash_dict`
+            contains another checksum or none for a file, or the item of a file cannot be determined.
+        ValueError: both `filepath_fn` and `same_filepath_fn` are given, or the mode or the timeout is invalid; while
+            iterating, the name of a file is reserved for the cache's own files (`….torchdata_list`,
+            `.torchdata-….part`, `.torchdata-….lock`), or a path is a URL with a part `..`.
         TimeoutError: while iterating, another process took too long; the message names the file and its lock.
         OSError: while iterating, a file cannot be written. The incomplete file is removed.
 

@@ -97,7 +97,8 @@ class Section:
 
     @property
     def _may_read(self) -> bool:
-        """Returns whether the source may have more items, and not too many wait for other processes."""
+        """Returns whether to read another item: the source has not ended, and few enough items wait for other
+        processes."""
         return not self.ended and not (self._elsewhere and len(self._queue) >= _AHEAD)
 
     def read_one(self) -> None:
@@ -146,8 +147,7 @@ class Section:
         return None
 
     def _take_found(self, record: Record, *, is_head: bool = True) -> bool:
-        """Returns whether all files exist. The record then becomes ready, except that a long list of files is read
-        later."""
+        """Returns whether all files exist. A complete record becomes ready, unless its list is long and read later."""
         found = self._found(record.paths)
         if found is None:
             return False

@@ -104,9 +104,9 @@ class IterableWrapper(IterDataPipe[T_co]):
     between two epochs is saved, too.
 
     Other iterables are reread up to the position. If the iterable draws from the global random generators, a resume
-    restores their states of the first reading. A resume compares a sample of the reread items with the first reading.
-    Different items, as in an unseeded random order, raise `RuntimeError` unless the loader's state is loaded with
-    `strict=False`. If the iterable draws from the global generators for each item, a `RuntimeWarning` is issued
+    starts with the generators of the first reading. A resume compares a sample of the reread items with the first
+    reading. Different items, as in an unseeded random order, raise `RuntimeError` unless the loader's state is loaded
+    with `strict=False`. If the iterable draws from the global generators for each item, a `RuntimeWarning` is issued
     instead, because code that draws between two items changes the following items.
 
     Args:

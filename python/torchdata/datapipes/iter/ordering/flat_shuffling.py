@@ -62,11 +62,11 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     _buffer: list[Any] = state(list, items=True, saved=False)
     #: The index in the full buffer of the result that yields the next member.
     _next: int | None = state()
-    #: The result that yielded the most recent member.
+    #: The result from which the most recent member was requested.
     _asked: Parts | None = state(items=True, saved=False)
     #: The item that was read and waits for room in the buffer.
     _waiting: list[Any] = state(list, items=True)
-    #: The loaded states of results. The next iteration begins with these results in its buffer.
+    #: The loaded states of results. The next iteration begins with the loaded results in its buffer.
     _restored: list[dict[str, Any]] | None = state(items=True, saved=False)
 
     def __init__(

@@ -111,7 +111,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
       booleans; `dtype={"column": "float64"}` converts it to NaN.
     - Dates, timestamps (in UTC, if they have a zone) and durations become datetime64 and timedelta64. A null becomes
       NaT.
-    - Lists become arrays of objects: one array per row, which these rules convert. A null becomes None.
+    - Lists become arrays of objects with one converted array per row. A null becomes None.
     - All other types, such as strings, bytes, decimals and structs (dicts), become arrays of Python objects. A null
       becomes None.
 

@@ -236,7 +236,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         data.join(self.patience)
 
     def _stop_reading(self) -> None:
-        """Stops the thread from reading. After the return, the thread does not touch the source any more."""
+        """Stops the thread from reading. When this method returns, the thread no longer reads the source."""
         data = self._data
         if data is None or data.is_inherited:
             return
@@ -268,7 +268,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         self._end_thread()
 
     def pause(self) -> None:
-        """Stops reading ahead. After the return, the thread does not touch the source any more.
+        """Stops reading ahead. When this method returns, the thread no longer reads the source.
 
         Buffered items can still be read. A reader that needs more items waits for `resume()`.
 

@@ -360,8 +360,8 @@ class FullSync(_PrefetchBase[T_co]):
         ranks do not vote on reread items, so all ranks continue with the same vote.
 
         Args:
-            count: the number of items to reread. If negative, the number of items that this rank has already yielded
-                and the ranks still vote on.
+            count: the number of items to reread. If negative, the number of yielded items on which the ranks must still
+                vote.
         """
         self._again = count
 
