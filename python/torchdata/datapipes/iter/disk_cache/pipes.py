@@ -199,8 +199,8 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
             default. The pipe does not wait for a process that was killed.
 
     Raises:
-        RuntimeError: `on_disk_cache` is missing before this pipe, or its section has ended; while iterating, `hash_dict`
-            contains another checksum or none for a file, or the item of a file cannot be determined.
+        RuntimeError: `on_disk_cache` is missing before this pipe, or its section has ended; while iterating,
+            `hash_dict` contains another checksum or none for a file, or the item of a file cannot be determined.
         ValueError: both `filepath_fn` and `same_filepath_fn` are given, or the mode or the timeout is invalid; while
             iterating, the name of a file is reserved for the cache's own files (`….torchdata_list`,
             `.torchdata-….part`, `.torchdata-….lock`), or a path is a URL with a part `..`.
