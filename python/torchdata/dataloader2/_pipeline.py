@@ -104,7 +104,7 @@ class Pipeline:
     def hand_over(self, resumed: Callable[[], Sequence[Shard] | None], in_shards: bool, full_stats: bool) -> None:
         """Lets the service take over the graph; if it fails, the loader keeps the graph as it was.
 
-        `resumed` returns the shards of the epoch that the loader resumes; None if the loader begins an epoch.
+        `resumed` returns the shards of the epoch to resume, or None to begin a new epoch.
         """
         if in_shards:
             self.service = running_shards(self.service)

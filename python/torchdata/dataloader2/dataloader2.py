@@ -419,9 +419,10 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
         Raises:
             RuntimeError: an item was requested before, or the loader was shut down.
-            TimeoutError: a thread that reads ahead for an earlier iterator does not end. TypeError, ValueError: `state`
-            is not a state of a loader, is damaged, has another version, belongs to another pipeline, needs missing
-            modules, or contains values that must not be unpickled. In these cases, the loader is unchanged.
+            TimeoutError: a thread that reads ahead for an earlier iterator does not end.
+            TypeError, ValueError: `state` is not a state of a loader, is damaged, has another version, belongs to
+                another pipeline, needs missing modules, or contains values that must not be unpickled. These two errors
+                leave the loader unchanged.
         """
         with self._ending.changing:
             if self._terminated:

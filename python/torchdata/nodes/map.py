@@ -176,7 +176,7 @@ class ParallelMapper(PassingNode[T]):
     process. Like PyTorch's workers, each process first seeds torch, NumPy and `random` with a base seed plus the number
     of the process. The base seed is derived from torch's global generator, so `torch.manual_seed` before the first
     `reset` makes it reproducible. With several processes, the assignment of items to processes may depend on timing. A
-    replacement process has its own seed.
+    replacement process gets a new number, and therefore another seed.
 
     Args:
         source: the node to read.
@@ -189,9 +189,9 @@ class ParallelMapper(PassingNode[T]):
         multiprocessing_context: the start method of processes: `"fork"`, `"spawn"` or `"forkserver"`; None for Python's
             default.
         max_concurrent: the maximum number of items that are taken from the source but not yet yielded; at most
-            `num_workers`. By default (None), the maximum is twice `num_workers`. With processes, the default grows by
-            one for each eight yielded items, up to 128 times `num_workers`, while items and results are small (numbers,
-            short strings, and tuples of these). If several small items are available, they are sent together.
+            `num_workers`. By default (None), the maximum is twice `num_workers`. With processes, this default grows
+            while items and results are small (numbers, short strings, and tuples of these): by one for each eight
+            yielded items, up to 128 times `num_workers`. If several small items are available, they are sent together.
         snapshot_frequency: the number of items between saved states of the source, as for `Prefetcher`; with
             `prebatch`, the number of batches.
         prebatch: the number of items that a worker receives together, which helps if items are small; None (the

@@ -30,5 +30,5 @@ __all__ = [
     "traverse_dps",
 ]
 
-# The location and name of `DataPipeGraph` in 0.9.
+# torchdata 0.9 had this function under this name in `graph.utils`.
 setattr(utils, "_find_replicable_branches", cutting.find_replicable_branches)  # noqa: B010 - not known to checkers there

@@ -44,8 +44,8 @@ def is_random(datapipe: Any) -> TypeGuard[Any]:
 
 
 def random_pipes(datapipes: Iterable[DataPipe]) -> list[Any]:
-    """Returns the pipes that accept a seed, and makes them derive the seeds of later passes in an epoch from the first
-    seed. A resumed epoch could not draw these seeds again.
+    """Returns the pipes that accept a seed, and makes them derive the seeds of later passes from the first seed of an
+    epoch. If later passes drew new seeds, a resumed epoch could not repeat them.
     """
     found = [*filter(is_random, datapipes)]
     for pipe in found:

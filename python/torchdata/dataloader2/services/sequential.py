@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def holds_nothing(serialized_state: Any) -> bool:
-    """Returns whether a result of `SequentialReadingService.checkpoint` contains no state of any service."""
+    """Returns whether no service has a state in a result of `SequentialReadingService.checkpoint`."""
     try:
         return not any(_states_in(serialized_state))
     except ValueError:
