@@ -51,8 +51,8 @@ class FinishedIterator(Iterator[Any]):
     Args:
         iterator: the pipeline's iterator, if its attributes can still be read, or None.
         error: the message of the `RuntimeError` that `next` raises; None for a normal end.
-        told: the identifier of the thread in which the error was raised; 0 if the error was not raised yet. In this
-            thread, a further `next` raises StopIteration instead of the error.
+        told: the identifier of the thread in which the error was raised; 0 if the error was not raised yet. In the
+            thread that received the error, a further `next` raises StopIteration instead of the error.
     """
 
     def __init__(self, iterator: Any = None, error: str | None = None, told: int = 0) -> None:

@@ -1,8 +1,8 @@
 """Computes the number of items of an epoch in the main process, before or while workers and ranks run.
 
 Role: copies the pipes, but not their data, and gives each copy the share of one worker of one rank, as the reading
-services do. This module then requests the length of the copy. The code runs in the main process and starts nothing.
-Only this module uses the copies, so neither the loader's graph nor a running iteration is affected.
+services do. The length of each copy is then requested. The code runs in the main process and starts nothing. Only this
+module uses the copies, so neither the loader's graph nor a running iteration is affected.
 """
 
 from __future__ import annotations

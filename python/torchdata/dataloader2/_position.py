@@ -118,7 +118,7 @@ class Tracker:
             looks: whether the main process's part of the graph may be inspected, instead of using an earlier mark.
 
         Raises:
-            ValueError: fewer items were delivered since the beginning of the epoch, or of this run of the epoch.
+            ValueError: `items_ago` exceeds the number of items delivered in this epoch, or since the epoch was resumed.
             RuntimeError: pipes keep state from earlier epochs, and this state is unknown.
         """
         if not self._run.is_iterating:

@@ -152,7 +152,7 @@ class _Work(ReadAhead):
         return None
 
     def read_on(self) -> None:
-        """Reads and drops items, in a separate thread. Other threads no longer read the source at that time."""
+        """Reads and drops items, in a separate thread. At that time, no other thread reads the source."""
         with contextlib.suppress(BaseException):
             while self.reader.index < self.read_on_to:
                 self.reader.advance()

@@ -204,7 +204,7 @@ class IterableWrapper(IteratingNode[T]):
 
     A state contains the position of the iterable if the iterable is `Stateful`, or a pipe of `torchdata.datapipes` (see
     `from_pipe`). Any other iterable is reread when a state is loaded, and the items that were already yielded are
-    dropped. If some of these items differ from the first reading, for example in an unseeded random order, a
+    dropped. If some reread items differ from the first reading, for example in an unseeded random order, a
     `RuntimeWarning` is issued. If the iterable's iterators have a state, this state is saved as well. `state_dict` of
     the iterable and its iterator is also called once at the beginning of each epoch.
 

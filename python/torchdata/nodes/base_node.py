@@ -184,7 +184,7 @@ class BaseNode(Iterator[T]):
 
 
 class PassingNode(BaseNode[T]):
-    """A node whose `reset` sets `_advance` to a function that returns the node's own next item."""
+    """A node in which `reset` sets `_advance` to a function that returns the node's own next item."""
 
     def next(self) -> T:
         """Returns the next item; see `BaseNode.next`."""

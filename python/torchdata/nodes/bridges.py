@@ -111,7 +111,7 @@ class NodePipe(IterDataPipe[T]):
 
 
 def to_pipe(node: BaseNode[T]) -> IterDataPipe[T]:
-    """Creates a pipe from a node. The state of the pipe's graph then includes the state of the node's graph.
+    """Creates a pipe from a node. The state of the pipe's graph includes the state of the node's graph.
 
     Args:
         node: the last node of a graph.

@@ -183,8 +183,8 @@ class ParallelMapper(PassingNode[T]):
         map_fn: a function of an item. With threads, several threads may call the function at the same time. With
             processes that are not forked, the function must be picklable (lambdas and local functions are supported).
         num_workers: the number of threads or processes; 0 calls the function in the thread that reads the node.
-        in_order: whether results keep the source's order; True by default. With False, results are yielded once they
-            are ready.
+        in_order: whether results keep the source's order; True by default. With `in_order=False`, results are yielded
+            once they are ready.
         method: `"thread"` (the default) or `"process"`.
         multiprocessing_context: the start method of processes: `"fork"`, `"spawn"` or `"forkserver"`; None for Python's
             default.

@@ -1,12 +1,12 @@
-"""Provides the random generators that a loader uses for orders and seeds. When an epoch is resumed, the positions of
-these generators are restored, even if the program has seeded the global generators differently.
+"""Provides the random generators that a loader uses for orders and seeds. A resume restores the positions of the
+generators for orders and seeds, even if the program has seeded the global generators differently.
 
 Role: runs in the main process, with one object per loader. A loader draws from torch's global generator or from its own
-generator, as PyTorch's loader does. A state contains the positions of these generators. A resume sets the loader's own
-generators to the saved positions. The global generators belong to the program, so a resume does not set them. Instead,
-the loader uses a *displaced* copy of a global generator, which starts from the saved position and advances whenever the
-program draws from the real generator. When the loader draws, the real global generator advances by the same number of
-words. If the program seeds or sets a global generator, the loader uses the new values.
+generator, as PyTorch's loader does. A state contains the positions of the generators for orders and seeds. A resume
+sets the loader's own generators to the saved positions. The global generators belong to the program, so a resume does
+not set them. Instead, the loader uses a *displaced* copy of a global generator, which starts from the saved position
+and advances whenever the program draws from the real generator. When the loader draws, the real global generator
+advances by the same number of words. If the program seeds or sets a global generator, the loader uses the new values.
 
 To resume a sampler without a state, `Replay` creates a new iterator, with the generators in their states from before
 the first index. The new iterator repeats the order if only the sampler draws from these generators. If the program or
@@ -151,8 +151,8 @@ class Drawing:
         self.loaded(moment)
 
     def was_set(self, name: str, saved: Any) -> bool:
-        """Returns whether a global generator was set since a state was loaded, by another loader's state, or by the
-        program to another seed than that of the saved run.
+        """Returns whether a global generator was set after a state was loaded: by another loader, or by the program to
+        a seed that differs from the saved run's seed.
 
         Args:
             name: the name of the generator.
@@ -214,8 +214,8 @@ class Drawing:
 
         Args:
             moment: the generators.
-            first: earlier states of the same generators, relative to which the states are encoded. `decoded` then needs
-                the same earlier states.
+            first: earlier states of the same generators, relative to which the states are encoded. `decoded` needs the
+                same earlier states.
         """
         first = first or {}
         plain: dict[str, Any] = {name: encoded(moment[name], first.get(name)) for name in self._names if name in moment}

@@ -241,7 +241,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
                 return
 
     def _count(self, before: int, raised: int) -> None:
-        """Counts the samples after the first `before` samples of the batch, and `raised` samples that raised errors."""
+        """Counts the samples of the batch from number `before` on, and the `raised` samples that raised exceptions."""
         if self._in_a_row and len(self._data) > before:
             self._in_a_row, self._doubtful = 0, None
         if self.position is None:

@@ -336,7 +336,7 @@ def torch_whole(seed: int, words: Words, rest: bytes) -> bytes:
 
 
 def stream_of(words: Words) -> torch.Generator:
-    """Returns a generator that produces these words next."""
+    """Returns a torch generator that produces the given words next."""
     stream = torch.Generator()
     set_torch_state(stream, torch_whole(0, words, bytes(_SIZE - _REST)))
     return stream

@@ -93,8 +93,8 @@ class InProcessIterator(SharedIterator, StatefulIterator):
     def _set_program_s(self, drawing: Drawing, state: EpochState) -> Moment:
         """Restores the program's global generators if they were used while the epoch was read.
 
-        The dataset and the program share these generators. A new epoch does not change a generator that the program has
-        seeded or restored, or that another loader has restored.
+        The dataset and the program share the global generators. A new epoch does not change a generator that the
+        program has seeded or restored, or that another loader has restored.
         """
         position = state.positions[0]
         if state.workers or position is None:

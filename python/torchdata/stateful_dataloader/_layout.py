@@ -9,7 +9,7 @@ The tuple contains a dict with these keys:
 
 - "generators": the states of the generators for orders and seeds at the time of the state ("now"). For samplers without
   a position, "iter" contains the generators from before the sampler's iterator was created, and "first" the generators
-  from before its first index. Generators that have not changed are omitted from the later states.
+  from before its first index. Generators that have not changed since an earlier state are omitted.
 - "indices": indices of batches that the user has not received, if the sampler returned them before its saved state:
   before the first batch of a user's sampler, and if batches are out of order
 - "indices_since": the number of indices that were drawn after the sampler's state
@@ -20,8 +20,8 @@ The tuple contains a dict with these keys:
 - "epoch": the epoch of a `DistributedSampler`
 - "skipped": if samples may be skipped, the skipped samples by kind of exception, and the number of all samples
 - "workers", or "reading" without workers: for each worker, the parts of its position that have no key in 0.11
-- "sampler": the states of a user's sampler and its iterator. A checkpoint may have lost some keys of the states in the
-  keys of 0.11, so the complete states are stored in the part of this package, together with the states of datasets.
+- "sampler": the states of a user's sampler and its iterator. A checkpoint may drop keys from the states under the keys
+  of 0.11, so the complete states are stored in this package's part, together with the states of datasets.
 - "loader": properties that must be the same in a loader that loads the state; see `_fitting`
 - "unstarted": whether no batch had been read when the state was saved
 """

@@ -269,7 +269,7 @@ class IndexOrder:
             self._owed.append(self._draw())
 
     def _kept_state(self, state: OrderState, waiting: list[Any]) -> tuple[OrderState, Moment]:
-        """Adds the state of a user's sampler after the indices that the user received, and returns its generators."""
+        """Adds the saved state of a user's sampler that matches the received indices, and returns its generators."""
         if not self._kept:
             own, inner = (None if one is UNKNOWN else one for one in unstarted_sampler(self._sampler))
             return state._replace(sampler=own, iterator=inner), {}

@@ -315,7 +315,7 @@ class Trails:
         self._trails = [trail]
 
     def at_the_beginning(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns the position, with the current states, in an epoch that has begun but has not returned a batch."""
+        """Returns a position within an epoch that has not returned a batch yet, with the current states."""
         return self._trails[0].position(now)
 
     def inside(self, now: ReadingPosition) -> ReadingPosition:

@@ -357,7 +357,7 @@ class EpochReader:
             )
 
     def _read_once_more(self, index: Any) -> Exception | None:
-        """Reads a batch that the program has received, and returns the error that it raises, if any."""
+        """Rereads a batch that the program has received, and returns the exception that the read raises, if any."""
         try:
             self._fetch(index)
         except Exception as error:

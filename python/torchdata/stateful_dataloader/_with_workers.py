@@ -385,8 +385,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 class RestartingIterator(WorkersIterator):
     """Reads in worker processes, and replaces workers that exit.
 
-    A pinning thread may replace a worker while the program's thread sends orders. The pinning thread also reads this
-    data, so the data is modified only under the lock for sending.
+    A pinning thread may replace a worker while the program's thread sends orders. The pinning thread also reads the
+    data of the iterator, so the data is modified only under the lock for sending.
     """
 
     #: For each worker, the snapshot loaded at the beginning of this epoch (or None), and the orders that repeat

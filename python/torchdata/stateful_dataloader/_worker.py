@@ -57,7 +57,7 @@ class EpochStart:
     Args:
         position: the snapshot to resume from; None starts from the beginning.
         account: the number of units received, and their checksum.
-        again: the indices of those units that the snapshot does not cover.
+        again: the indices of received units that were read after the snapshot.
         ended: whether the iterable dataset had ended.
     """
 
@@ -240,8 +240,8 @@ class _Worker:
         #: The error that prevents the worker from reading.
         self.failure: tuple[Any, ...] | None = None
         self.shards: list[ShardReader] = []
-        #: Decides which shard's generators and worker info the process has. This object has no shards until all shards
-        #: are prepared.
+        #: Decides which shard's generators and worker info the process has. The list of shards is empty until all
+        #: shards are prepared.
         self._turns = ShardTurns((), self._exchange, 0)
         #: Orders of the last epoch that were still unread when the next epoch began.
         self._left: list[Any] = []
@@ -329,8 +329,8 @@ class Job(Program):
     persistent: bool
     #: The number of batches between two snapshots of a worker.
     every: int = 1
-    #: The number of shards, or 0 for a worker that resumes an epoch that a loader without workers has begun, and that
-    #: has the program's global generators instead of a worker info.
+    #: The number of shards. 0 for a worker that resumes an epoch of a loader without workers; this worker has the
+    #: program's global generators instead of a worker info.
     num_shards: int = 0
     generators: Moment = field(default_factory=dict)
     #: Whether the workers exit after their first epoch, because the next epoch has another number of shards.

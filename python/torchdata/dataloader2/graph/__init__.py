@@ -1,4 +1,4 @@
-"""Tools that look at a pipe graph and change it: find, list, replace, remove and seed its pipes.
+"""Functions that inspect and change a pipe graph: find, list, replace, remove and seed its pipes.
 
 A graph is a nested dictionary `{id(pipe): (pipe, graph of its sources)}` with one entry, the last pipe. A graph
 describes the connections at the moment when `traverse_dps` was called.

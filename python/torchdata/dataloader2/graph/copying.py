@@ -105,7 +105,7 @@ class _Sharing:
         self._left = 0
 
     def pin_attributes(self, pipe: Any) -> None:
-        """Adds the objects that a copy of the pipe shares with the pipe to the memo."""
+        """Adds to the memo all objects that the copy of a pipe shares with the pipe."""
         data = getattr(type(pipe), "data_attributes", ())
         for name, value in list(vars(pipe).items()):
             if name in data and not self._refers(value):

@@ -93,8 +93,8 @@ def set_datapipes_seed(datapipes: Iterable[DataPipe], seed_generator: SeedGenera
 def set_graph_random_seed(datapipe: DataPipe | Graph, seed_generator: SeedGenerator) -> DataPipe:
     """Seeds the random pipes of a graph so that sharding stays correct.
 
-    Pipes before a `sharding_filter` get seeds that all workers and ranks share, because all must see the same order
-    before selecting their shares. Pipes after the filter get different seeds in each worker.
+    Pipes before a `sharding_filter` get seeds that all workers and ranks share, because all of these processes must see
+    the same order before selecting their shares. Pipes after the filter get different seeds in each worker.
 
     Args:
         datapipe: the last pipe of the graph, or the graph.

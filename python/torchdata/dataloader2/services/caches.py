@@ -113,11 +113,11 @@ class Caches:
     # -- snapshots -------------------------------------------------------------------------------------------------
 
     def may_snapshot(self, begins: bool) -> bool:
-        """Returns whether a snapshot is exact now. `begins` tells whether no item of the epoch was read yet."""
+        """Returns whether a snapshot is exact now. `begins` is True if no item of the epoch was read yet."""
         return begins or self._is_untouched or not self._left_out
 
     def filled(self, begins: bool) -> Filled | None:
-        """Returns the record of the epoch that filled the caches, for a snapshot. `begins` tells whether no item of the
+        """Returns the record of the epoch that filled the caches, for a snapshot. `begins` is True if no item of the
         epoch was read yet."""
         if self._filled is None or not self._lacks_start:
             return self._filled

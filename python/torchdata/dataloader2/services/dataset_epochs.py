@@ -1,8 +1,8 @@
 """Sends the epochs of datasets and samplers with `set_epoch` from the main process to the workers.
 
-Role: forwards the user's calls of `set_epoch` to the copies of datasets and samplers in the workers. At the start
-of each epoch, the service reads the epochs of such objects, and sends each worker a function that sets them in its
-copies.
+Role: forwards the user's calls of `set_epoch` to the copies of datasets and samplers in the workers. At the start of
+each epoch, the service reads the epochs of the user's objects, and sends each worker a function that sets these epochs
+in its copies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class DatasetEpochs:
     """The epochs of the objects in a graph, if other processes run copies of the graph.
 
     Args:
-        graph: the graph; None for a graph without such objects.
+        graph: the graph; None if no object in the graph has an epoch.
     """
 
     def __init__(self, graph: Graph | None) -> None:

@@ -165,7 +165,7 @@ class LocalShards:
         return self._positions[-1].total
 
     def positions(self, delivered: int | None = None) -> tuple[list[tuple[Account, Any]], int, None] | None:
-        """Returns the positions of all shards after `delivered` items; None if that moment is too long ago.
+        """Returns the positions of all shards after `delivered` items; None if these positions are no longer recorded.
 
         Args:
             delivered: the number of items; None for the current position.

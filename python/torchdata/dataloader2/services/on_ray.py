@@ -41,9 +41,9 @@ class RayReadingService(MultiProcessingReadingService):
     may change.
 
     The items, their order and the state of the loader are the same as with `MultiProcessingReadingService` and the same
-    number of workers. The states of both services are interchangeable. Each worker is a process next to a Ray actor,
-    and exits when the loader is shut down. The service joins a running cluster (`ray.init(address="auto")`), unless the
-    program has called `ray.init()` itself.
+    number of workers. The states of this service and of `MultiProcessingReadingService` are interchangeable. Each
+    worker is a process next to a Ray actor, and exits when the loader is shut down. The service joins a running cluster
+    (`ray.init(address="auto")`), unless the program has called `ray.init()` itself.
 
     The pipeline is pickled; functions of the main program are pickled by value. All machines must have the modules that
     the pipeline imports (`runtime_env`), the files that it reads, and the same versions of Python, NumPy and this

@@ -383,8 +383,8 @@ class GraphProgram(EpochProgram):
         """Returns the state of the graph and of the global generators after the last item.
 
         Returns None if the graph cannot be saved, in later passes over dispatched items, and if code may have changed
-        cached items that the snapshot would leave out. The worker then resumes from an earlier snapshot, or from the
-        epoch's beginning.
+        cached items that the snapshot would leave out. Without this snapshot, the worker resumes from an earlier
+        snapshot, or from the epoch's beginning.
 
         Raises:
             TooLargeError: the state has more than `most` bytes. In this case, the state is not kept in memory.
@@ -534,9 +534,9 @@ def _seed_torch(torch: Any, seed: int) -> None:
     """Does the same as `torch.manual_seed(seed)`, without creating texts of the stack.
 
     `torch.manual_seed` also seeds devices that were not used yet. For each kind of device, `torch.manual_seed` stores
-    the text of the caller's stack, for the error message of a device that cannot be seeded later. Creating these texts
-    (by walking the stack and checking each source file on disk) takes ten to fifty times as long as the seeding itself.
-    A worker seeds at the start of every epoch, while the main process waits for the first item.
+    the text of the caller's stack, for the error message of a device that cannot be seeded later. Creating the texts of
+    stacks (by walking the stack and checking each source file on disk) takes ten to fifty times as long as the seeding
+    itself. A worker seeds at the start of every epoch, while the main process waits for the first item.
     """
     missing = object()
     limit = getattr(sys, _LIMIT, missing)

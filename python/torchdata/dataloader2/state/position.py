@@ -125,7 +125,8 @@ class Position(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """The epoch in which a worker has filled its caches. A process that resumes repeats this epoch to refill them.
+    """The epoch in which a worker has filled its caches. A process that resumes repeats this epoch to refill the
+    caches.
 
     Args:
         seeds: the exported seed generator of the epoch.
