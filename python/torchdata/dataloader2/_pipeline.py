@@ -54,7 +54,7 @@ class Pipeline:
         self._skeleton: Any = None  # a skeleton of the graph at that time; None after the length was computed
         self._length: int | str | None = None  # an error message if the length is unknown
         self.datapipe: Any = None
-        #: The graph as it is after the adapters and before the service.
+        #: The graph after the adapters were applied, and before the service changes the graph.
         self.snapshot = graph
         self.take(graph, is_adapted=is_adapted)
 

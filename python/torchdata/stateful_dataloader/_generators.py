@@ -353,7 +353,7 @@ def _drawn(stream: torch.Generator, count: int) -> Any:
 
 
 def moved_on(words: Words, count: int) -> Words:
-    """Returns the words after `count` more words were produced."""
+    """Returns the words of a generator after `count` more words were drawn."""
     stream = stream_of(words)
     while count > 0:
         _drawn(stream, min(count, _MOST))

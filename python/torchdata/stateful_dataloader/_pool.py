@@ -114,7 +114,7 @@ class WorkerPool(Group):
 
         Args:
             ahead: how many batches each worker may be ahead of the main process.
-            shared_seed: the seed of PyTorch pipes.
+            shared_seed: the epoch's seed for pipes of torch.
             positions: for each shard, the snapshot to load; None starts from the beginning.
             fresh: whether the epoch of `positions` is over, so that only state that is kept between epochs is loaded.
             first: the shard that returns the first batch.

@@ -190,7 +190,7 @@ class EpochState(NamedTuple):
         skipped: the counts of skipped samples; None if samples are not skipped.
         length_called: the length that an iterable dataset has reported.
         base_seed: the seed from which the workers' seeds are derived.
-        shared_seed: the seed of PyTorch pipes.
+        shared_seed: the epoch's seed for pipes of torch.
         next_worker: the worker that returns the next batch.
         passing_over: for a state of torchdata 0.11, the number of batches that a resume must read and drop.
         kind: PyTorch's kind of the dataset; a loaded state does not contain it.
@@ -231,9 +231,9 @@ class _Trail:
         base: a snapshot within an epoch, at its end, or before the first epoch, maybe frozen; None if unknown.
         since: the number of batches that were read after the snapshot in the same epoch.
         later: the number of batches that were read in each later epoch.
-        is_whole: whether the dataset loaded this snapshot in this process, or was at the end of an epoch. If False, the
-            trail must contain at least one batch after the snapshot, because a generator applies a loaded state only
-            with its first item.
+        is_whole: whether the dataset loaded this snapshot in this process, or the snapshot is from the end of an epoch.
+            If False, the trail must contain at least one batch after the snapshot, because a generator applies a loaded
+            state only with its first item.
     """
 
     base: ReadingPosition | bytes | None = None

@@ -338,7 +338,7 @@ class EpochReader:
         """Reads and drops the batches after the snapshot.
 
         Args:
-            since: the number of batches, or their indices.
+            since: the number of batches to reread, or their indices.
             now: the states of the generators for recomputing the last batches, and the number of these batches.
             is_left: whether a later epoch had begun when the state was saved. If True, the last read may have reached
                 the end of the epoch instead of a batch.
@@ -481,7 +481,7 @@ class EpochReader:
         """Records a snapshot of the dataset.
 
         Args:
-            position: the snapshot, as a copy or frozen bytes that nothing modifies.
+            position: the snapshot: a copy of the states, or frozen bytes.
         """
         if self.reading.is_iterable and (self.count or self.has_ended) and not self._is_cut_off:
             self._count_last()

@@ -34,7 +34,8 @@ def check_on_error(how: Any, limit: Any, log: str | os.PathLike[str] | None, dat
         dataset: the dataset.
 
     Raises:
-        ValueError: an argument is out of range, or arguments exclude each other or the dataset.
+        ValueError: an argument is out of range, two arguments exclude each other, or an argument does not suit the
+            dataset.
         TypeError: the limit is not a number.
     """
     if how not in ("raise", "skip"):

@@ -184,7 +184,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
         Args:
             positions: for each worker, the snapshot to load; None starts from the beginning.
-            fresh: whether the epoch of the snapshots is over.
+            fresh: whether the epoch of the snapshots in `positions` is over.
             first: the worker that returns the next batch.
         """
         self.is_finished = False
@@ -398,7 +398,7 @@ class RestartingIterator(WorkersIterator):
     def _begin(self, positions: Sequence[Any], fresh: bool, first: int) -> None:
         ways = [self._as_it_was_left(worker) if self._has_begun else [] for worker in range(self._num_workers)]
         self._beginnings = list(zip(positions, ways, strict=True))
-        #: Whether the epoch of these snapshots was over, and the seed of PyTorch pipes in this epoch.
+        #: Whether the epoch of these snapshots was over, and this epoch's seed for pipes of torch.
         self._fresh, self._seed_then = fresh, self._shared_seed
         #: For each worker, the number of processed units of this epoch.
         self._seen = [0] * self._num_workers

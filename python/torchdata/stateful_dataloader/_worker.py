@@ -163,7 +163,7 @@ class ShardReader:
 
         Args:
             iterates: whether the epoch runs without orders.
-            shared_seed: the seed of PyTorch pipes.
+            shared_seed: the epoch's seed for pipes of torch.
             fresh: whether the epoch of the snapshot is over, so that only state that lasts beyond an epoch is loaded.
             start: the snapshot at the beginning of the epoch, and the batches that were already received.
         """
@@ -354,7 +354,7 @@ class Job(Program):
         )
 
     def holds_shared_memory(self) -> bool:
-        """Returns whether the job contains copies, which refer to shared objects."""
+        """Returns whether the job contains copies, which refer to objects in shared memory."""
         return self.copies is not None
 
     @classmethod

@@ -70,10 +70,10 @@ class ReadingServiceInterface(ABC):
     Attributes:
         _pause: a method `_pause(pause_fn=None)` that stops reading ahead; a function that `pause_fn` returns is applied
             to the graph. The attribute is None if the service cannot be paused.
-        _resume: continues to read ahead, as `_resume(resume_fn=None)`; the attribute is None if the service cannot be
-            paused.
-        _limit: receives a limit, as `_limit(num_batches, limit_fn=None)`; None if the service does not receive limits.
-            The loader itself counts the items.
+        _resume: a method `_resume(resume_fn=None)` that continues to read ahead; the attribute is None if the service
+            cannot be paused.
+        _limit: a method `_limit(num_batches, limit_fn=None)` that receives each limit; None if the service does not
+            receive limits. The loader itself counts the items.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, ReadingServiceInterface

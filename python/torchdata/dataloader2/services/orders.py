@@ -94,7 +94,7 @@ class _Shares:
 
 
 class Orders:
-    """The orders of one group of workers; a `Listener`."""
+    """A `Listener` that compares the orders of one group of workers."""
 
     def __init__(self) -> None:
         self._orders: dict[int, _Order] = {}

@@ -216,7 +216,7 @@ class _Share(NamedTuple):
     Args:
         number: the number of the pass, from 1; 0 if no items are dispatched.
         read: the count and checksum of the items that were read from the share.
-        is_read_out: whether all items of the share were read, and its end was reached.
+        is_read_out: whether the share was read to its end.
     """
 
     number: int

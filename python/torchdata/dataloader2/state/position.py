@@ -115,7 +115,7 @@ class Position(NamedTuple):
     untold: str | None = None
 
     def at(self, given: int, **known: Any) -> Position:
-        """Returns this position after more items were delivered; no items may have been dropped at this position.
+        """Returns this position after more items were delivered; `drop` must have been 0 at this position.
 
         Args:
             given: the number of items that were delivered.
