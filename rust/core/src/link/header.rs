@@ -8,7 +8,7 @@
 //! ```
 //!
 //! All fields have a fixed width and contain no addresses. The creator writes the sizes first and the version last. A
-//! process that attaches waits for the version, up to a timeout.
+//! process that attaches to the link waits, up to a timeout, until the version is written.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -111,9 +111,9 @@ pub(crate) struct Header {
     pub order: Word,
     /// The number of messages that the consumer has acknowledged. Written only by the consumer.
     pub acknowledged: Word,
-    /// Whether items ring the consumer's bell; false while it only waits for other links. Written only by the consumer.
+    /// Whether new items wake up the consumer, which may only wait for other links. Written only by the consumer.
     pub items_wanted: CachePadded<Wanted>,
-    /// How many bytes of blocks the producer may be ahead (see `protocol::Ahead`), sealed. Written by the consumer.
+    /// The maximum size of the blocks in flight (see `protocol::Ahead`), sealed. Written by the consumer.
     pub ahead: Word,
     /// Statistics of the producer, unless other counters were set (see [`crate::stats::Board`]).
     pub sent: CachePadded<Flow>,

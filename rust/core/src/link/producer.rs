@@ -1,7 +1,7 @@
 //! The producer end of a link.
 //!
 //! The producer runs in the process that computes the items. A single store makes a unit visible. If the process is
-//! killed before that store, the consumer does not see the unit, and its blocks are lost with the arena.
+//! killed before this store, the consumer never sees the unit, and the blocks of the unit are freed with the arena.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -70,8 +70,8 @@ pub struct Producer {
     wake: WakePolicy,
     /// The ring position after the last unit that refers to blocks.
     last_blocks: u64,
-    /// Groups of items of this stream that the consumer had not taken from the ring at the last check. Each entry
-    /// contains the ring position after the group, and the number of bytes in the blocks of the group.
+    /// The items of this stream that were still in the ring at the last check, in groups. Each entry contains the ring
+    /// position after a group, and the total size of the group's blocks in bytes.
     ahead: VecDeque<(u64, u64)>,
     ahead_bytes: u64,
     sending: Sending,
@@ -79,8 +79,8 @@ pub struct Producer {
     account: Account,
     /// The shard that the pushed units belong to.
     current: u16,
-    /// For each shard, its account and the number of items that it must still recompute. The account and the state of
-    /// the current shard are in `account` and `sending` instead.
+    /// For each shard except the current shard, the account and the number of items to recompute. `account` and
+    /// `sending` contain these values of the current shard.
     shards: Vec<Strand>,
     /// Whether fragments of the next unit were pushed.
     streaming: bool,

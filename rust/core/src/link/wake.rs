@@ -35,8 +35,8 @@ impl WakePolicy {
         Self { waiting: 0, batch: batch.max(1), last: None, oldest: None }
     }
 
-    /// Must be called after each published item. Returns whether the consumer was woken up. `wanted` is raised if the
-    /// consumer sleeps until this producer sends an item.
+    /// Must be called after each published item. Returns whether the consumer was woken up. The consumer raises
+    /// `wanted` while it sleeps until this producer sends an item.
     #[inline]
     pub fn published(&mut self, bell: &BellRef, wanted: &Wanted) -> bool {
         if bell.has_sleeper() && wanted.is_raised() {
@@ -63,7 +63,7 @@ impl WakePolicy {
         wanted.is_raised() && self.ring(bell)
     }
 
-    /// Wakes up the consumer if it sleeps. Returns whether it was woken up.
+    /// Wakes up the consumer if it sleeps. Returns whether the consumer was woken up.
     pub fn ring(&mut self, bell: &BellRef) -> bool {
         self.waiting = 0;
         bell.ring()

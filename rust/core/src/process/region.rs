@@ -23,7 +23,7 @@ use crate::error::{self, OpenError};
 /// A mapped region of shared memory.
 #[derive(Debug)]
 pub struct Region {
-    /// The registration for forked children, which is declared before `map`, so that it is dropped first.
+    /// Registers the mapping for forked children. Fields are dropped in order, so `mapping` precedes `map`.
     mapping: Mapping,
     map: MmapRaw,
     /// The descriptor for other processes and for reserving space in a temporary file, or -1 after it was closed.
@@ -58,7 +58,8 @@ impl Region {
     /// reserved on the fallback. Fails if the file system of the fallback does not support holes.
     pub fn punch(&self, offset: usize, len: usize) -> io::Result<()> {
         assert!(offset + len <= self.len(), "the range exceeds the region");
-        // SAFETY: the range is inside the mapping, which is shared memory. Callers do not need its contents.
+        // SAFETY: the range, whose contents are not needed, is inside the mapping, which is shared memory. Callers do
+        // not need its contents.
         unsafe { system().punch(self.as_mut_ptr().add(offset), len) }
     }
 
@@ -89,7 +90,7 @@ impl Region {
     pub fn fd(&self) -> BorrowedFd<'_> {
         let fd = self.fd.load(Ordering::Relaxed);
         assert!(fd >= 0, "the descriptor of this region was closed after all processes had received it");
-        // SAFETY: the descriptor is open until `close`. The callers of `close` ensure that it is not in use.
+        // SAFETY: the descriptor is open until `close`, which is not called while the returned descriptor is in use.
         unsafe { BorrowedFd::borrow_raw(fd) }
     }
 

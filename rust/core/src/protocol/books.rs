@@ -114,8 +114,9 @@ impl<S> Books<S> {
         Self::remembering(peers, LOOK_BACK, LONG_LOOK_BACK)
     }
 
-    /// Creates empty records. The log keeps `beyond` deliveries that the user has received, or `unknown` deliveries in
-    /// total if it is not known what the user has received. The model checker uses short logs for its small loaders.
+    /// Creates empty records. The log keeps the deliveries that the user has not received and `beyond` earlier ones, or
+    /// `unknown` deliveries if the number of received items is not known. The model checker uses short logs for its
+    /// small loaders.
     pub fn remembering(peers: usize, beyond: usize, unknown: usize) -> Self {
         let peers = (0..peers)
             .map(|_| Peer { taken: Account::default(), ended: false, begun: false, snapshots: VecDeque::new() })
@@ -132,8 +133,8 @@ impl<S> Books<S> {
         }
     }
 
-    /// Begins an epoch at the accounts in `starts`, or for a missing peer at the beginning. Returns the old snapshots,
-    /// which the caller must drop, because dropping may run arbitrary code.
+    /// Begins an epoch in which each peer starts at its account in `starts`, or at item 0 if `starts` does not contain
+    /// the peer. Returns the old snapshots, which the caller must drop, because dropping may run arbitrary code.
     pub fn begin(&mut self, starts: &[Account]) -> Vec<S> {
         self.log.clear();
         (self.first, self.latest) = (0, None);
@@ -174,7 +175,7 @@ impl<S> Books<S> {
         self.peers[peer].taken
     }
 
-    /// Counts a delivered item. `lag` maps the number of deliveries to the number that the user lacks, if known.
+    /// Counts a delivered item. `lag` returns how many of the delivered items the user lacks, if known.
     #[inline]
     pub fn deliver(&mut self, peer: usize, digest: u64, lag: impl FnOnce(u64) -> Option<u64>) {
         let taken = &mut self.peers[peer].taken;
@@ -195,7 +196,8 @@ impl<S> Books<S> {
         self.longest = 2 * kept;
     }
 
-    /// Returns each peer's account `back` deliveries ago, and the next peer then, or None if the log is too short.
+    /// Returns the account of each peer before the last `back` deliveries, and the peer of the next delivery, or None
+    /// if the log is too short.
     pub fn accounts(&self, back: u64) -> Option<(Vec<Account>, usize)> {
         let mut accounts: Vec<Account> = self.peers.iter().map(|peer| peer.taken).collect();
         let back = usize::try_from(back).ok().filter(|&back| back <= self.log.len())?;
@@ -207,7 +209,7 @@ impl<S> Books<S> {
         Some((accounts, turn))
     }
 
-    /// Returns the positions of all peers `back` deliveries ago, and the peer of the next delivery at that time.
+    /// Returns the position of each peer before the last `back` deliveries, and the peer of the next delivery.
     pub fn positions(&self, back: u64) -> Option<(Vec<PeerPosition<'_, S>>, usize)> {
         let (accounts, turn) = self.accounts(back)?;
         Some((self.positions_at(accounts), turn))
@@ -247,7 +249,7 @@ impl<S> Books<S> {
             lag.and_then(|lag| self.accounts(lag.saturating_add(self.memory.beyond as u64).min(self.log.len() as u64)));
         let snapshots = &mut self.peers[peer].snapshots;
         snapshots.push_back(snapshot);
-        // If the lag is not known, the user has received at least the items before the start of the log.
+        // If `lag` is None, assumes that the user has received at least the items before the start of the log.
         let earliest = || self.log.iter().find(|(of, _)| *of as usize == peer).map(|(_, before)| *before);
         let given = given.map_or_else(earliest, |(accounts, _)| Some(accounts[peer]));
         let passed = |next: &Snapshot<S>| given.is_some_and(|given| next.sent.items <= given.items);

@@ -9,7 +9,7 @@ use crate::round_robin::RoundRobin;
 pub enum Deal {
     /// Compute an item and send it to this reader.
     To(usize),
-    /// Compute the next item and drop it, because only other readers need items, or its reader already has it.
+    /// Compute the next item and drop it, because this reader needs no more items or already has the item.
     Skip(usize),
     /// Wait for this reader, because it must receive the next item.
     WaitFor(usize),
@@ -57,7 +57,7 @@ impl Dealing {
         }
     }
 
-    /// Returns the next step for a worker's shards. The grant is read only once, so all shards get the same answer.
+    /// Returns the next step for a worker's shards. All shards have the same reader, so its grant is read once.
     #[inline]
     pub fn next_of_shards(&self, permit: Permit) -> Deal {
         self.next(|_| permit)

@@ -5,9 +5,9 @@
 //! [ check ][  epoch   ][ pass ][wish][    items    ]
 //! ```
 //!
-//! Only the low bits of epoch and pass are stored, and items are counted modulo 2^30. The streams of writer and reader
-//! are never far enough apart to make these values ambiguous. Even if the values were ambiguous, an item would only be
-//! sent too early and remain in the ring (see `Receiving`).
+//! Only the low bits of epoch and pass are stored, and items are counted modulo 2^30. The low bits are sufficient,
+//! because the streams of writer and reader are never far apart. Even if a writer mistook one stream for another, it
+//! would only send an item too early, and the item would remain in the ring (see `Receiving`).
 
 use super::stream::Stream;
 use crate::integrity::{open, seal};

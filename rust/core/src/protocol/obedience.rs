@@ -42,10 +42,10 @@ pub enum Step {
 pub enum Acknowledged {
     /// Before the first item.
     Begun,
-    /// After the last item, because the main process waits until the state is restored.
+    /// After the last item of a repeated epoch, because the main process waits until the state is restored.
     Done,
-    /// Before the first item and after the last item. Used for a dispatching process, because the dispatching process
-    /// finishes the epoch only after its readers, and the main process commands these readers next.
+    /// Before the first item and after the last item of a repeated epoch, in a dispatching process. The main process
+    /// sends commands to the readers after the first acknowledgment, and the epoch ends after the readers.
     Both,
 }
 

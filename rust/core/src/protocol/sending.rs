@@ -67,7 +67,7 @@ pub struct Sending {
     /// The number of items sent in this stream, modulo 2^30.
     sent: u32,
     /// The number of further items that the reader had requested when the writer last read the reader's control word.
-    /// Meanwhile, the reader may have requested more items, or paused the writer.
+    /// Since the last read, the reader may have requested more items, or paused the writer.
     credit: u32,
     /// The number of items that must be recomputed before the first item is sent.
     owed: u64,

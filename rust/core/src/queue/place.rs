@@ -29,7 +29,7 @@ pub struct QueuePosition<M> {
 }
 
 impl<M> QueuePosition<M> {
-    /// Creates the position after `steps` items from a mark, and after the items `ahead`, counted from the mark.
+    /// Creates the position after the first `steps` items and the later items `ahead`, both counted from `mark`.
     pub fn new(mark: M, steps: u64, ahead: impl IntoIterator<Item = Index>) -> Self {
         let ahead = ahead.into_iter().collect();
         Self { mark, steps, next: steps, ahead, marks: BTreeMap::new(), spent: Vec::new() }
@@ -115,7 +115,7 @@ mod tests {
         (*place.mark(), place.steps(), place.ahead().collect())
     }
 
-    /// Returns the numbers of all items delivered at a position, where each mark is the number of the next item.
+    /// Returns the numbers of all items that were delivered. In this test, a mark is the number of the following item.
     fn given(place: &QueuePosition<u64>) -> Vec<u64> {
         let (mark, steps, ahead) = shown(place);
         (0..mark + steps).chain(ahead.iter().map(|index| mark + index)).collect()

@@ -54,12 +54,12 @@ impl Hub {
         }
     }
 
-    /// Returns whether a member may connect, during the opening, also again if its first connection failed.
+    /// Returns whether the member `rank` may connect or reconnect, which is only allowed during the opening.
     pub fn expects(&self, rank: u32) -> bool {
         self.operation == 0 && rank > 0 && (rank as usize) < self.seats.len()
     }
 
-    /// Records that a member has connected. The connection counts as the member's value for the opening.
+    /// Records that a member has connected. In the opening, the connection serves as the value of the member.
     pub fn seat(&mut self, rank: u32) {
         self.seats[rank as usize] = Seat::Taken { heard: None };
         self.values[rank as usize] = Some(0);
@@ -177,14 +177,15 @@ impl Hub {
     }
 
     fn try_missing(&mut self, by: u32, operation: u64, now: Instant) {
-        // If this is not the timed-out operation, that operation has already ended and its result is on its way.
+        // If the operation has already ended, its result was already sent, so the timeout is ignored.
         if operation == self.operation && self.trial.is_none() && self.verdict.is_none() {
             self.trial = Some(Trial { by, missing: self.missing().collect(), begun: now });
             self.judge(now);
         }
     }
 
-    /// Decides which ranks are at fault once each missing rank has sent a message, or once `WATCH` has passed.
+    /// After a timeout, decides which ranks are at fault once all missing ranks have sent a message or `WATCH` has
+    /// passed.
     fn judge(&mut self, now: Instant) {
         let Some(trial) = &self.trial else { return };
         let unheard = |&rank: &u32| match self.seats[rank as usize] {

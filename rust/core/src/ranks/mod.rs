@@ -65,7 +65,7 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// Returns the result of an operation if it is finished, given the last finished operation and the verdict.
+    /// Returns the result of an operation, if it is finished. `last` is the last finished operation with its result.
     fn to(operation: u64, last: Option<(u64, i64)>, verdict: Option<&Verdict>) -> Option<Self> {
         match last {
             Some((ended, value)) if ended == operation => Some(Self::Least(value)),

@@ -19,7 +19,7 @@ use crate::process::fork;
 use crate::process::inherited::Descriptor;
 use crate::process::region::Region;
 
-/// The fork number of a board that is only read. No process has this number, so the board is never written to.
+/// The `generation` of a board that is only read. No process has this generation, so none writes to the board.
 const NOBODYS: u64 = u64::MAX;
 
 /// The role of a process in its loader.
@@ -43,9 +43,8 @@ impl Role {
     }
 }
 
-/// The counters of all processes of a loader, in shared memory. In a forked child that does not belong to the loader,
-/// the memory is private and zero (see `Mapping::wipe_on_fork`). Other processes therefore do not see this child's
-/// counts.
+/// The counters of all processes of a loader, in shared memory. If user code forks, the child gets private zeros
+/// instead (see `Mapping::wipe_on_fork`), so its counts are not visible.
 #[derive(Debug)]
 pub struct Board {
     region: Region,
@@ -378,7 +377,7 @@ impl PipeRef {
         &self.page
     }
 
-    /// Returns the word with the running pipe of the process, or 0, and the value that means this pipe.
+    /// Returns the word that identifies the running pipe of the process, and its value while this pipe runs.
     pub fn running(&self) -> (&AtomicU32, u32) {
         (&self.page.header().current, self.index as u32 + 1)
     }

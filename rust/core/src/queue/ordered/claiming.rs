@@ -68,12 +68,13 @@ impl<T> OrderedQueue<T> {
         next
     }
 
-    /// Claims submitted items in order. The list is empty if none can be claimed now, and None if none will follow.
+    /// Claims submitted items in order. The lists are empty if no item can be claimed now. Returns None if no more
+    /// items will be submitted.
     ///
     /// There are `sharers` workers. Each worker gets an equal part of the available items, but at least `least` and at
     /// most `most`. Several items are only returned together if `joins` is true for each item. `take` removes the part
-    /// that the worker needs from an item. The rest of the item stays in the slot for `put_some` or `hand_back`.
-    /// `joins` and `take` are called under the lock, and must not call this queue.
+    /// that the worker needs from an item. The remaining part of the item stays in the slot for `put_some` or
+    /// `hand_back`. `joins` and `take` are called under the lock, and must not call this queue.
     pub fn claim_some<X>(
         &self,
         (least, most): (usize, usize),
@@ -112,8 +113,9 @@ impl<T> OrderedQueue<T> {
         Some((slots, taken))
     }
 
-    /// Stores the outcomes of claimed items, each created from a new part and the part in the slot. Returns new parts
-    /// that are not needed, which the caller drops. `complete` is called under the lock and must not call this queue.
+    /// Stores the outcomes of claimed items. `complete` creates each outcome from the part in the slot and a new part.
+    /// Returns the new parts of slots that were drained, which the caller drops. `complete` is called under the lock
+    /// and must not call this queue.
     pub fn put_some<X>(
         &self,
         parts: impl IntoIterator<Item = (Slot, X)>,

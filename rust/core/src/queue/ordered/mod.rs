@@ -328,7 +328,7 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Replaces the content of a slot if no worker is processing the slot. Returns the previous content, or `content`
-    /// if the slot does not exist, for the caller to drop.
+    /// if it was not stored. The caller drops the result.
     pub fn exchange(&self, slot: Slot, mut content: T) -> T {
         let mut state = self.lock();
         let pending = state.find(slot).and_then(|at| match &mut state.pending[at].phase {
