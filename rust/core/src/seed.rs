@@ -1,6 +1,6 @@
 //! Creates the seeds for all random operations of a pipeline from one number.
 //!
-//! There are two streams of ChaCha12 (D. J. Bernstein, "ChaCha, a variant of Salsa20", 2008; `rand_chacha`). The
+//! A generator consists of two streams of random numbers, computed by ChaCha12 (Bernstein 2008, `rand_chacha`). The
 //! *shared* stream is the same on all ranks and workers with the same seed. The *worker* stream is a copy of the shared
 //! stream until `spawn` makes it independent. Therefore pipes before the sharding produce the same order in each worker
 //! as in a single process. A generator is defined by a key and a position, so its state is small and exact.
@@ -68,8 +68,8 @@ impl SeedGenerator {
     /// Returns the generator of child `id`. The child's generator continues the shared stream of this generator, and
     /// has an independent worker stream. This generator does not change.
     ///
-    /// The child's key is drawn from a stream whose key combines the parent's key and position with `id`. Therefore the
-    /// children of a child, such as the workers of a rank, are also independent.
+    /// The child's key is drawn from a stream whose key combines the parent's key and position with `id`. Because the
+    /// parent's key is included, children of different parents, such as workers of two ranks, are independent.
     pub fn spawn(&self, id: u64) -> Self {
         let mut mixer = self.worker.clone();
         // Ordinary draws never use this part of the key stream, because the nonce identifies the child.

@@ -149,7 +149,7 @@ impl PyMeeting {
         Ok(self.get()?.descriptors())
     }
 
-    /// Informs all ranks that this rank leaves, and closes its connections. No effect if repeated or in a forked child.
+    /// Informs all ranks that this rank leaves, and closes its connections. Does nothing in a forked child.
     fn close(&self, py: Python<'_>) {
         if self.process == std::process::id() {
             let meeting = self.meeting.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -14,7 +14,7 @@ use pyo3::types::{PyDict, PyString};
 /// The variables and generators to exchange when another shard runs; replaced if another library is loaded.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Exchange {
-    /// Entries of dicts, or attributes of other objects, and the values that they have. None also means a missing entry.
+    /// Dicts or other objects, the names of entries or attributes, and the expected values. None may also be missing.
     expected: Vec<(Py<PyAny>, Py<PyString>, Py<PyAny>)>,
     /// Modules' dicts, and the names of the variables in them.
     variables: Vec<(Py<PyDict>, Py<PyString>)>,
@@ -65,7 +65,7 @@ pub struct SavedGlobals {
     /// Whether another shard runs.
     #[pyo3(get)]
     is_away: bool,
-    /// Whether the shard needs nothing else than `save` and `load` before and after another shard runs.
+    /// Whether `save` and `load` are sufficient to exchange this shard with another shard.
     #[pyo3(get, set)]
     is_all: bool,
 }

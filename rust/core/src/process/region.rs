@@ -58,8 +58,7 @@ impl Region {
     /// reserved on the fallback. Fails if the file system of the fallback does not support holes.
     pub fn punch(&self, offset: usize, len: usize) -> io::Result<()> {
         assert!(offset + len <= self.len(), "the range exceeds the region");
-        // SAFETY: the range, whose contents are not needed, is inside the mapping, which is shared memory. Callers do
-        // not need its contents.
+        // SAFETY: the range is inside the mapping, which is shared memory, and callers do not need the freed contents.
         unsafe { system().punch(self.as_mut_ptr().add(offset), len) }
     }
 

@@ -184,8 +184,7 @@ impl Hub {
         }
     }
 
-    /// After a timeout, decides which ranks are at fault once all missing ranks have sent a message or `WATCH` has
-    /// passed.
+    /// Once each missing rank has sent a message, or `WATCH` has passed, decides which ranks are at fault.
     fn judge(&mut self, now: Instant) {
         let Some(trial) = &self.trial else { return };
         let unheard = |&rank: &u32| match self.seats[rank as usize] {

@@ -70,7 +70,7 @@ impl Order {
 
 pub struct ArrayParts<'a> {
     pub dtype: Dtype,
-    /// The order of the axes in memory. The decoded array has the same order.
+    /// The order of the axes in memory, which the decoded array preserves.
     pub order: Order,
     pub shape: &'a [npy_intp],
     pub data: *mut u8,

@@ -81,10 +81,10 @@ pub struct Encoder {
     announced: u64,
     /// The memory ranges of the item's tensors: the end address for each start address.
     spans: BTreeMap<usize, usize>,
-    /// The member that must be pickled because it may share objects with others, and its offset in the payload.
+    /// The member that must be pickled because it may contain objects of other members, and its offset in the payload.
     pickled_member: Option<(usize, Py<PyAny>)>,
-    /// Whether an equal item may be encoded to other bytes. Pickles and references to strings depend on the identity of
-    /// objects, arrays on the memory order, and all other bytes only on the values in the item.
+    /// Whether an equal item may be encoded to different bytes. Pickles and references to strings depend on the
+    /// identity of objects, and arrays depend on the memory order.
     pub opaque: bool,
 }
 
@@ -140,9 +140,9 @@ impl Encoder {
         if self.pickled_member.is_none() && self.visited.insert(pointer) { Ok(()) } else { Err(Stop::Whole) }
     }
 
-    /// Writes a reference and returns true if the item already contains this object of `len` characters or bytes.
-    /// Before each long string that is new, the function writes `Kept`, because the encoding must not depend on
-    /// reference counts. Like `visit`, this function looks up only objects with more than two references.
+    /// Writes a reference and returns true if the item already contains this object of `len` characters or bytes. If a
+    /// long string is new, writes `Kept`, even if the string cannot occur twice, because the encoding must not depend
+    /// on reference counts. Like `visit`, this function looks up only objects with more than two references.
     fn is_again(&mut self, string: &Bound<'_, PyAny>, len: ffi::Py_ssize_t) -> Result<bool, Stop> {
         if len < LONG_STRING {
             return Ok(false);
@@ -295,7 +295,7 @@ impl Encoder {
     fn sequence(&mut self, tag: Tag, list: &Bound<'_, PyList>, within: Within<'_>) -> Result<(), Stop> {
         let len = list.len();
         let object = list.as_ptr();
-        // SAFETY: a list of this length. The members are borrowed while no other code can change the list.
+        // SAFETY: `object` is a list of this length. The members are borrowed while no other code can change the list.
         let member = |index: usize| unsafe { ffi::PyList_GetItem(object, index as ffi::Py_ssize_t) };
         // SAFETY: as above.
         if unsafe { numbers::put_block(&mut self.payload, tag, len, member) } {
@@ -331,7 +331,7 @@ impl Encoder {
             return Ok(());
         }
         let mut len = 0;
-        // SAFETY: an exact str. The UTF-8 form is cached in the object and exists as long as it does.
+        // SAFETY: an exact str. The object caches its UTF-8 form as long as it exists.
         let data = unsafe { ffi::PyUnicode_AsUTF8AndSize(item.as_ptr(), &mut len) };
         if data.is_null() {
             drop(PyErr::take(item.py())); // a string with lone surrogates has no UTF-8 form, but can be pickled

@@ -72,7 +72,7 @@ pub enum Tag {
     Pickle,
     /// an item that later parts can refer to; these items are numbered from zero
     Kept,
-    /// number: another reference to the kept item that has this number
+    /// number: a reference to the `Kept` item with this number
     Again,
     /// u64, for an int that does not fit into i64
     Unsigned,

@@ -30,7 +30,8 @@ fn width(element: Tag) -> usize {
 /// `object` is an existing int, and the GIL is held.
 pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
     let mut overflow = 0;
-    // SAFETY: as above. The first call reports an overflow without an exception, the second `u64::MAX` with one.
+    // SAFETY: as above. If the int is too large, the first call sets `overflow`, and the second call returns `u64::MAX`
+    // with an exception set.
     unsafe {
         let value = ffi::PyLong_AsLongLongAndOverflow(object, &mut overflow);
         if overflow == 0 {
@@ -48,7 +49,7 @@ pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
     }
 }
 
-/// Appends a sequence of `len` members as a block. Appends nothing and returns false if they cannot form a block.
+/// Appends a sequence of `len` members as a block, or returns false without a change if they cannot form a block.
 ///
 /// # Safety
 /// The GIL is held. For each index below `len`, `member` runs no Python code and returns a borrowed member or NULL.
@@ -96,7 +97,7 @@ pub unsafe fn put_block(
     }
 }
 
-/// Appends ints, and stores at `place` whether their words are signed. Returns false if no word fits all ints.
+/// Appends ints, and writes `Tag::Unsigned` at `place` if they require it. Returns false if no word fits all ints.
 unsafe fn put_ints(
     payload: &mut Vec<u8>,
     place: usize,
@@ -170,7 +171,7 @@ pub fn read_block<'py>(py: Python<'py>, is_tuple: bool, element: Tag, bytes: &[u
     let len = bytes.len() / width(element);
     let count = ffi::Py_ssize_t::try_from(len).map_err(|_| malformed())?;
     // SAFETY: a new sequence that no other code refers to until all members are set. After an exception, the remaining
-    // entries are NULL, which its destructor allows. Setting a member takes over the reference.
+    // entries are NULL, which the destructor of the sequence allows. Setting a member takes over the reference.
     unsafe {
         let object = if is_tuple { ffi::PyTuple_New(count) } else { ffi::PyList_New(count) };
         let sequence = Bound::from_owned_ptr_or_err(py, object)?;

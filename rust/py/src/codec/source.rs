@@ -83,7 +83,8 @@ impl Source {
             return Ok(self.address as *const u8);
         }
         let len = isize::try_from(self.len)?;
-        // SAFETY: a new bytes object of that length, filled before other code sees it, or NULL with an exception set.
+        // SAFETY: the call returns a new bytes object, which is filled before other code sees it, or NULL with an
+        // exception set.
         unsafe {
             let room = pyo3::ffi::PyBytes_FromStringAndSize(std::ptr::null(), len);
             let object = Bound::from_owned_ptr_or_err(py, room)?;

@@ -51,15 +51,15 @@ struct Guard {
     /// The function of the iterator's type that returns the next item.
     inner: ffi::iternextfunc,
     /// The word on the board that contains the number of the running pipe, or null if the pipes are not measured. The
-    /// pointer is valid while the token exists. `mark` is the number of this guard's pipe.
+    /// pointer is valid while the token exists. While the pipe of this guard runs, the word is `mark`.
     current: *const AtomicU32,
     mark: u32,
     /// Whether the last call that `clocking` made was nested in another call.
     nested: bool,
-    /// Selects the calls that `next_metered` measures. `next_timed` uses its countdown to check for nested calls.
+    /// Selects the calls that `next_metered` measures. `next_timed` only uses the countdown, to check for nested calls.
     metering: Metering,
-    /// Whether a StopIteration from a user function must not end the iteration. The built-in `map` would let this
-    /// exception pass, which would look like the end of the data (PEP 479).
+    /// Whether the iterator is the built-in `map`. A StopIteration that its function raises is converted to another
+    /// error, because it would look like the end of the data (PEP 479).
     sealed: bool,
     /// The settings for profiler ranges if PyTorch is loaded: a boxed `Ranging`, otherwise NULL. Freed with the guard.
     ranging: *mut Ranging,
@@ -137,7 +137,7 @@ pub fn guard_iterator<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = pipe.py();
     let class = iterator.get_type();
-    // SAFETY: the slot of an existing type: an iternext function, or NULL if the type is not an iterator.
+    // SAFETY: this slot contains an iternext function, or NULL if the type is not an iterator.
     let next: Option<ffi::iternextfunc> =
         unsafe { std::mem::transmute(ffi::PyType_GetSlot(class.as_type_ptr(), ffi::Py_tp_iternext)) };
     let Some(next) = next else {
@@ -279,7 +279,7 @@ unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
 
 /// Calls the iterator of a pipe if all pipes are measured. During the call, the board shows that this pipe is running.
 unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: as in `next_metered` and `metered`. The word is valid as long as the token, until the guard is cleared.
+    // SAFETY: see `next_metered` and `metered`. The token keeps the word `current` valid until the guard is cleared.
     unsafe {
         let guard = object.cast::<Guard>();
         let before = (*(*guard).current).load(Relaxed);
@@ -296,7 +296,7 @@ unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObjec
     }
 }
 
-/// Makes a call that may be measured: of the last pipe of the loader or a thread, or of another pipe.
+/// Calls the iterator. Measures the call, which may be nested, if a measurement is due.
 unsafe fn clocked(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: as in `next_timed`.
     unsafe {
@@ -315,7 +315,7 @@ unsafe fn clocked(guard: *mut Guard) -> *mut ffi::PyObject {
     }
 }
 
-/// Records the measurements of a call. `first`: the first call of an epoch.
+/// Records the measurements of a call. `first` is true for the first call of an epoch.
 unsafe fn note(guard: *mut Guard, timed: &Option<clocking::Timed>, first: bool) {
     // SAFETY: called with a guard that is not cleared.
     let token = unsafe { &*(*guard).token };
@@ -496,7 +496,8 @@ fn describe(pipe: &Bound<'_, PyAny>) -> String {
         .unwrap_or_else(|_| "a pipe".to_owned())
 }
 
-/// Looks up attributes that a guard lacks in its iterator, such as a generator's `close`. Only calls C functions.
+/// If a guard has no attribute with this name, returns the attribute of its iterator, such as a generator's `close`.
+/// Only calls C functions.
 unsafe extern "C" fn get_attribute(object: *mut ffi::PyObject, name: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: the interpreter calls the slot with an existing guard and a str. NULL comes with an exception.
     unsafe {
@@ -533,7 +534,8 @@ unsafe extern "C" fn traverse(object: *mut ffi::PyObject, visit: ffi::visitproc,
 
 /// Drops all references to break a reference cycle. Only calls C functions.
 unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
-    // SAFETY: as in `traverse`. The number changes first, because dropping a reference may run other code.
+    // SAFETY: as in `traverse`. `id` changes first, so that code that runs while a reference is dropped finds an
+    // invalid guard.
     unsafe {
         let guard = object.cast::<Guard>();
         (*guard).id = CLEARED;
@@ -546,7 +548,7 @@ unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
 }
 
 unsafe extern "C" fn deallocate(object: *mut ffi::PyObject) {
-    // SAFETY: no references to the object remain. The interpreter requires this order for heap types.
+    // SAFETY: no references to the object remain. For heap types, the interpreter requires these calls in this order.
     unsafe {
         ffi::PyObject_GC_UnTrack(object.cast());
         clear(object);

@@ -1,4 +1,4 @@
-//! Fast loops for `Filter` and pipes that read by index, like `filter` and `map`, but with the rules of pipes.
+//! Fast iterators for `Filter` and for pipes that read by index. They handle exceptions in the same way as other pipes.
 
 use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration};
 use pyo3::ffi;
@@ -7,8 +7,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 unsafe extern "C" {
-    /// This function is part of the stable ABI since CPython 3.12. CPython 3.11 exports it, although its limited API
-    /// does not declare it. Other functions would create a tuple or read variable arguments for each item.
+    /// This function is part of the stable ABI since CPython 3.12. CPython 3.11 exports the function, although the
+    /// limited API of CPython 3.11 does not declare it. Other functions would create a tuple or read variable arguments
+    /// for each item.
     fn PyObject_Vectorcall(
         callable: *mut ffi::PyObject,
         arguments: *const *mut ffi::PyObject,
@@ -23,8 +24,8 @@ const ARGUMENTS_OFFSET: usize = 1 << (usize::BITS - 1);
 #[inline]
 pub fn call<'py>(function: &Bound<'py, PyAny>, argument: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let arguments = [std::ptr::null_mut(), argument.as_ptr()];
-    // SAFETY: passes one argument, and before it the free slot that the flag requires. All are valid during the call,
-    // which returns a new reference, or NULL with an exception set.
+    // SAFETY: passes one argument, and before it the free slot that the flag requires. Function and argument are valid
+    // during the call, which returns a new reference, or NULL with an exception set.
     unsafe {
         let first = arguments.as_ptr().add(1);
         let result = PyObject_Vectorcall(function.as_ptr(), first, 1 | ARGUMENTS_OFFSET, std::ptr::null_mut());
@@ -108,8 +109,8 @@ impl FilterIterator {
         Ok(None)
     }
 
-    /// Needs no `__clear__`: like the built-in `filter`, it never changes its references. A reference cycle through it
-    /// therefore contains another object that was changed later, which the garbage collector clears.
+    /// Needs no `__clear__`: like the built-in `filter`, this iterator never changes its references. Therefore a
+    /// reference cycle also contains an object that was changed later, and the garbage collector clears that object.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.source)?;
         visit.call(&self.predicate)?;

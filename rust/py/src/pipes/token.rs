@@ -70,7 +70,8 @@ impl IterationToken {
         unsafe { self.place.load(Relaxed).as_ref() }
     }
 
-    /// Counts on a board from the next iteration on. `root` is the last pipe of its process, `main` of the loader.
+    /// Counts on a board from the next iteration on. `root` marks the last pipe of a process, and `main` the last pipe
+    /// of the loader.
     pub fn bind(&self, pipe: PipeRef, root: bool, main: bool) {
         let is_same =
             |place: &BoardSlot| ptr::eq(place.pipe.record(), pipe.record()) && (place.root, place.main) == (root, main);
@@ -83,7 +84,7 @@ impl IterationToken {
         }
         let place = Box::into_raw(Box::new(BoardSlot { pipe, root, main, _before: None }));
         let old = self.pending.swap(place, Relaxed);
-        // SAFETY: as for the pending record above.
+        // SAFETY: `old` is null, or was the pending record, which only this function and `activate` free.
         drop((!old.is_null()).then(|| unsafe { Box::from_raw(old) }));
     }
 
@@ -184,7 +185,7 @@ impl IterationToken {
         }
     }
 
-    /// Counts a network request for display that is repeated after an error.
+    /// Counts a network request that is repeated after an error. The count is only displayed.
     fn count_retry(&self) {
         if let Some(place) = self.place() {
             place.pipe.record().retries.fetch_add(1, Relaxed);

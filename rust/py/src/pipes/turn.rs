@@ -1,7 +1,7 @@
 //! Lets threads that share an iterator read one at a time, in the order of their requests.
 //!
-//! A waiting thread sleeps without the GIL, in slices, so that Ctrl-C works. A thread that asks again during its own
-//! read, as in a signal handler, gets an error, because it would wait for itself.
+//! A waiting thread sleeps without the GIL, in slices, so that Ctrl-C works. A thread that already reads, and requests
+//! another item in a signal handler, gets an error, because the thread would wait for itself.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -35,7 +35,7 @@ fn is_inherited(thread: u64) -> bool {
     thread >> ADDRESS != this_thread() >> ADDRESS
 }
 
-/// The threads that wait for a turn, and the error message for them if the turn is closed.
+/// The threads that wait for the turn, and the message of the error that these threads get once the turn is closed.
 #[derive(Default)]
 struct Crowd {
     waiting: VecDeque<(u64, Thread)>,

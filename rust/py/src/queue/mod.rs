@@ -32,7 +32,7 @@ struct Entry {
     content: Py<PyAny>,
     /// The number of the item, or None if positions are not recorded.
     index: Option<Index>,
-    /// The source's state after the item. For an item without a number, any object that the worker stores with it.
+    /// The state of the source after the item. If `index` is None, any object that the worker stores with the item.
     mark: Option<Py<PyAny>>,
     /// Whether a hold may begin while a worker processes this item.
     is_plain: bool,
@@ -230,8 +230,8 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Waits for submitted items, and claims a part for one of `sharers` workers: between `least` and `most` items, but
-    /// several only if all are small. Returns None if no more items will be submitted.
+    /// Waits for submitted items, and claims the share of one of `sharers` workers: `least` to `most` small items, or
+    /// one large item. Returns None if no more items will be submitted.
     fn claim_some(&self, py: Python<'_>, least: usize, most: usize, sharers: usize) -> PyResult<Option<ClaimedItems>> {
         let queue = self.get()?;
         let take = |entry: &mut Entry| std::mem::replace(&mut entry.content, py.None());
@@ -267,7 +267,7 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Releases the slot of an item that an earlier run has delivered, and records the source's state after it.
+    /// Releases the slot of an item that an earlier run has delivered. `mark` is the source's state after this item.
     #[pyo3(signature = (slot, index, mark=None))]
     fn skip(&self, py: Python<'_>, slot: Slot, index: Index, mark: Option<Py<PyAny>>) -> PyResult<()> {
         self.get()?.skip(slot);

@@ -1,4 +1,5 @@
-//! Takes the items of a source for threads that read ahead. Each item has a number; some have a state of the source.
+//! Takes the items of a source for threads that read ahead. Each item has a number, and some items also have the state
+//! of the source after the item.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -19,7 +20,7 @@ type Taken = (Py<PyAny>, Index, Option<Py<PyAny>>);
 /// Reads a source. The thread that has reserved the source owns all fields except the numbers.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct SourceReader {
-    /// The function that returns the next item, and the function that returns the state after it.
+    /// The function that returns the next item. `state_of` is the function that returns the state of the source.
     #[pyo3(get)]
     advance: Py<PyAny>,
     state_of: Py<PyAny>,
@@ -33,7 +34,7 @@ pub struct SourceReader {
     index: AtomicU64,
     /// Whether the source has ended, or has raised an error and was not read since then.
     ended: AtomicBool,
-    /// The error of taking the state after the last item. This error is raised instead of the next item.
+    /// An exception of `state_of` after the last item. This exception is raised instead of the next item.
     untold: GilCell<Option<Py<PyAny>>>,
 }
 

@@ -47,7 +47,8 @@ impl Access {
         self.owner.check()
     }
 
-    /// Returns the current epoch, and a new iterator's first pass, or 0 if a pass starts with its first requested item.
+    /// Returns the current epoch, and the first pass of a new iterator, or 0 if this pass begins with the first
+    /// request.
     pub fn epoch(&self) -> (u32, u64) {
         (self.signs.epoch.load(Relaxed) as u32, u64::from(!self.on_demand))
     }
@@ -66,7 +67,8 @@ impl Access {
         })
     }
 
-    /// Waits until the reading thread has stopped, and returns the reader. Flags must already ask the thread to stop.
+    /// Waits until the reading thread has stopped, and returns the reader. The caller must have set flags that stop the
+    /// thread.
     fn hold_once_left(&self, py: Python<'_>) -> PyResult<Held<'_, Reader>> {
         self.owner.check()?; // in a forked child, the reading thread of the parent does not exist
         let mut held = None;
@@ -141,7 +143,7 @@ impl Access {
         self.set_paused(true);
     }
 
-    /// Replaces all exited processes, including `dead`. Returns false if a reading thread will replace the processes.
+    /// Replaces all exited processes, including `dead`. Returns false if another thread reads, which replaces them.
     pub fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.owner.check()?;
         self.refuse_here("a process has exited and cannot be replaced while this thread waits for an item")?;
@@ -177,7 +179,8 @@ impl Access {
         if !self.on_demand || pass == 0 {
             return;
         }
-        // If a thread is reading now, it reads a later pass, and the grant of that pass already informs the sender.
+        // If another thread holds the reader, this thread reads a later pass, and the later grant already informs the
+        // sender.
         if let Some(mut held) = self.try_hold()
             && self.owner.is_this()
             && u64::from(held.stream.pass()) == pass

@@ -1,9 +1,9 @@
 //! The processes that send to a reader, and the units that the reader took out of their rings before their turn.
 //!
 //! This code runs in the thread that reads. A peer is a shard, and each link carries the units of all shards that one
-//! process runs. The units of peer p come over link number p modulo links, in which the shard has number p / links. A
-//! unit is taken out of its ring when it is its peer's turn, or earlier if a unit of another peer follows in the ring,
-//! if another peer waits for the unit's peer, or if the process that sends over the link has exited.
+//! process runs. If there are n links, peer p sends over link p mod n, as shard p / n of this link. Usually, a unit is
+//! taken out of its ring when its peer is next. A unit is taken earlier if a unit of the next peer follows in the same
+//! ring, if another peer starves, or if the process that sends over the link has exited.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -76,8 +76,8 @@ pub struct Peers {
     paused: bool,
     /// The only link whose items wake up this process, or None if items of all links wake it up.
     awaited: Option<usize>,
-    /// Whether a peer has waited for items of the dispatching process in this epoch, so that items of all peers wake up
-    /// this process, because receiving them may help that peer.
+    /// Whether a peer has waited for the dispatching process in this epoch. Once this is true, items of all peers wake
+    /// up this process, because a waiting peer may depend on other peers.
     has_starved: bool,
     /// The last unit that was taken. Its memory is reused for the next unit.
     pub current: Taken,
@@ -155,7 +155,8 @@ impl Peers {
         self.taken_in.iter_mut().for_each(VecDeque::clear);
     }
 
-    /// Begins a stream. With `looked_into`, it was already begun with a window of 0 to get its first snapshot.
+    /// Begins a stream. With `looked_into`, the stream was already begun with a window of 0 to receive its first
+    /// snapshot.
     pub fn begin(&mut self, stream: Stream, looked_into: bool) {
         self.paused = false;
         if looked_into {
@@ -198,8 +199,8 @@ impl Peers {
         }
     }
 
-    /// Lets only the items of this peer's link wake up this process from now on, unless another peer may starve. Items
-    /// of other workers would otherwise wake up this process without need.
+    /// Lets only the items of this peer's link wake up this process from now on, unless another peer may starve. This
+    /// avoids unnecessary wake-ups by items of other workers.
     pub fn await_one(&mut self, peer: usize) {
         let link = self.link_of(peer);
         match self.awaited {
@@ -338,7 +339,8 @@ impl Peers {
 
     /// If a peer starves, lets the other peers compute more items, by receiving their finished items before their turn.
     pub fn help_starving(&mut self, py: Python<'_>, collecting: &Collecting) -> PyResult<()> {
-        // An item of the next peer in turn does not end this loop, because the awaited answer follows that item.
+        // The loop continues at an item of the next peer in turn, because the answer for which the caller waits follows
+        // this item.
         let starving: Vec<bool> = (0..self.len()).map(|peer| self.consumer(peer).starves()).collect();
         while let Some(peer) = self.next_to_take_in(collecting, &starving) {
             self.take_in(py, peer, collecting.turn())?;

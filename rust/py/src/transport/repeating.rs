@@ -58,7 +58,7 @@ impl Outlet {
         Ok(())
     }
 
-    /// Takes a snapshot of a shard. Returns its head and its content.
+    /// Takes a snapshot of a shard. Returns the head and the content of the snapshot.
     fn take(&self, py: Python<'_>, shard: usize) -> PyResult<Option<(Vec<u8>, Py<PyBytes>)>> {
         let Some((taker, _)) = &self.taker else { return Ok(None) };
         let made: Option<Made> = taker.call1(py, (shard,))?.extract(py)?;
@@ -71,7 +71,7 @@ impl Outlet {
         }))
     }
 
-    /// Takes a snapshot of a shard and sends it. Waits for space as long as for an item.
+    /// Takes a snapshot of a shard and sends it. Waits for space in the same way as for an item.
     pub fn send_snapshot(&mut self, py: Python<'_>, shard: usize) -> PyResult<bool> {
         let Some((head, content)) = self.take(py, shard)? else { return Ok(true) };
         let mut encoder = std::mem::take(&mut self.encoder);
@@ -88,8 +88,7 @@ impl Outlet {
         Ok(self.go_on(py)? == Sent::Done)
     }
 
-    /// Takes a snapshot, in a worker one per shard, and sends it if there is space. Encodes a note, which `go_on`
-    /// sends.
+    /// Takes a snapshot, or in a worker one per shard, and sends it if there is space. Encodes a note for `go_on`.
     #[cold]
     pub fn snapshot(&mut self, py: Python<'_>) -> PyResult<()> {
         let began = Instant::now();
@@ -168,7 +167,8 @@ impl Outlet {
         }
     }
 
-    /// Checks that all items that a reader already has were recomputed. Must be called when its items have ended.
+    /// Checks that all items that a reader already has were recomputed. Must be called after the last item for the
+    /// reader.
     pub fn check_all_came_again(&mut self, target: usize) -> PyResult<()> {
         let producer = self.producer(target);
         let (account, owed) = (producer.account(), producer.owed());

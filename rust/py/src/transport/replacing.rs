@@ -13,8 +13,8 @@ use super::snapshots::{KeptPositions, kept_positions};
 use super::watched::{Replacing, Sign};
 use crate::errors;
 
-/// A replacement: the index of the replaced process, the link over which the replacement sends to this process, if any,
-/// and the replacement's process id or descriptor.
+/// A replacement: (index of the replaced process, link from the replacement to this process or None, process id or
+/// descriptor of the replacement).
 type Heir<'py> = (usize, Option<Bound<'py, PyLink>>, Sign<'py>);
 
 impl Reader {

@@ -63,9 +63,9 @@ impl Sender {
 
 #[pymethods]
 impl Sender {
-    /// Takes the producer end of each link. `peers` and `own` are bell indices of the opposite processes and of this
-    /// one. A pending message in the `control` link interrupts the pump and every wait. A single link carries `shards`
-    /// shards.
+    /// Takes the producer end of each link. `peers` contains the bell indices of the opposite processes, and `own` is
+    /// the bell index of this process. A pending message in the `control` link interrupts the pump and every wait. If
+    /// there is only one link, it carries `shards` shards.
     #[new]
     #[pyo3(signature = (links, board, own, peers, control = None, shards = 1))]
     fn new(
@@ -106,9 +106,10 @@ impl Sender {
     /// Starts an epoch. Units contain the number of their stream, and items are counted from zero. A unit that was not
     /// completely sent in an earlier epoch is dropped.
     ///
-    /// `starts` contains for each shard or reader where to resume an earlier run: the number of earlier items, their
-    /// checksum, the number of following items that the reader already has, and the checksum after them or None, which
-    /// is compared with the recomputed items. `turn` is the shard or reader of the first item.
+    /// `starts` describes, for each shard or reader, where to resume an earlier run: the number and the checksum of the
+    /// items before this position, the number of further items that the reader already has, and the checksum after
+    /// these items. If this checksum is not None, it is compared with the recomputed items. `turn` is the shard or
+    /// reader of the first item.
     #[pyo3(signature = (epoch, pass_number = 1, starts = None, turn = 0))]
     fn start_epoch(
         &self,
@@ -157,7 +158,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Takes and sends a snapshot of a shard now. Returns False if a command is pending; the pump then sends the rest.
+    /// Takes and sends a snapshot of a shard now. If a command is pending, returns False, and the pump sends the rest.
     #[pyo3(signature = (shard = 0))]
     fn send_snapshot(&self, py: Python<'_>, shard: usize) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
@@ -181,7 +182,7 @@ impl Sender {
     /// tuple contains the iterators of several shards, which yield items in turn. `turns` exchanges the shards
     /// before an item is requested from another shard than the previous item.
     ///
-    /// Returns False if a command waits. The caller then executes the command and calls this method again with the same
+    /// Returns False if a command is pending. The caller must execute it, and call this method again with the same
     /// iterators. Returns True once all requested items of this pass were sent. Raises the errors of the iterators.
     #[pyo3(signature = (iterator, turns = None))]
     fn pump(
@@ -210,7 +211,7 @@ impl Sender {
             if !outlet.has_shards {
                 self.link.store(target, Relaxed);
             }
-            // The outlet stays locked during Python code, because no other thread sends, and allocation needs no lock.
+            // The outlet stays locked while the pipe runs, because no other thread sends, and allocation needs no lock.
             let shard = if several { target } else { 0 };
             outlet.entered = shard;
             if let (true, Some(turns)) = (several, turns) {
@@ -263,7 +264,7 @@ impl Sender {
         let mut outlet = self.outlet()?;
         let Outlet { producers, dealing, own, control, idle, .. } = &mut *outlet;
         let asked = || {
-            // A damaged word counts as a request, because the error is then reported for the first item of the pass.
+            // A damaged word counts as a request for a pass, because the first item of the pass then reports the error.
             dealing.is_asked_again(|reader| producers[reader].reader().unwrap_or(Reader::Ahead))
         };
         wait_until(py, own, idle.as_ref(), || is_interrupted(control, None) || asked(), || (), |_| Ok(()))?;
@@ -275,7 +276,7 @@ impl Sender {
     }
 
     /// Sends a failure to all readers, because incomplete items would look complete after an end. Returns False if a
-    /// command is pending. The caller must then execute the command and call this method again.
+    /// command is pending. The caller must execute it and call this method again.
     fn send_error(&self, py: Python<'_>, description: &Bound<'_, PyAny>) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
         outlet.ending = true;
@@ -291,8 +292,8 @@ impl Sender {
     }
 
     /// Sends a message of the control protocol over the first link. Raises TimeoutError if the peer does not read the
-    /// message within `seconds`. `order` is the epoch that the message starts, or a larger number for a stop. The order
-    /// ends the peer's running epoch. `tick` is called several times per second; if it raises, the message is not sent.
+    /// message within `seconds`. `order` ends the running epoch of the peer. It is the epoch that the message starts,
+    /// or a larger number for a stop. `tick` is called several times per second; if it raises, the message is not sent.
     #[pyo3(signature = (message, seconds = None, order = None, tick = None))]
     fn send_message(
         &self,

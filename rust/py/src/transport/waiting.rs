@@ -13,7 +13,7 @@ use crate::enter::{self, Slices};
 /// thread from running if there are fewer cores than runnable threads.
 const SPINS: u32 = 40;
 /// The interval at which a waiting thread checks whether other processes still run, because a process that exits does
-/// not ring the bell. A check needs no GIL and two system calls, so all checks together use some thousandths of a core.
+/// not ring the bell. A check consists of two system calls without the GIL, so the checks use less than 1 % of a core.
 const GLANCE: Duration = Duration::from_millis(10);
 
 /// This process's statistics about how often yielding before the first sleep has helped.
@@ -36,7 +36,7 @@ pub fn wait_until(
 }
 
 /// Waits like `wait_until`, but for an event that depends on other processes. `bereft` is called every few milliseconds
-/// without the GIL. If `bereft` returns true, the slice ends, and `tick` determines the reason.
+/// without the GIL. If `bereft` returns true, the slice ends early and `tick` is called.
 pub fn wait_among(
     py: Python<'_>,
     bell: &BellRef,
