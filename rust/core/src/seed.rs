@@ -2,8 +2,9 @@
 //!
 //! A generator consists of two streams of random numbers, computed by ChaCha12 (Bernstein 2008, `rand_chacha`). The
 //! *shared* stream is the same on all ranks and workers with the same seed. The *worker* stream is a copy of the shared
-//! stream until `spawn` makes it independent. Therefore pipes before the sharding produce the same order in each worker
-//! as in a single process. A generator is defined by a key and a position, so its state is small and exact.
+//! stream until `spawn` makes it independent. The seeds of pipes before the sharding come from the shared stream, so
+//! these pipes produce the same order in each worker as in a single process. A generator is defined by a key and a
+//! position, so its state is small and exact.
 
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};

@@ -10,8 +10,7 @@ use pyo3::prelude::*;
 
 const LONGEST_SLICE: Duration = Duration::from_millis(100);
 
-/// The slices of a wait. The first slice takes `first`, and each later slice twice as long as the slice before, up to
-/// `longest`.
+/// The slices of a wait. The first slice takes `first`, and each later slice twice the time before, up to `longest`.
 #[derive(Clone, Copy)]
 pub struct Slices {
     first: Duration,

@@ -18,7 +18,7 @@ use pyo3::types::{PyBool, PyDict, PyType};
 
 use crate::panics::caught;
 
-/// The maximum number of attempts. Each additional attempt means another Ctrl-C during the previous attempt.
+/// The maximum number of attempts. An attempt is repeated only if a Ctrl-C has interrupted it.
 const TRIES: usize = 1000;
 
 /// Creates the type. A derived class inherits `__del__`, and must have a method `_finalize(interrupted)`.

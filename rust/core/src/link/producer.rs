@@ -266,7 +266,7 @@ impl Producer {
     }
 
     /// Records that `bytes` bytes of blocks are in flight. Small items form groups, so that the list does not grow with
-    /// the number of items. All blocks of a group count as taken when its last item was taken.
+    /// the number of items. All blocks of a group count as taken once the last item of the group was taken.
     #[inline]
     fn note_ahead(&mut self, bytes: u64) {
         self.ahead_bytes += bytes;
@@ -428,7 +428,7 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Wakes up the consumer if it waits for items of this link. Must be called when no more items follow for now.
+    /// Wakes up the consumer if it waits for items of this link. Must be called if no item follows immediately.
     pub fn flush(&mut self) {
         if self.wake.flush(&self.peer, &self.layout.header().items_wanted) {
             add(&self.flow.wakes, 1);

@@ -1,7 +1,7 @@
 //! Decides when a producer wakes up a sleeping consumer.
 //!
 //! A consumer that is woken up for each small item would soon sleep again, so the scheduler would limit the throughput.
-//! Therefore a sleeping consumer is woken up when a batch of items is pending, or when the oldest item was pending for
+//! Therefore a producer wakes up the consumer when a batch of items is pending, when the oldest item was pending for
 //! some tens of microseconds, or immediately if the producer is slow. The consumer can take items as soon as they are
 //! published; only the wake-up is delayed. The first sleeps of a consumer are short, because a producer that has just
 //! become slow may wake up the consumer late.
@@ -58,7 +58,7 @@ impl WakePolicy {
         (slow || self.waiting >= self.batch || late(self.oldest)) && self.ring(bell)
     }
 
-    /// Wakes up a waiting consumer when no more items follow for now. Returns whether the consumer was woken up.
+    /// Wakes up a waiting consumer if no item follows immediately. Returns whether the consumer was woken up.
     pub fn flush(&mut self, bell: &BellRef, wanted: &Wanted) -> bool {
         wanted.is_raised() && self.ring(bell)
     }

@@ -3,8 +3,8 @@
 //! If both processes of a link share a core, yielding lets the other process fill or empty the ring, and saves a sleep
 //! and a wake-up. With small windows on 2 cores, yielding makes transfers 3 to 6 times faster. Yielding is harmful in
 //! two cases, and there is a rule for each case. In the first case, the other process of the link is slow, so that
-//! yielding does not help, and each yield costs two context switches. Therefore every wait that yielding did not
-//! shorten halves the number of yields. In the second case, an unrelated thread shares the core, and uses the core for
+//! yielding does not help, and each yield costs two context switches. Therefore each wait that sleeps in spite of its
+//! yields halves the number of yields. In the second case, an unrelated thread shares the core, and uses the core for
 //! several milliseconds after each yield. At most one eighth of the time may be spent in yields to unrelated threads.
 //! If this limit is exceeded, waiting threads sleep without yielding until about fifty times the duration of the last
 //! yield has passed.

@@ -19,7 +19,7 @@ use crossbeam_utils::sync::{Parker, Unparker};
 use super::fork;
 use super::signals::without_signals;
 
-/// Each call adds these numbers to a heartbeat: upper bits count all calls, lower bits the calls in progress.
+/// Each call adds these numbers to a heartbeat. The upper bits count all calls, and the lower bits count running calls.
 const CALL: u64 = 1 << 16;
 const INSIDE: u64 = 1;
 const ALL_INSIDE: u64 = CALL - 1;

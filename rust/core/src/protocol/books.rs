@@ -95,7 +95,7 @@ struct KeptDeliveries {
 #[derive(Debug, Clone, Hash)]
 pub struct Books<S> {
     peers: Vec<Peer<S>>,
-    /// The latest deliveries. Each entry contains the peer, and its account before the delivery.
+    /// The latest deliveries. Each entry contains the peer, and the account of the peer before the delivery.
     log: VecDeque<(u32, Account)>,
     total: u64,
     /// Snapshots of the dispatching process, from oldest to newest.
@@ -215,7 +215,7 @@ impl<S> Books<S> {
         Some((self.positions_at(accounts), turn))
     }
 
-    /// Returns the positions of all peers at the given accounts. Some items of the accounts may not be delivered yet.
+    /// Returns the positions of all peers at the given accounts. The accounts may include undelivered items.
     pub fn positions_at(&self, accounts: Vec<Account>) -> Vec<PeerPosition<'_, S>> {
         let positions = self.peers.iter().zip(accounts);
         positions.map(|(peer, given)| PeerPosition { given, snapshot: newest(&peer.snapshots, given) }).collect()

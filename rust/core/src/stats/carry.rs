@@ -142,12 +142,12 @@ impl PageRef {
         self.header().heard.store(nanoseconds(), Relaxed);
     }
 
-    /// Records that a process on another machine has exited. Only called in the main process.
+    /// In the main process: records that a process on another machine has exited.
     pub fn set_gone(&self) {
         self.header().gone.store(1, Relaxed);
     }
 
-    /// Counts bytes that were received from a process on another machine. Only called in the main process.
+    /// In the main process: counts bytes that were received from a process on another machine.
     pub fn count_carried(&self, bytes: u64) {
         add(&self.header().carried, bytes);
     }

@@ -89,8 +89,8 @@ struct ExchangeApi {
 }
 
 const MAJOR: u32 = 1;
-/// Whether torch has failed to describe a tensor in this process, typically a sparse one. Each failure raises an
-/// exception, which takes a millisecond, so the layout of each tensor is checked first after a failure.
+/// Whether torch has failed to describe a tensor in this process, typically a sparse one. After a failure, the layout
+/// of each tensor is checked before torch is called, because an exception takes a millisecond.
 static HAS_REFUSED: AtomicBool = AtomicBool::new(false);
 /// The name of a capsule that still owns its tensor.
 const UNUSED: &CStr = c"dltensor";

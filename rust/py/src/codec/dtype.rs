@@ -13,7 +13,7 @@ use crate::numpy_api::numpy;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dtype {
     number: u8,
-    /// The unit of a dtype of times, otherwise None.
+    /// The unit of time, or None if this is not a dtype of times.
     unit: Option<TimeUnit>,
 }
 

@@ -90,7 +90,7 @@ impl TFRecordReader {
         PyBytes::new(py, self.records.unread())
     }
 
-    /// Needs no `__clear__`, for the same reason as `FilterIterator`.
+    /// Needs no `__clear__`, because the reader never changes its references (see `FilterIterator`).
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.read)?;
         visit.call(&self.maker.convert)?;

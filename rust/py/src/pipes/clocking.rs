@@ -161,7 +161,7 @@ fn notice(thread: &Clocking, took: u64) -> Timed {
     Timed { own: None, whole: Some((took, 1)), passed: 0 }
 }
 
-/// Returns how many calls a measured call represents. A slow call represents itself, because all slow calls are
+/// Returns how many calls a measured call represents. A slow call represents itself, because each slow call is
 /// recorded.
 fn stands_for(took: u64, weight: u64) -> u64 {
     if took < NOTICED { weight } else { 1 }

@@ -92,7 +92,7 @@ impl Delivery {
         }
     }
 
-    /// Drops the result of a read whose epoch has ended. An exception such as KeyboardInterrupt is still raised.
+    /// Drops the item or the error of a read if the epoch has ended, but raises exceptions such as KeyboardInterrupt.
     #[cold]
     fn left<'py>(&self, py: Python<'py>) -> DeliveryStep<'py> {
         match PyErr::take(py) {

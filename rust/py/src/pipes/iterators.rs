@@ -8,8 +8,8 @@ use pyo3::types::PyType;
 
 unsafe extern "C" {
     /// This function is part of the stable ABI since CPython 3.12. CPython 3.11 exports the function, although the
-    /// limited API of CPython 3.11 does not declare it. Other functions would create a tuple or read variable arguments
-    /// for each item.
+    /// limited API of CPython 3.11 does not declare it. Other C functions for calls would create a tuple or read
+    /// variable arguments for each item.
     fn PyObject_Vectorcall(
         callable: *mut ffi::PyObject,
         arguments: *const *mut ffi::PyObject,
@@ -55,8 +55,7 @@ pub struct FilterIterator {
 }
 
 impl FilterIterator {
-    /// Converts the predicate's StopIteration to another error, because it would look like the end of the data (PEP
-    /// 479).
+    /// Converts a StopIteration of the predicate, because it would look like the end of the data (PEP 479).
     #[cold]
     fn failure(&self, py: Python<'_>, error: PyErr) -> PyErr {
         if !error.is_instance_of::<PyStopIteration>(py) {
@@ -150,7 +149,7 @@ impl IndexedIterator {
         })
     }
 
-    /// The iterator needs no `__clear__`, for the same reason as `FilterIterator`.
+    /// Needs no `__clear__`, because the iterator never changes its references (see `FilterIterator`).
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.item_at)?;
         visit.call(&self.indices)?;

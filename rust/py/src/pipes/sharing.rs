@@ -61,7 +61,7 @@ impl ShareIterator {
         Ok(item)
     }
 
-    /// The iterator needs no `__clear__`, for the same reason as `FilterIterator`.
+    /// Needs no `__clear__`, because the iterator never changes its references (see `FilterIterator`).
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.source)
     }

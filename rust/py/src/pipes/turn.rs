@@ -47,7 +47,7 @@ struct Crowd {
 pub struct Turn {
     /// The reading thread, or 0.
     reader: GilNumber,
-    /// 1 if threads wait or the turn is closed, which is rare, or 0. Changes together with `crowd`.
+    /// 1 if threads wait for the turn or it is closed, which is rare. Otherwise 0. Changes together with `crowd`.
     is_crowded: GilNumber,
     crowd: GilCell<Crowd>,
     process: u32,

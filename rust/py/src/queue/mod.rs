@@ -1,9 +1,9 @@
 //! The Python class for the queue of threads that read ahead. Waiting for the queue releases the GIL.
 //!
 //! Several worker threads and one consumer thread share a [`ReadAheadQueue`]. References enter and leave the queue only
-//! with the GIL held, which the garbage collector also holds, so the queue does not change during a collection. One
-//! call takes a result and records the position of the result, and handles no signal in between. A forked child does
-//! not inherit the worker threads, but may have inherited a locked lock. In a forked child, methods that need the lock
+//! with the GIL held, which the garbage collector also holds, so the queue does not change during a collection. A
+//! single call takes a result and records its position, and no signal is handled in between. A forked child does not
+//! inherit the worker threads, but may have inherited a locked lock. In a forked child, methods that need the lock
 //! raise an error, and the objects in the queue are never dropped.
 
 mod hold;

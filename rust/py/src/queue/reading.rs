@@ -28,7 +28,7 @@ pub struct SourceReader {
     unsaved: Py<PyAny>,
     /// The number of items between two states, or 0 if no states are taken.
     frequency: u64,
-    /// The number of items to drop at the beginning; `ahead` contains the numbers of further items to drop.
+    /// How many items at the beginning are dropped. `ahead` contains the numbers of later items that are dropped too.
     dropped: Index,
     ahead: HashSet<Index>,
     index: AtomicU64,

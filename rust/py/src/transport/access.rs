@@ -47,8 +47,7 @@ impl Access {
         self.owner.check()
     }
 
-    /// Returns the current epoch, and the first pass of a new iterator, or 0 if this pass begins with the first
-    /// request.
+    /// Returns the epoch, and the first pass of a new iterator, or 0 if this pass begins with its first request.
     pub fn epoch(&self) -> (u32, u64) {
         (self.signs.epoch.load(Relaxed) as u32, u64::from(!self.on_demand))
     }
@@ -67,8 +66,7 @@ impl Access {
         })
     }
 
-    /// Waits until the reading thread has stopped, and returns the reader. The caller must have set flags that stop the
-    /// thread.
+    /// Waits until the reading thread has stopped, and returns the reader. The caller has set flags for the stop.
     fn hold_once_left(&self, py: Python<'_>) -> PyResult<Held<'_, Reader>> {
         self.owner.check()?; // in a forked child, the reading thread of the parent does not exist
         let mut held = None;
@@ -179,8 +177,7 @@ impl Access {
         if !self.on_demand || pass == 0 {
             return;
         }
-        // If another thread holds the reader, this thread reads a later pass, and the later grant already informs the
-        // sender.
+        // If another thread holds the reader, it reads a later pass, and the later grant already informs the sender.
         if let Some(mut held) = self.try_hold()
             && self.owner.is_this()
             && u64::from(held.stream.pass()) == pass

@@ -38,8 +38,8 @@ impl PyCarrier {
 
 #[pymethods]
 impl PyCarrier {
-    /// Takes the consumer end of `inbound` and the producer end of `outbound`. The process `peer` uses the other
-    /// ends of these links. A process is identified by the index of its bell.
+    /// Takes the consumer end of `inbound` and the producer end of `outbound`. The process `peer` uses the opposite
+    /// ends of both links. A process is identified by the index of its bell.
     #[new]
     fn new(
         inbound: &Bound<'_, PyLink>,

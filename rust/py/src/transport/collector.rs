@@ -136,9 +136,9 @@ impl Collector {
         Ok(())
     }
 
-    /// Counts the received units on a page of the board from now on. Each link uses one flow; the flow of the first
-    /// link is `first`. `peers` contains the pages of the peers. In the main process, `IteratorGuard` counts the wait
-    /// for the first item of an epoch instead.
+    /// Counts the received units on a page of the board from now on. Each link counts in one flow. The first link
+    /// counts in flow number `first`. `peers` contains the pages of the peers. In the main process, `IteratorGuard`
+    /// counts the wait for the first item of an epoch instead.
     fn count_into(
         &self,
         board: &Bound<'_, PyStatsBoard>,
@@ -158,8 +158,7 @@ impl Collector {
         self.access.hold()?.meters.count_idle(board.get(), page)
     }
 
-    /// Sets `on_stall(peer, seconds)`, which is called after a wait of `seconds`, and whenever the wait time has
-    /// doubled.
+    /// Sets `on_stall(peer, seconds)`, which is called after a wait of `seconds`, and whenever the time has doubled.
     fn tell_stall(&self, seconds: f64, on_stall: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.clock.tell_stall_to(duration(seconds), on_stall);
         Ok(())
@@ -235,8 +234,7 @@ impl Collector {
         })
     }
 
-    /// Waits for the first unit of each peer in the epoch, usually a snapshot. The time limit is the same as for an
-    /// item.
+    /// Waits for the first unit of each peer in the epoch, usually a snapshot. The time limit is that for an item.
     fn await_snapshots(&self, py: Python<'_>, dealt: bool) -> PyResult<()> {
         self.access.hold()?.await_snapshots(py, self.access.signs(), dealt)
     }
@@ -290,9 +288,8 @@ impl Collector {
     }
 
     /// Lets peers compute more items, by receiving their finished items before their turn. Without these calls, a peer
-    /// that waits for the dispatching process could wait forever, because the dispatching process may wait for other
-    /// peers. Called repeatedly while the main process waits until all children have obeyed a command; `done` marks the
-    /// last call.
+    /// could wait forever for the dispatching process, which may wait for other peers. Must be called repeatedly while
+    /// the main process waits until all children have executed a command. `done` is true in the last call.
     fn relieve(&self, py: Python<'_>, done: bool) -> PyResult<()> {
         let Some(mut held) = self.access.try_hold() else { return Ok(()) }; // the reading thread does so itself
         if done {

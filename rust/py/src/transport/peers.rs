@@ -74,12 +74,12 @@ pub struct Peers {
     /// How many items each peer may compute ahead of this reader.
     window: u64,
     paused: bool,
-    /// The only link whose items wake up this process, or None if items of all links wake it up.
+    /// The only link whose items wake up this process, or None if the items of every link do so.
     awaited: Option<usize>,
     /// Whether a peer has waited for the dispatching process in this epoch. Once this is true, items of all peers wake
     /// up this process, because a waiting peer may depend on other peers.
     has_starved: bool,
-    /// The last unit that was taken. Its memory is reused for the next unit.
+    /// The last unit that was taken. The memory of this unit is reused for the next unit.
     pub current: Taken,
     surplus: Surplus,
 }
@@ -155,8 +155,7 @@ impl Peers {
         self.taken_in.iter_mut().for_each(VecDeque::clear);
     }
 
-    /// Begins a stream. With `looked_into`, the stream was already begun with a window of 0 to receive its first
-    /// snapshot.
+    /// Begins a stream. With `looked_into`, the stream was already begun with a window of 0 to get a snapshot.
     pub fn begin(&mut self, stream: Stream, looked_into: bool) {
         self.paused = false;
         if looked_into {
@@ -220,7 +219,7 @@ impl Peers {
         }
     }
 
-    /// Returns the peer to deliver from, or the end. Receives no unit before its turn.
+    /// Returns the next step, but never a step that receives a unit before its turn.
     #[inline]
     pub fn next_to_deliver(&mut self, collecting: &mut Collecting) -> Next {
         collecting.next(|peer| self.is_ready(peer), |_| false, |_| false)
@@ -298,8 +297,7 @@ impl Peers {
             return Ok(());
         }
         if !may_lease {
-            // The unit is copied, because it may be kept for long, and the sender's memory is meant for units in
-            // flight.
+            // The unit may be kept for a long time, so it is copied out of the sender's memory for units in flight.
             count_copies(consumer, &unit);
             let buffers = std::mem::take(&mut unit.buffers);
             unit.buffers = py.detach(|| buffers.into_iter().map(Buffer::into_owned).collect());
@@ -339,8 +337,7 @@ impl Peers {
 
     /// If a peer starves, lets the other peers compute more items, by receiving their finished items before their turn.
     pub fn help_starving(&mut self, py: Python<'_>, collecting: &Collecting) -> PyResult<()> {
-        // The loop continues at an item of the next peer in turn, because the answer for which the caller waits follows
-        // this item.
+        // An item of the next peer in turn is also taken in, because the awaited answer follows this item.
         let starving: Vec<bool> = (0..self.len()).map(|peer| self.consumer(peer).starves()).collect();
         while let Some(peer) = self.next_to_take_in(collecting, &starving) {
             self.take_in(py, peer, collecting.turn())?;

@@ -66,7 +66,7 @@ pub struct Reader {
     /// A stream that was begun before an item was requested, only to receive the first snapshot.
     looked_into: Option<Stream>,
     own: BellRef,
-    /// Called with (peer, description) when a peer reports a failure; the callback must raise.
+    /// The callback for failures that a peer reports. Called with (peer, description), and must raise.
     on_error: Py<PyAny>,
     /// Called with (peer, note) for each note, or None if notes are ignored.
     pub on_note: Option<Py<PyAny>>,
@@ -203,7 +203,7 @@ impl Reader {
         self.peers.snapshots_taken_in(peer).iter().try_for_each(|taken| self.keep_unit(py, peer, &taken.unit))
     }
 
-    /// Takes a peer's next unit: stores a snapshot, or keeps another unit. Returns whether there was a unit.
+    /// Takes a peer's next unit: stores a snapshot, or keeps another unit. Returns false if no unit has arrived.
     fn take_snapshot(&mut self, py: Python<'_>, peer: usize) -> PyResult<bool> {
         let taken = self.peers.take(peer)?;
         if taken && snapshots::is_snapshot(self.peers.current.unit.kind) {

@@ -124,7 +124,7 @@ impl Outlet {
         Ok(())
     }
 
-    /// Counts a recomputed item that the reader already has. After the last such item, compares the checksum.
+    /// Counts a recomputed item that the reader already has. After the last recomputed item, compares the checksum.
     #[cold]
     pub fn make_again(&mut self, py: Python<'_>, target: usize, item: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut encoder = std::mem::take(&mut self.encoder);
@@ -167,8 +167,7 @@ impl Outlet {
         }
     }
 
-    /// Checks that all items that a reader already has were recomputed. Must be called after the last item for the
-    /// reader.
+    /// Checks that all items that a reader already has were recomputed. Must be called after the reader's last item.
     pub fn check_all_came_again(&mut self, target: usize) -> PyResult<()> {
         let producer = self.producer(target);
         let (account, owed) = (producer.account(), producer.owed());

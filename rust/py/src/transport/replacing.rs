@@ -1,8 +1,9 @@
 //! Replaces processes that exit in the middle of a stream.
 //!
-//! This code runs in the main process, in the reading thread. All complete units and snapshots of an exited process are
-//! received first. The replacement resumes from the latest snapshot over a new link. The memory of the old link stays
-//! mapped while received items use it. Python code decides which to replace, and starts the replacements.
+//! This code runs in the main process, in the reading thread. First, all complete units and snapshots that the exited
+//! process has sent are received. Then the replacement resumes from the latest snapshot over a new link. The memory of
+//! the old link stays mapped while received items use it. Python code decides which processes to replace, and starts
+//! the replacements.
 
 use pyo3::prelude::*;
 use torchdata_core::protocol::Account;

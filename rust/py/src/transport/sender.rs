@@ -1,8 +1,7 @@
 //! The sending side of links: the pump that runs a worker's pipe, or distributes items from the dispatching process.
 //!
 //! The pump runs in a child's main thread, and loops over the pipe's iterator, so that sending an item creates no
-//! Python frame of this package. Commands are executed between items, or while an item waits for space (see
-//! `outlet.rs`).
+//! Python frame of this package. Commands are executed between items, or while a unit waits for space.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -91,8 +90,8 @@ impl Sender {
         Ok(Self { outlet: Mutex::new(outlet), arenas, link: AtomicUsize::new(0) })
     }
 
-    /// Counts the sent units on a page of the board from now on. Each link uses one flow; the flow of the first link is
-    /// `first`. `peers` contains the pages of the peers.
+    /// Counts the sent units on a page of the board from now on. Each link counts in one flow. The first link counts in
+    /// flow number `first`. `peers` contains the pages of the peers.
     fn count_into(&self, board: &Bound<'_, PyStatsBoard>, page: usize, first: usize, peers: Vec<u32>) -> PyResult<()> {
         let mut outlet = self.outlet()?;
         let flows = board.get().flows(page, first, &peers, true)?;

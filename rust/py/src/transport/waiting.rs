@@ -22,8 +22,7 @@ static TURNS: Turns = Turns::new();
 /// Waits until `ready` returns true. `ready` is called many times without the GIL, but not after it has returned true.
 ///
 /// `meter` counts the wait, unless it ends after a few checks. `asleep` is called before the first sleep. After each
-/// slice, Python's signals are handled (for Ctrl-C), and `tick` is called. An error in a handler or `tick` ends the
-/// wait.
+/// slice, Python's signals are handled, and `tick` is called. An error in a handler or `tick` ends the wait.
 pub fn wait_until(
     py: Python<'_>,
     bell: &BellRef,
@@ -74,8 +73,8 @@ pub fn wait_among(
     Ok(())
 }
 
-/// Sleeps until `ready` returns true or the slice ends. If the bell rings for another reason, such as an item of
-/// another worker, the thread continues to sleep without taking the GIL.
+/// Sleeps until `ready` returns true or the slice ends. If the bell rings but `ready` returns false, for example after
+/// an item of another worker, the thread continues to sleep without taking the GIL.
 fn sleep(
     bell: &BellRef,
     slice: Duration,

@@ -47,7 +47,7 @@ pub struct DeathWatch {
     processes: Vec<(usize, Mortal)>,
     /// The index of a process that was found to have exited.
     dead: Option<usize>,
-    /// Called with the index of a process that has exited; the callback must raise.
+    /// The callback for an exit. Called with the index of the exited process, and must raise.
     on_exit: Option<Py<PyAny>>,
     /// The callbacks that are called instead of `on_exit` if exited processes are replaced.
     replacing: Option<Replacing>,

@@ -114,8 +114,8 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Stores the outcomes of claimed items. `complete` creates each outcome from the part in the slot and a new part.
-    /// Returns the new parts of slots that were drained, which the caller drops. `complete` is called under the lock
-    /// and must not call this queue.
+    /// Returns the new parts of drained slots, which the caller drops. `complete` is called under the lock and must not
+    /// call this queue.
     pub fn put_some<X>(
         &self,
         parts: impl IntoIterator<Item = (Slot, X)>,
@@ -135,7 +135,7 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Returns claimed items to the queue. Returned items are claimed before all other items. `restore` combines the
-    /// removed part of an item with the part in the slot. Returns unneeded parts, which the caller drops.
+    /// removed part of an item with the part in the slot. Returns the parts of drained slots, which the caller drops.
     pub fn hand_back<X>(&self, parts: Vec<(Slot, X)>, restore: impl Fn(&mut T, X)) -> Vec<X> {
         let mut state = self.lock();
         let mut unwanted = Vec::new();

@@ -8,7 +8,7 @@
 //! - [`OrderedQueue::try_claim`]: the worker takes an item that the consumer has submitted.
 //!
 //! Alternatively, one worker reserves slots and submits the items of the source ([`OrderedQueue::hand_over`]). Other
-//! workers then claim several of these items at once ([`OrderedQueue::claim_some`]).
+//! workers claim several submitted items at once ([`OrderedQueue::claim_some`]).
 //!
 //! After computing the item, the worker stores the outcome in its slot. Results are returned in the order of the slots,
 //! or in the order in which they become ready. A thread that holds the queue (see [`OrderedQueue::hold`]) can inspect
@@ -136,8 +136,7 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Waits up to `timeout` until [`try_reserve`](Self::try_reserve) may have a result; returns false after the
-    /// timeout. Does not reserve the source, because the worker may then wait for the GIL, and would block other
-    /// workers.
+    /// timeout. Does not reserve the source, because a worker that then waits for the GIL would block other workers.
     pub fn wait_reservable(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();
@@ -249,7 +248,7 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Waits up to `timeout` until [`try_pop`](Self::try_pop) can return an outcome; returns false after the timeout.
-    /// Does not remove the outcome, for the same reason as [`wait_claimable`](Self::wait_claimable).
+    /// Does not remove the outcome, because references to Python objects must not be moved without the GIL.
     pub fn wait_filled(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();
@@ -301,7 +300,8 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Passes all buffered outcomes and items to `look` in order, until `look` fails. `look` is called under the lock,
-    /// so it must not call this queue or run arbitrary code. Positions are exact only in a held or closed queue.
+    /// so it must not call this queue or run arbitrary code. The slots may change after the call, unless the queue is
+    /// on hold or closed.
     pub fn try_for_each<X>(&self, mut look: impl FnMut(Slot, View<'_, T>) -> Result<(), X>) -> Result<(), X> {
         let state = self.lock();
         for (slot, outcome) in &state.ready {
