@@ -166,7 +166,8 @@ const SAMPLES: usize = 16;
 pub unsafe fn sample(data: *const u8, len: usize) -> u64 {
     let mut sum = fold(len as u64 ^ KEYS[0], KEYS[1]);
     let mut look = |at: usize| {
-        // SAFETY: the offset is at least 8 bytes before the end, and the caller guarantees that this is readable.
+        // SAFETY: the offset is at least 8 bytes before the end, and the caller guarantees that these bytes are
+        // readable.
         let word = unsafe { data.add(at).cast::<u64>().read_unaligned() };
         sum = fold(sum ^ word, STEPS[0]).rotate_left(23);
     };
@@ -262,7 +263,7 @@ mod tests {
             // If no readable byte follows the source, the copy is padded with zeros.
             let exact = bytes[..len].to_vec();
             let mut copy = vec![255; padded];
-            // SAFETY: the source has `len` bytes, and the copy has that length, padded.
+            // SAFETY: the source has `len` bytes, and the copy has the padded length.
             let summed = unsafe {
                 Checksum::at(4096).words(0, 3).copy::<false>(exact.as_ptr(), copy.as_mut_ptr(), len).finish()
             };

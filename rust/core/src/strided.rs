@@ -153,7 +153,7 @@ unsafe fn copy_runs(from: *const u8, axis: Axis, to: *mut u8, step: usize, run: 
     #[inline(always)]
     unsafe fn copy<const RUN: usize>(from: *const u8, axis: Axis, to: *mut u8, step: usize) {
         for index in 0..axis.count {
-            // SAFETY: guaranteed by the caller; bytes are always aligned.
+            // SAFETY: the caller guarantees that both elements are valid, and bytes are always aligned.
             unsafe { *to.add(index * step).cast::<[u8; RUN]>() = *place(from, axis, index).cast::<[u8; RUN]>() };
         }
     }

@@ -29,7 +29,7 @@ pub struct PyMeeting {
 impl Drop for PyMeeting {
     fn drop(&mut self) {
         if self.process == std::process::id() {
-            // SAFETY: only dropped here, and `self` is not used afterwards.
+            // SAFETY: the field is only dropped here, and `self` is not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.meeting) }
         }
     }

@@ -75,7 +75,7 @@ fn note(state: u32, start: usize, len: usize) -> &'static InheritedEntry {
             match FIRST.compare_exchange(next, entry, Ordering::AcqRel, Ordering::Acquire) {
                 // SAFETY: the entry is never freed, and only shared from now on.
                 Ok(_) => return unsafe { &*entry },
-                // SAFETY: the entry is still not published.
+                // SAFETY: the entry is not published yet.
                 Err(now) => unsafe { (*entry).next = now },
             }
         }
@@ -272,11 +272,11 @@ mod tests {
             let right = kept == [true, true, false] && descriptors() < before;
             let right = right && links[2].sent() == (0, 0) && !watch.exited();
             drop((links, watch));
-            // SAFETY: exits the child without running exit handlers of the parent.
+            // SAFETY: the call ends the child without running exit handlers of the parent.
             unsafe { libc::_exit(if right { 0 } else { 1 }) };
         }
         let mut status = 0;
-        // SAFETY: waits for the child that was just forked.
+        // SAFETY: the call waits for the child that was just forked.
         assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
         assert_eq!(status, 0, "the child found something else than it expected");
         links[1].region().mapping().unpin();

@@ -128,7 +128,7 @@ pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
     let builder = std::thread::Builder::new().name("torchdata-parent".to_owned()).stack_size(64 << 10);
     let wait = move || {
         while !watch.wait(Duration::from_secs(1)) {}
-        // SAFETY: exits the process without running exit handlers, which belong to the parent.
+        // SAFETY: the call ends the process without running exit handlers, which belong to the parent.
         unsafe { libc::_exit(1) }
     };
     without_signals(|| builder.spawn(wait))
@@ -144,7 +144,7 @@ pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
 /// other than Linux have no such signal.
 pub fn continue_with_parent() {
     #[cfg(target_os = "linux")]
-    // SAFETY: sets an attribute of this thread, and reads no memory.
+    // SAFETY: the call sets an attribute of this thread, and reads no memory.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGCONT);
     }

@@ -179,7 +179,8 @@ pub fn watch(tell: fn(&Stall)) -> &'static Watch {
     loop {
         // SYNC(watch): pairs with the exchange below, so a watch is read after it was initialized.
         let current = WATCH.load(Acquire);
-        // SAFETY: null, or created by an earlier call and never freed. A forked child leaks its parent's `Watch`.
+        // SAFETY: the pointer is null, or was created by an earlier call and is never freed. A forked child leaks its
+        // parent's `Watch`.
         if let Some(watch) = unsafe { current.as_ref() }
             && watch.generation == generation
         {
@@ -188,7 +189,7 @@ pub fn watch(tell: fn(&Stall)) -> &'static Watch {
         let new = Box::into_raw(Box::new(Watch { generation, state: Mutex::default(), tell }));
         // SYNC(watch): pairs with the load above.
         if WATCH.compare_exchange(current, new, AcqRel, Relaxed).is_err() {
-            // SAFETY: created above, and no other thread has seen it.
+            // SAFETY: `new` was created above, and no other thread has seen it.
             drop(unsafe { Box::from_raw(new) });
         }
     }

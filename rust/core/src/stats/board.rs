@@ -206,7 +206,7 @@ impl PageRef {
     }
 
     pub(super) fn header(&self) -> &PageHeader {
-        // SAFETY: the start of an aligned page. All access is atomic, and all bit patterns are valid.
+        // SAFETY: the header is at the start of an aligned page. All access is atomic, and all bit patterns are valid.
         unsafe { &*self.at::<PageHeader>(0) }
     }
 

@@ -111,7 +111,7 @@ impl Dtype {
     pub fn descriptor(self, py: Python<'_>) -> PyResult<(Bound<'_, PyAny>, usize)> {
         let number = c_int::from(self.number);
         let numpy = numpy(py)?;
-        // SAFETY: the number is that of a built-in dtype. A descriptor with a unit is a new object that no other code
+        // SAFETY: the number belongs to a built-in dtype. A descriptor with a unit is a new object that no other code
         // has read yet, and has the layout of dtypes of times.
         let descr = unsafe {
             let descr = numpy.dtype(py, number, self.unit.is_some())?;

@@ -45,7 +45,7 @@ impl Within<'_> {
     /// Returns whether this object has no references from outside the item. Each object except the item itself has one
     /// reference from its container and one from the encoder.
     fn is_alone(self, object: &Bound<'_, PyAny>) -> bool {
-        // SAFETY: reads the reference count of an existing object.
+        // SAFETY: the call only reads the reference count of an existing object.
         self.alone && unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 1 + isize::from(self.depth > 0)
     }
 
@@ -132,7 +132,7 @@ impl Encoder {
     /// Records an object that may appear twice in the item. An object with two references cannot appear twice, because
     /// one reference belongs to the encoder.
     fn visit(&mut self, object: &Bound<'_, PyAny>) -> Result<(), Stop> {
-        // SAFETY: reads the reference count of an existing object.
+        // SAFETY: the call only reads the reference count of an existing object.
         if unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 2 {
             return Ok(());
         }
@@ -147,7 +147,7 @@ impl Encoder {
         if len < LONG_STRING {
             return Ok(false);
         }
-        // SAFETY: reads the reference count of an existing object.
+        // SAFETY: the call only reads the reference count of an existing object.
         if unsafe { ffi::Py_REFCNT(string.as_ptr()) } > 2 {
             if self.pickled_member.is_some() {
                 return Err(Stop::Whole);
@@ -310,7 +310,7 @@ impl Encoder {
     }
 
     fn integer(&mut self, item: &Bound<'_, PyAny>, depth: usize) -> Result<(), Stop> {
-        // SAFETY: an exact int, checked by the caller.
+        // SAFETY: the caller has checked that `item` is an exact int.
         match unsafe { numbers::whole(item.as_ptr()) } {
             Whole::Signed(value) => {
                 self.tag(Tag::Int);
@@ -326,12 +326,12 @@ impl Encoder {
     }
 
     fn string(&mut self, item: &Bound<'_, PyAny>) -> Result<(), Stop> {
-        // SAFETY: an exact str.
+        // SAFETY: `item` is an exact str.
         if self.is_again(item, unsafe { ffi::PyUnicode_GetLength(item.as_ptr()) })? {
             return Ok(());
         }
         let mut len = 0;
-        // SAFETY: an exact str. The object caches its UTF-8 form as long as it exists.
+        // SAFETY: `item` is an exact str. The object caches its UTF-8 form as long as it exists.
         let data = unsafe { ffi::PyUnicode_AsUTF8AndSize(item.as_ptr(), &mut len) };
         if data.is_null() {
             drop(PyErr::take(item.py())); // a string with lone surrogates has no UTF-8 form, but can be pickled

@@ -61,7 +61,7 @@ static SEEN: Mutex<Vec<(usize, Kind)>> = Mutex::new(Vec::new());
 
 /// Returns the kind of an object that does not have a built-in type.
 pub fn kind_of(object: &Bound<'_, PyAny>) -> PyResult<Kind> {
-    // SAFETY: reads the type of an existing object.
+    // SAFETY: the call only reads the type of an existing object.
     let pointer = unsafe { ffi::Py_TYPE(object.as_ptr()) } as usize;
     let known = |seen: &Vec<(usize, Kind)>| seen.iter().find(|entry| entry.0 == pointer).map(|entry| entry.1);
     if let Some(kind) = known(&SEEN.lock().unwrap_or_else(PoisonError::into_inner)) {

@@ -170,7 +170,7 @@ pub fn block_bytes(element: Tag, len: usize) -> PyResult<usize> {
 pub fn read_block<'py>(py: Python<'py>, is_tuple: bool, element: Tag, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     let len = bytes.len() / width(element);
     let count = ffi::Py_ssize_t::try_from(len).map_err(|_| malformed())?;
-    // SAFETY: a new sequence that no other code refers to until all members are set. After an exception, the remaining
+    // SAFETY: no other code refers to the new sequence until all members are set. After an exception, the remaining
     // entries are NULL, which the destructor of the sequence allows. Setting a member takes over the reference.
     unsafe {
         let object = if is_tuple { ffi::PyTuple_New(count) } else { ffi::PyList_New(count) };

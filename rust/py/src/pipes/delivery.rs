@@ -80,7 +80,7 @@ impl Delivery {
         };
         let version = self.version.load();
         self.pulse.enter();
-        // SAFETY: calls the function of the iterator's type. NULL means the end or an exception.
+        // SAFETY: the called function belongs to the iterator's type. NULL means the end or an exception.
         let item = unsafe { Bound::from_owned_ptr_or_opt(py, next(iterator.as_ptr())) };
         self.pulse.leave();
         if self.version.load() != version {

@@ -148,8 +148,8 @@ pub fn guard_iterator<'py>(
         )));
     };
     let sealed = class.is(PyModule::import(py, "builtins")?.getattr("map")?);
-    // SAFETY: a new guard, zeroed after its header. The fields are set before other code sees the object. The garbage
-    // collector runs in this thread and skips NULLs. The references are transferred to the guard.
+    // SAFETY: the guard is new, and all fields after its header are zero. The fields are set before other code sees the
+    // object. The garbage collector runs in this thread and skips NULLs. The references are transferred to the guard.
     unsafe {
         let object = ffi::PyType_GenericAlloc(guard_type(py)?.as_type_ptr(), 0);
         let object = Bound::from_owned_ptr_or_err(py, object)?;
@@ -317,7 +317,7 @@ unsafe fn clocked(guard: *mut Guard) -> *mut ffi::PyObject {
 
 /// Records the measurements of a call. `first` is true for the first call of an epoch.
 unsafe fn note(guard: *mut Guard, timed: &Option<clocking::Timed>, first: bool) {
-    // SAFETY: called with a guard that is not cleared.
+    // SAFETY: the caller passes a guard that is not cleared.
     let token = unsafe { &*(*guard).token };
     let (Some(place), Some(timed)) = (token.place(), timed) else { return };
     place.sample(timed);
@@ -553,7 +553,7 @@ unsafe extern "C" fn deallocate(object: *mut ffi::PyObject) {
         ffi::PyObject_GC_UnTrack(object.cast());
         clear(object);
         let ranging = (*object.cast::<Guard>()).ranging;
-        // SAFETY: created by `into_raw` with the guard, and no references remain.
+        // SAFETY: `into_raw` created the pointer with the guard, and no references remain.
         drop((!ranging.is_null()).then(|| Box::from_raw(ranging)));
         let class = ffi::Py_TYPE(object);
         let free: ffi::freefunc = std::mem::transmute(ffi::PyType_GetSlot(class, ffi::Py_tp_free));

@@ -24,8 +24,8 @@ const ARGUMENTS_OFFSET: usize = 1 << (usize::BITS - 1);
 #[inline]
 pub fn call<'py>(function: &Bound<'py, PyAny>, argument: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let arguments = [std::ptr::null_mut(), argument.as_ptr()];
-    // SAFETY: passes one argument, and before it the free slot that the flag requires. Function and argument are valid
-    // during the call, which returns a new reference, or NULL with an exception set.
+    // SAFETY: the array contains one argument, and before it the free slot that the flag requires. Function and
+    // argument are valid during the call, which returns a new reference, or NULL with an exception set.
     unsafe {
         let first = arguments.as_ptr().add(1);
         let result = PyObject_Vectorcall(function.as_ptr(), first, 1 | ARGUMENTS_OFFSET, std::ptr::null_mut());
@@ -92,14 +92,14 @@ impl FilterIterator {
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         while let Some(item) = next_of(py, &self.source)? {
             let result = call(self.predicate.bind(py), &item).map_err(|error| self.failure(py, error))?;
-            // SAFETY: only compares addresses with objects that are never freed.
+            // SAFETY: the code only compares addresses with those of objects that are never freed.
             let (is_true, is_false) =
                 unsafe { (result.as_ptr() == ffi::Py_True(), result.as_ptr() == ffi::Py_False()) };
             let keep = is_true || (!is_false && self.to_bool.bind(py).call1((result,))?.is_truthy()?);
             if keep {
                 return Ok(Some(item));
             }
-            // SAFETY: reads the type of an existing object.
+            // SAFETY: the call only reads the type of an existing object.
             let class = unsafe { ffi::Py_TYPE(item.as_ptr()) };
             if !self.plain.iter().any(|plain| std::ptr::eq(plain.as_ptr().cast(), class)) {
                 self.on_dropped.bind(py).call1((item,))?;

@@ -90,7 +90,7 @@ pub struct ReadAheadQueue {
 impl Drop for ReadAheadQueue {
     fn drop(&mut self) {
         if self.generation == fork::current() {
-            // SAFETY: only dropped here, and `self` is not used afterwards.
+            // SAFETY: the field is only dropped here, and `self` is not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.queue) }
         }
     }

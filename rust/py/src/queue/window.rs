@@ -54,7 +54,7 @@ const FEW: usize = 16;
 pub(super) fn is_small(object: &Bound<'_, PyAny>) -> bool {
     let is_member = |object: &Bound<'_, PyAny>| {
         let pointer = object.as_ptr();
-        // SAFETY: inspects existing objects of exact types, which cannot fail.
+        // SAFETY: the code only inspects existing objects of exact types, which cannot fail.
         unsafe {
             object.is_none()
                 || ffi::PyFloat_CheckExact(pointer) != 0
