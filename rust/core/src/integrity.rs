@@ -166,8 +166,7 @@ const SAMPLES: usize = 16;
 pub unsafe fn sample(data: *const u8, len: usize) -> u64 {
     let mut sum = fold(len as u64 ^ KEYS[0], KEYS[1]);
     let mut look = |at: usize| {
-        // SAFETY: the offset is at least 8 bytes before the end, and the caller guarantees that these bytes are
-        // readable.
+        // SAFETY: at least 8 bytes follow the offset, and the caller guarantees that all bytes are readable.
         let word = unsafe { data.add(at).cast::<u64>().read_unaligned() };
         sum = fold(sum ^ word, STEPS[0]).rotate_left(23);
     };

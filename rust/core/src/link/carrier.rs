@@ -13,7 +13,7 @@
 //! because readers only need the most recent value. A word may be delivered before older units, because a reader on the
 //! same machine may also read the word first. Words never wait for units, because the space for a unit may only become
 //! free after a word was read. The caller must write each frame to the outbound link once, in the order in which `take`
-//! returned the frames. The caller must pass words to `put_words` in the same order.
+//! returned the frames. The caller must also pass words to `put_words` in the order in which `take` returned them.
 //!
 //! A frame is a head and separate large buffers. Inconsistent data in the untrusted frame is reported as [`Corrupted`].
 

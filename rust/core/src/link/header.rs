@@ -111,7 +111,7 @@ pub(crate) struct Header {
     pub order: Word,
     /// The number of messages that the consumer has acknowledged. Written only by the consumer.
     pub acknowledged: Word,
-    /// Whether new items wake up the consumer, which may only wait for other links. Written only by the consumer.
+    /// Whether items wake up the consumer. False if the consumer waits for another link. Only the consumer writes it.
     pub items_wanted: CachePadded<Wanted>,
     /// The maximum size of the blocks in flight (see `protocol::Ahead`), sealed. Written by the consumer.
     pub ahead: Word,

@@ -30,7 +30,7 @@ const STRANGE: u64 = 1_500_000;
 const FEW: usize = 32;
 /// A yield to an unrelated thread is compensated after this multiple of the yield's duration.
 const PRICE: u64 = 8;
-/// How many nanoseconds in the future `Turns::paid` may be before waits stop yielding.
+/// If `Turns::paid` is more than this many nanoseconds in the future, waits do not yield.
 const CREDIT: u64 = 100_000_000;
 /// Once `CREDIT` is exceeded, waits do not yield for this multiple of the last yield's duration.
 const REST: u64 = 50;

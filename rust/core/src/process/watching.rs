@@ -3,8 +3,7 @@
 //! A watched caller has a [`Pulse`] (heartbeat), which it updates in each call by plain stores. One thread per process
 //! reads the heartbeats of all callers. The thread holds no Python lock and sleeps on a [`Parker`]. The thread runs
 //! while a caller is watched, and stops before a fork, so that the child does not inherit incomplete state. The next
-//! call of a watched caller restarts the thread. A forked child creates its own [`Watch`], because the thread may not
-//! have stopped in time.
+//! call of a watched caller restarts the thread. A forked child creates its own [`Watch`].
 
 use std::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU8, AtomicU64,
@@ -44,8 +43,7 @@ pub fn this_thread() -> u64 {
 pub const HELD: u8 = 1;
 /// A flag of a heartbeat: the process was forked, and the watching thread does not run.
 pub const UNWATCHED: u8 = 2;
-/// A flag of a heartbeat: an exception from outside of the called function, such as KeyboardInterrupt, has interrupted
-/// the last call.
+/// A flag of a heartbeat: an exception from outside, such as KeyboardInterrupt, has interrupted the last call.
 pub const CUT: u8 = 4;
 
 /// The heartbeat of a caller: it counts the caller's calls. A heartbeat belongs to one caller, so only one call updates
@@ -115,8 +113,7 @@ struct Watched {
     pulse: Weak<Pulse>,
     key: u64,
     patience: Duration,
-    /// The heartbeat's word at the last check, which was first seen at `since`. If the word remains unchanged for
-    /// `next`, the call is reported.
+    /// The heartbeat's word, unchanged since `since`. If it remains unchanged for `next`, the call is reported.
     word: u64,
     since: Instant,
     next: Duration,
@@ -179,8 +176,8 @@ pub fn watch(tell: fn(&Stall)) -> &'static Watch {
     loop {
         // SYNC(watch): pairs with the exchange below, so a watch is read after it was initialized.
         let current = WATCH.load(Acquire);
-        // SAFETY: the pointer is null, or was created by an earlier call and is never freed. A forked child leaks its
-        // parent's `Watch`.
+        // SAFETY: the pointer is null, or was created earlier and is never freed. A forked child leaks its parent's
+        // `Watch`.
         if let Some(watch) = unsafe { current.as_ref() }
             && watch.generation == generation
         {

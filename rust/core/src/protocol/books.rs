@@ -115,8 +115,7 @@ impl<S> Books<S> {
     }
 
     /// Creates empty records. The log keeps the deliveries that the user has not received and `beyond` earlier ones, or
-    /// `unknown` deliveries if the number of received items is not known. The model checker uses short logs for its
-    /// small loaders.
+    /// `unknown` deliveries if the number of received items is not known.
     pub fn remembering(peers: usize, beyond: usize, unknown: usize) -> Self {
         let peers = (0..peers)
             .map(|_| Peer { taken: Account::default(), ended: false, begun: false, snapshots: VecDeque::new() })

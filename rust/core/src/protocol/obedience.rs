@@ -44,8 +44,8 @@ pub enum Acknowledged {
     Begun,
     /// After the last item of a repeated epoch, because the main process waits until the state is restored.
     Done,
-    /// Before the first item and after the last item of a repeated epoch, in a dispatching process. The main process
-    /// sends commands to the readers after the first acknowledgment, and the epoch ends after the readers.
+    /// Before the first item and after the last item of a repeated epoch. Used for a dispatching process, which ends
+    /// the epoch after its readers: the first acknowledgment lets the main process send commands to the readers.
     Both,
 }
 

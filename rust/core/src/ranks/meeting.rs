@@ -102,7 +102,6 @@ struct Table {
 }
 
 impl Table {
-    /// Receives messages, checks timeouts, and sends messages.
     fn turn(&mut self, now: Instant) {
         self.let_in(now);
         for (rank, stream) in (0..).zip(&mut self.streams) {

@@ -43,8 +43,8 @@ impl Role {
     }
 }
 
-/// The counters of all processes of a loader, in shared memory. If user code forks, the child gets private zeros
-/// instead (see `Mapping::wipe_on_fork`), so its counts are not visible.
+/// The counters of all processes of a loader, in shared memory. If user code forks, private zeros replace the memory in
+/// the child, so the child's counts are not visible.
 #[derive(Debug)]
 pub struct Board {
     region: Region,

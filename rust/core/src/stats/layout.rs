@@ -23,7 +23,7 @@ pub(super) const STEPS: usize = 128;
 pub(super) const LABEL: usize = 128;
 /// The maximum number of bytes for the location of a pipe's function.
 pub(super) const LOCATION: usize = 192;
-/// The number of exception types that are counted separately for a pipe. Other types only count in the total.
+/// The number of exception types that are counted separately for a pipe. Other exception types only count in the total.
 pub(super) const KINDS: usize = 4;
 /// Bytes for the name of an exception type.
 pub(super) const KIND: usize = 56;

@@ -20,7 +20,7 @@ const COST: u64 = 60;
 /// Measuring all pipes takes at most 1/`PRICE` of the time. Measuring only the loader takes at most 1/`PRICE_METERED`.
 pub const PRICE: u64 = 200;
 pub const PRICE_METERED: u64 = 1000;
-/// How many calls a measured call can represent, or `LONGEST_METERED` if only the loader is measured.
+/// How many calls a measured call represents at most. `LONGEST_METERED` is used if only the loader is measured.
 pub const LONGEST: u64 = 128;
 pub const LONGEST_METERED: u64 = 1024;
 /// An unmeasured call that takes more nanoseconds than this is detected with the coarse clock.
@@ -161,8 +161,7 @@ fn notice(thread: &Clocking, took: u64) -> Timed {
     Timed { own: None, whole: Some((took, 1)), passed: 0 }
 }
 
-/// Returns how many calls a measured call represents. A slow call represents itself, because each slow call is
-/// recorded.
+/// Returns how many calls a measured call represents. This is 1 for slow calls, because each slow call is recorded.
 fn stands_for(took: u64, weight: u64) -> u64 {
     if took < NOTICED { weight } else { 1 }
 }

@@ -1,4 +1,4 @@
-//! Fast iterators for `Filter` and for pipes that read by index. They handle exceptions in the same way as other pipes.
+//! Fast iterators for `Filter` and for pipes that read by index. These iterators handle exceptions like other pipes.
 
 use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration};
 use pyo3::ffi;

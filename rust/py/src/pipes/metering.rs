@@ -1,7 +1,7 @@
 //! Measures the time that a program spends in `next` of a loader. Only some calls are measured.
 //!
 //! [`Metering`] selects the measured calls. A measured call represents itself and the unmeasured calls before it.
-//! [`Meter`] counts and measures items of iterators other than pipes. The reading thread uses both, with the GIL.
+//! [`Meter`] counts and measures items of iterators other than pipes. The reading thread calls them with the GIL.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;

@@ -1,5 +1,4 @@
-//! Takes the items of a source for threads that read ahead. Each item has a number, and some items also have the state
-//! of the source after the item.
+//! Takes the items of a source for threads that read ahead. Each item has a number, and some have the source's state.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

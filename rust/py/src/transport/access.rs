@@ -66,7 +66,7 @@ impl Access {
         })
     }
 
-    /// Waits until the reading thread has stopped, and returns the reader. The caller has set flags for the stop.
+    /// Waits until the reading thread has stopped, and returns the reader. The caller has set flags that stop it.
     fn hold_once_left(&self, py: Python<'_>) -> PyResult<Held<'_, Reader>> {
         self.owner.check()?; // in a forked child, the reading thread of the parent does not exist
         let mut held = None;
@@ -141,7 +141,7 @@ impl Access {
         self.set_paused(true);
     }
 
-    /// Replaces all exited processes, including `dead`. Returns false if another thread reads, which replaces them.
+    /// Replaces all exited processes, including `dead`. Returns false if another thread reads and will replace them.
     pub fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.owner.check()?;
         self.refuse_here("a process has exited and cannot be replaced while this thread waits for an item")?;

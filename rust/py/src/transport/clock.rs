@@ -33,7 +33,7 @@ pub struct Clock {
     began: Option<Instant>,
     stall: Option<Stall>,
     hang: Option<Hang>,
-    /// How many processes were killed while this item was awaited. Each of them doubles the time limit of the item.
+    /// How many processes were killed while this item was awaited. Each kill doubles the time limit of the item.
     tries: u32,
 }
 

@@ -118,7 +118,7 @@ impl Collector {
         Ok(())
     }
 
-    /// Replaces all exited processes, including `dead`. Returns False if another thread reads, which replaces them.
+    /// Replaces all exited processes, including `dead`. Returns False if another thread reads and will replace them.
     fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.access.replace_dead(py, dead)
     }
@@ -234,7 +234,7 @@ impl Collector {
         })
     }
 
-    /// Waits for the first unit of each peer in the epoch, usually a snapshot. The time limit is that for an item.
+    /// Waits for each peer's first unit of the epoch, usually a snapshot. The time limit is the same as for an item.
     fn await_snapshots(&self, py: Python<'_>, dealt: bool) -> PyResult<()> {
         self.access.hold()?.await_snapshots(py, self.access.signs(), dealt)
     }

@@ -172,8 +172,8 @@ impl Outlet {
         turned(&mut self.producers, self.has_shards, target)
     }
 
-    /// Returns a shard that must still recompute items. These shards run first, because the main process already has
-    /// the recomputed items and waits for later items.
+    /// Returns a shard that must still recompute items. Shards that recompute items run first, because the main process
+    /// already has these items and waits for later items.
     #[inline]
     fn owing(&mut self) -> Option<usize> {
         self.owes = self.owes && self.has_shards && self.producers[0].owing().is_some();
@@ -181,7 +181,7 @@ impl Outlet {
     }
 
     /// Returns the current epoch if this worker still has to recompute items of the epoch. Function calls are postponed
-    /// until then, because the main process requested the call after it had received these items.
+    /// while items are recomputed, because the main process had these items before the call.
     fn held(&mut self) -> Option<u32> {
         self.owing().map(|_| self.producers[0].stream().epoch())
     }

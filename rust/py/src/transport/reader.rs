@@ -203,7 +203,7 @@ impl Reader {
         self.peers.snapshots_taken_in(peer).iter().try_for_each(|taken| self.keep_unit(py, peer, &taken.unit))
     }
 
-    /// Takes a peer's next unit: stores a snapshot, or keeps another unit. Returns false if no unit has arrived.
+    /// Takes a peer's next unit: stores a snapshot, or keeps another unit for later. Returns false if there is none.
     fn take_snapshot(&mut self, py: Python<'_>, peer: usize) -> PyResult<bool> {
         let taken = self.peers.take(peer)?;
         if taken && snapshots::is_snapshot(self.peers.current.unit.kind) {
@@ -393,7 +393,6 @@ impl Reader {
         Ok(None)
     }
 
-    /// See `Collector.receive_results`.
     pub fn receive_results<'py>(
         &mut self,
         py: Python<'py>,

@@ -181,7 +181,7 @@ impl Sender {
     /// tuple contains the iterators of several shards, which yield items in turn. `turns` exchanges the shards
     /// before an item is requested from another shard than the previous item.
     ///
-    /// Returns False if a command is pending. The caller must execute it, and call this method again with the same
+    /// Returns False if a command is pending. The caller must execute the command and call this method again with the
     /// iterators. Returns True once all requested items of this pass were sent. Raises the errors of the iterators.
     #[pyo3(signature = (iterator, turns = None))]
     fn pump(
@@ -275,7 +275,7 @@ impl Sender {
     }
 
     /// Sends a failure to all readers, because incomplete items would look complete after an end. Returns False if a
-    /// command is pending. The caller must execute it and call this method again.
+    /// command is pending. The caller must execute the command and call this method again.
     fn send_error(&self, py: Python<'_>, description: &Bound<'_, PyAny>) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
         outlet.ending = true;
@@ -291,8 +291,8 @@ impl Sender {
     }
 
     /// Sends a message of the control protocol over the first link. Raises TimeoutError if the peer does not read the
-    /// message within `seconds`. `order` ends the running epoch of the peer. It is the epoch that the message starts,
-    /// or a larger number for a stop. `tick` is called several times per second; if it raises, the message is not sent.
+    /// message within `seconds`. `order` is the epoch that the message starts, or a larger number for a stop, and ends
+    /// the running epoch of the peer. `tick` is called several times per second; if it raises, the message is not sent.
     #[pyo3(signature = (message, seconds = None, order = None, tick = None))]
     fn send_message(
         &self,

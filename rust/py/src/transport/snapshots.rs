@@ -28,7 +28,6 @@ use crate::errors;
 /// The prefix of the first snapshot's content if no snapshot can be taken; the reason follows the prefix.
 pub const REASON: &[u8] = b"tdno";
 
-/// The bytes of a snapshot, as a Python object.
 pub type Content = Py<PyBytes>;
 
 /// The schedule of snapshots. The pause between two snapshots is `factor` times the time of a snapshot, but at least

@@ -68,8 +68,7 @@ impl<T> OrderedQueue<T> {
         next
     }
 
-    /// Claims submitted items in order. The lists are empty if no item can be claimed now. Returns None if no more
-    /// items will be submitted.
+    /// Claims submitted items in order. Returns empty lists if no item is available now, and None after the last item.
     ///
     /// There are `sharers` workers. Each worker gets an equal part of the available items, but at least `least` and at
     /// most `most`. Several items are only returned together if `joins` is true for each item. `take` removes the part
@@ -113,9 +112,8 @@ impl<T> OrderedQueue<T> {
         Some((slots, taken))
     }
 
-    /// Stores the outcomes of claimed items. `complete` creates each outcome from the part in the slot and a new part.
-    /// Returns the new parts of drained slots, which the caller drops. `complete` is called under the lock and must not
-    /// call this queue.
+    /// Stores the outcomes of claimed items. `complete` creates an outcome from the slot's part and the new part, under
+    /// the lock, so it must not call this queue. Returns the new parts of drained slots, which the caller drops.
     pub fn put_some<X>(
         &self,
         parts: impl IntoIterator<Item = (Slot, X)>,

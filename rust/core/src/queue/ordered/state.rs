@@ -180,7 +180,6 @@ impl<T> State<T> {
     }
 }
 
-/// When a wait began, and its timeout.
 pub(super) struct Begun {
     /// The start of the wait, or None for a timeout of zero, which avoids reading the clock.
     at: Option<Instant>,
