@@ -1,4 +1,4 @@
-//! Resizes parts of decoded images like Pillow, by a convolution whose width depends on the reduction.
+//! Resizes parts of decoded images like Pillow, by a convolution that is wider for stronger reductions.
 //!
 //! The crate `fast_image_resize` implements the convolution with vector instructions. Callers provide the memory, and
 //! can call from any thread. Each thread keeps its scratch memory (`SCRATCH`) for the next image.

@@ -51,7 +51,7 @@ pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
 }
 
 impl Strided {
-    /// Creates the layout for axes of (count, byte stride), outermost first; None if it exceeds the address space.
+    /// Creates the layout for axes of (count, byte stride), outermost first, or None if it exceeds the address space.
     pub fn new(size: usize, axes: impl IntoIterator<Item = (usize, isize)>) -> Option<Self> {
         let mut joined: Vec<Axis> = Vec::new();
         let mut len = size;

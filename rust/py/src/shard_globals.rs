@@ -11,7 +11,7 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-/// The variables and generators to exchange when another shard runs; replaced if another library is loaded.
+/// The variables and generators to exchange when another shard runs. Replaced if another library is loaded.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Exchange {
     /// Dicts or other objects, the names of entries or attributes, and expected values. Missing entries count as None.

@@ -48,7 +48,7 @@ pub enum RecordError {
 /// Reads the records of one file.
 #[derive(Debug)]
 pub struct Records {
-    /// The received bytes; the bytes from `begin` on were not returned yet.
+    /// The received bytes. The bytes from `begin` on were not returned yet.
     buffer: Vec<u8>,
     begin: usize,
     offset: u64,

@@ -41,7 +41,7 @@ const TIDY_EVERY: Duration = Duration::from_secs(1);
 const UNIT_HEAD: usize = 16;
 
 /// Sealed control words for the carrier on the other machine. The inbound link provides the order and the epoch in
-/// which the producer starves; the outbound link provides the grant and the number of acknowledged messages.
+/// which the producer starves. The outbound link provides the grant and the number of acknowledged messages.
 pub type Words = [u64; 4];
 
 /// Several units that are transferred together.
@@ -97,7 +97,7 @@ struct Carried<'a> {
     kind: u16,
     buffers: Vec<&'a [u8]>,
     payload: &'a [u8],
-    /// The bytes of the head after this unit; `besides` is the number of separate buffers of this unit.
+    /// The bytes of the head after this unit. `besides` is the number of separate buffers of this unit.
     rest: &'a [u8],
     besides: usize,
 }
@@ -141,7 +141,7 @@ impl<'a> Carried<'a> {
 /// The parts of a frame that were already written to the outbound link.
 #[derive(Debug, Default)]
 struct FrameProgress {
-    /// The number of finished bytes of the head; `beside` is the number of finished separate buffers.
+    /// The number of finished bytes of the head. `beside` is the number of finished separate buffers.
     head: usize,
     beside: usize,
     /// The written buffers of the current unit. `streamed` bytes of the next buffer were already sent as fragments.

@@ -86,7 +86,7 @@ pub struct Consumer {
     unrung_blocks: u64,
     /// How many bytes the producer may be ahead.
     ahead: Ahead,
-    /// The number of items taken in earlier streams; `flow` contains the counters for statistics.
+    /// The number of items taken in earlier streams. `flow` contains the counters for statistics.
     before: u64,
     flow: FlowRef,
 }
@@ -227,8 +227,8 @@ impl Consumer {
         }
     }
 
-    /// Counts an item that was received before its turn, and allows the producer to send one more item, even if the
-    /// window is 0, because another process waits for this producer.
+    /// Counts an item that was received before its turn. Allows the producer to send one more item even if the window
+    /// is 0, because another process waits for this producer.
     pub fn item_taken_in(&mut self) {
         self.count();
         self.receiving.take();

@@ -17,7 +17,7 @@ pub(super) struct Returns {
     layout: Arc<Layout>,
     queue: Mutex<Queue>,
     peer: BellRef,
-    /// The total bytes of all leases; `leases` is the number of leases.
+    /// The total bytes of all leases. `leases` is the number of leases.
     leased: AtomicU64,
     leases: AtomicU64,
     /// The process that owns the leases. A forked child must not return the blocks of these leases.

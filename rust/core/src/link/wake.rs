@@ -2,8 +2,8 @@
 //!
 //! A consumer that is woken up for each small item would soon sleep again, so the scheduler would limit the throughput.
 //! Therefore a producer wakes up the consumer when a batch of items is pending, when the oldest item was pending for
-//! some tens of microseconds, or immediately if the producer is slow. The consumer can take items as soon as they are
-//! published; only the wake-up is delayed. The first sleeps of a consumer are short, because a producer that has just
+//! some tens of microseconds, or immediately if the producer is slow. Only the wake-up is delayed, so a running
+//! consumer can take items immediately. The first sleeps of a consumer are short, because a producer that has just
 //! become slow may wake up the consumer late.
 //!
 //! If a consumer reads several links in turn, only items of the awaited link wake up the sleeping consumer.

@@ -141,7 +141,7 @@ impl Watched {
 struct WatchState {
     watched: Vec<Watched>,
     thread: Option<Watcher>,
-    /// Whether the thread should exit; `running` is true while the thread runs.
+    /// Whether the thread should exit. `running` is true while the thread runs.
     stop: bool,
     running: bool,
     stoppers: Vec<Unparker>,
@@ -176,8 +176,7 @@ pub fn watch(tell: fn(&Stall)) -> &'static Watch {
     loop {
         // SYNC(watch): pairs with the exchange below, so a watch is read after it was initialized.
         let current = WATCH.load(Acquire);
-        // SAFETY: the pointer is null, or was created earlier and is never freed. A forked child leaks its parent's
-        // `Watch`.
+        // SAFETY: the pointer is null, or valid because a `Watch` is never freed. A child leaks its parent's `Watch`.
         if let Some(watch) = unsafe { current.as_ref() }
             && watch.generation == generation
         {

@@ -52,8 +52,8 @@ impl<S> Dealt<S> {
         self.accounts.iter().map(|account| account.items).sum()
     }
 
-    /// Returns whether the dispatching process can resume from this snapshot for a worker at position `share`: the
-    /// worker has read all items that were dispatched to it before the snapshot.
+    /// Returns whether a worker at position `share` has read all items that were dispatched to it before this snapshot,
+    /// so that the dispatching process can resume from this snapshot.
     fn is_behind(&self, worker: usize, share: Share) -> bool {
         self.accounts.get(worker).is_some_and(|account| (self.pass, account.items) <= (share.pass, share.account.items))
     }

@@ -8,7 +8,7 @@ use super::{Answer, Fault, Verdict, WATCH};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Seat {
     Empty,
-    /// The member is connected; `heard` is the time of the member's last message, or None before its first heartbeat.
+    /// The member is connected. `heard` is the time of the member's last message, or None before its first heartbeat.
     Taken {
         heard: Option<Instant>,
     },

@@ -243,7 +243,7 @@ impl PageRef {
         flows.chain([&header.idle, &header.first, &header.span]).for_each(|wait| wait.end(now));
     }
 
-    /// Returns the counters of a link end whose opposite end belongs to the process of page `peer`.
+    /// Returns the counters of a link end. The opposite end belongs to the process of page `peer`.
     pub fn flow(&self, index: usize, peer: u32, sends: bool) -> Option<FlowRef> {
         let flow = self.flow_at(index)?;
         flow.peer.store(peer, Relaxed);

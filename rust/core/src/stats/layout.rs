@@ -316,7 +316,7 @@ pub(super) struct PageHeader {
     pub began: AtomicU64,
     /// The current or last epoch.
     pub epoch: AtomicU32,
-    /// The number of counted pipes; `all_pipes` is the number of all pipes.
+    /// The number of counted pipes. `all_pipes` is the number of all pipes.
     pub pipes: AtomicU32,
     pub all_pipes: AtomicU32,
     /// If all pipes are measured, 1 + the number of the running pipe, or 0 if no pipe runs or the pipe is not known.
@@ -324,7 +324,7 @@ pub(super) struct PageHeader {
     /// The signal that makes the process write its stack to the descriptor `stack`, or 0.
     pub signal: AtomicU32,
     pub stack: AtomicU32,
-    /// How often the process was restarted; `snapshots` is the number of snapshots that the process has sent.
+    /// How often the process was restarted. `snapshots` is the number of snapshots that the process has sent.
     pub restarts: AtomicU32,
     pub snapshots: AtomicU32,
     /// The nanoseconds that the loader in the main process spent in its last pipe.

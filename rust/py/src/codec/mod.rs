@@ -70,7 +70,7 @@ pub enum Tag {
     Tensor,
     /// bulk (the pickle), len, bulks (its buffers)
     Pickle,
-    /// an item that later parts can refer to; these items are numbered from zero
+    /// an item that later parts can refer to (such items are numbered from zero)
     Kept,
     /// number: a reference to the `Kept` item with this number
     Again,

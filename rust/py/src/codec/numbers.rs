@@ -30,8 +30,7 @@ fn width(element: Tag) -> usize {
 /// `object` is an existing int, and the GIL is held.
 pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
     let mut overflow = 0;
-    // SAFETY: as above. For large ints, the first call sets `overflow`, the second returns `u64::MAX` and sets an
-    // exception.
+    // SAFETY: as above. For large ints, the first call sets `overflow`, the second sets an exception.
     unsafe {
         let value = ffi::PyLong_AsLongLongAndOverflow(object, &mut overflow);
         if overflow == 0 {

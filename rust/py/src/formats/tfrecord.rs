@@ -28,7 +28,7 @@ pub struct TFRecordReader {
 
 #[pymethods]
 impl TFRecordReader {
-    /// Creates a reader of a stream; `read(size)` returns the next bytes of the stream. If `wanted` is not None, only
+    /// Creates a reader of a stream. `read(size)` returns the next bytes of the stream. If `wanted` is not None, only
     /// features with these names are read. `convert(array)` converts each array, and `finish(example)` converts each
     /// dictionary. A record of more than `longest` bytes is rejected. The stream is at byte `offset`, where record
     /// number `record` begins. `unread` contains bytes after `offset` that were already read from the stream.

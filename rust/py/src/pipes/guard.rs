@@ -43,7 +43,8 @@ struct Guard {
     argument: *mut ffi::PyObject,
     /// The counter of items on a board, or null. Valid as long as the token exists.
     counter: *const AtomicU64,
-    /// The iterator from the pipe's own `__iter__`; the guard owns this and the next two fields. NULL after clearing.
+    /// The iterator from the pipe's own `__iter__`. The guard owns the references in this and the next two fields. NULL
+    /// after clearing.
     iterator: *mut ffi::PyObject,
     /// The pipe. The guard keeps the pipe alive during the iteration.
     pipe: *mut ffi::PyObject,
@@ -235,7 +236,7 @@ unsafe fn count(guard: *mut Guard, items: u64) {
 /// The iterator is a guard.
 pub unsafe fn pass_over(iterator: &Bound<'_, PyAny>, most: usize) {
     let py = iterator.py();
-    // SAFETY: the caller passes an existing guard. A cleared guard returns early; any other guard owns its iterator.
+    // SAFETY: the caller passes an existing guard. A cleared guard returns early. Another guard owns its iterator.
     unsafe {
         let guard = iterator.as_ptr().cast::<Guard>();
         if (*guard).id == CLEARED || !(*(*guard).token).is_current((*guard).id) {

@@ -14,7 +14,7 @@ use crate::pipes::clocking::Timed;
 /// The record of a pipe on a board of counters.
 pub struct BoardSlot {
     pub pipe: PipeRef,
-    /// Whether the pipe is the last pipe of its process; `main` means that it is also the last pipe of the loader.
+    /// Whether the pipe is the last pipe of its process. `main` means that it is also the last pipe of the loader.
     pub root: bool,
     pub main: bool,
     _before: Option<Box<BoardSlot>>,

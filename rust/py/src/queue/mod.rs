@@ -57,7 +57,7 @@ type ClaimedItems = (Vec<Slot>, Vec<Py<PyAny>>);
 
 /// Waits without limit for an event of the queue. `sleep` waits for one slice and returns whether the event has
 /// occurred. A signal that arrives during the wait is handled before the caller takes an item, because an exception
-/// from the signal handler would otherwise lose the item.
+/// from the signal handler would lose a taken item.
 fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyResult<()> {
     enter::wait(py, None, Slices::LONG, sleep, |_| Ok(false))?;
     py.check_signals()
@@ -83,7 +83,7 @@ pub struct ReadAheadQueue {
     name: String,
     /// Whether buffered objects are kept when the queue is closed.
     keeps: bool,
-    /// The error message for a consumer that reads from the closed queue; without it, the queue ends like an iterator.
+    /// The error message for a consumer that reads from the closed queue. If None, the queue ends like an iterator.
     when_closed: Option<String>,
 }
 

@@ -43,14 +43,14 @@ pub struct Collector {
 
 #[pymethods]
 impl Collector {
-    /// The prefix of a snapshot's content if no snapshot could be taken; the reason follows the prefix.
+    /// The prefix of a snapshot's content if no snapshot could be taken. The reason follows the prefix.
     #[classattr]
     const REASON: &[u8] = REASON;
 
     /// Takes the consumer end of each link.
     ///
     /// `peers` are the bell indices of the processes at the opposite ends of the links, and `own` is the bell index of
-    /// this process. `shards` is the number of shards that send over the links, or None for one shard per link; shard i
+    /// this process. `shards` is the number of shards that send over the links, or None for one shard per link. Shard i
     /// uses link number i modulo the number of links. Shards are also called peers. `on_error(peer, description)` is
     /// called for a failure and must raise. With `on_demand`, a sender begins a pass when an iterator requests its
     /// first item, and begins a further pass for each further iterator.
@@ -207,7 +207,7 @@ impl Collector {
         self.access.start_epoch(py, epoch, window, Start { accounts, turn, passed })
     }
 
-    /// Reads from `delivery` how many items the user has received; this number is unknown if `delivery` is None.
+    /// Reads from `delivery` how many items the user has received. The number is unknown if `delivery` is None.
     fn follow(&self, delivery: Option<Bound<'_, Delivery>>) -> PyResult<()> {
         let given = delivery.map_or(Given::Unknown, |delivery| Given::Counted(delivery.get().given()));
         self.access.hold()?.progress.given = given;

@@ -1,6 +1,6 @@
 //! Sends snapshots, and checks items that are recomputed after a restart.
 //!
-//! An epoch that resumes an earlier run starts from a snapshot. Items that the reader received after that snapshot are
+//! An epoch that resumes an earlier run starts from a snapshot. Items that the reader received after the snapshot are
 //! recomputed, counted and dropped. A rolling checksum verifies that the recomputed items equal the original items.
 
 use std::sync::Arc;

@@ -292,7 +292,7 @@ impl Sender {
 
     /// Sends a message of the control protocol over the first link. Raises TimeoutError if the peer does not read the
     /// message within `seconds`. `order` is the epoch that the message starts, or a larger number for a stop, and ends
-    /// the running epoch of the peer. `tick` is called several times per second; if it raises, the message is not sent.
+    /// the running epoch of the peer. `tick` is called several times per second. If it raises, the message is not sent.
     #[pyo3(signature = (message, seconds = None, order = None, tick = None))]
     fn send_message(
         &self,
@@ -334,7 +334,7 @@ impl Sender {
     }
 
     /// Waits until the peer has acknowledged `count` messages. Returns False after `seconds`. `tick` is called several
-    /// times per second during the wait; if it raises, the wait ends.
+    /// times per second during the wait. If it raises, the wait ends.
     fn wait_acknowledged(&self, py: Python<'_>, count: u64, seconds: f64, tick: &Bound<'_, PyAny>) -> PyResult<bool> {
         let deadline = deadline(Some(seconds));
         let outlet = self.outlet()?;

@@ -25,7 +25,7 @@ use torchdata_core::sampled_clock::SampledClock;
 use super::kinds as kind;
 use crate::errors;
 
-/// The prefix of the first snapshot's content if no snapshot can be taken; the reason follows the prefix.
+/// The prefix of the first snapshot's content if no snapshot can be taken. The reason follows the prefix.
 pub const REASON: &[u8] = b"tdno";
 
 pub type Content = Py<PyBytes>;

@@ -21,7 +21,7 @@ impl<T> OrderedQueue<T> {
         true
     }
 
-    /// Waits up to `timeout` until [`try_claim`](Self::try_claim) may have a result; returns false after the timeout.
+    /// Waits up to `timeout` until [`try_claim`](Self::try_claim) may have a result. Returns false after the timeout.
     /// Does not claim the item, because references to Python objects must not be moved without the GIL.
     pub fn wait_claimable(&self, timeout: Duration) -> bool {
         self.wait_for_work(timeout, |state| state.closed)

@@ -135,7 +135,7 @@ impl<T> OrderedQueue<T> {
         state.try_reserve().map_or(Reserve::TimedOut, Reserve::Granted)
     }
 
-    /// Waits up to `timeout` until [`try_reserve`](Self::try_reserve) may have a result; returns false after the
+    /// Waits up to `timeout` until [`try_reserve`](Self::try_reserve) may have a result. Returns false after the
     /// timeout. Does not reserve the source, because a worker that then waits for the GIL would block other workers.
     pub fn wait_reservable(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
@@ -247,7 +247,7 @@ impl<T> OrderedQueue<T> {
         popped
     }
 
-    /// Waits up to `timeout` until [`try_pop`](Self::try_pop) can return an outcome; returns false after the timeout.
+    /// Waits up to `timeout` until [`try_pop`](Self::try_pop) can return an outcome. Returns false after the timeout.
     /// Does not remove the outcome, because references to Python objects must not be moved without the GIL.
     pub fn wait_filled(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);

@@ -37,7 +37,7 @@ pub(super) struct Idle {
 }
 
 impl Idle {
-    /// Returns whether to wake up a worker; `has_work` is true if a worker can continue.
+    /// Returns whether to wake up a worker. `has_work` is true if a worker can continue.
     pub fn wake(&mut self, has_work: bool) -> bool {
         let wake = has_work && self.count > 0 && !self.waking;
         self.waking |= wake;
@@ -66,10 +66,10 @@ pub(super) struct State<T> {
     pub broken: bool,
     /// Whether the consumer has received the end.
     pub ended: bool,
-    /// Workers that wait to reserve a slot; `claiming` contains workers that wait to claim an item.
+    /// Workers that wait to reserve a slot. `claiming` contains workers that wait to claim an item.
     pub reserving: Idle,
     pub claiming: Idle,
-    /// The number of consumers that wait for an outcome; `fed` is true if they were woken up but have not run yet.
+    /// The number of consumers that wait for an outcome. `fed` is true if they were woken up but have not run yet.
     /// There is more than one consumer only if the user makes a mistake.
     pub hungry: usize,
     pub fed: bool,
