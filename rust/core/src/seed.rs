@@ -117,7 +117,7 @@ impl SeedGenerator {
 mod tests {
     use super::*;
 
-    /// Recorded seeds, because other seeds would change the order of every seeded pipeline.
+    /// Compares recorded seeds, because other seeds would change the order of every seeded pipeline.
     #[test]
     fn known_seeds_do_not_change() {
         let mut seeds = SeedGenerator::new(42);

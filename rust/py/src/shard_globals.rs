@@ -1,7 +1,7 @@
 //! Exchanges the module variables and states of random number generators that each shard of a process has for itself.
 //!
 //! A shard may run for only a few microseconds before another shard runs, so the exchange takes no Python code. Signal
-//! handlers therefore never see a part of one shard and a part of another.
+//! handlers therefore never find variables of two shards at the same time.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 

@@ -8,11 +8,11 @@
 //!       ◄─── data ────           ◄┄ frames ┄┄            ◄─── data ────
 //! ```
 //!
-//! A carrier does not decode units, and keeps the stream and kind that their producer has set. It joins fragments. The
-//! control words in the header of a link are transferred separately from units (see [`Words`]). A word may be delayed,
-//! because readers only need the most recent value. A word may be delivered before older units, because a reader on the
-//! same machine may also read the word first. Words never wait for units, because the space for a unit may only become
-//! free after a word was read. The caller must write each frame to the outbound link once, in the order in which `take`
+//! A carrier does not decode units, and preserves the stream and the kind of each unit. It joins fragments. The control
+//! words in the header of a link are transferred separately from units (see [`Words`]). A word may be delayed, because
+//! readers only need the most recent value. A word may be delivered before older units, because a reader on the same
+//! machine may also read the word first. Words never wait for units, because the space for a unit may only become free
+//! after a word was read. The caller must write each frame to the outbound link once, in the order in which `take`
 //! returned the frames. The caller must also pass words to `put_words` in the order in which `take` returned them.
 //!
 //! A frame is a head and separate large buffers. Inconsistent data in the untrusted frame is reported as [`Corrupted`].

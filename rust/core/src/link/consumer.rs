@@ -84,7 +84,7 @@ pub struct Consumer {
     unrung_bytes: u64,
     /// The bytes of blocks that were taken since the last wake-up was considered.
     unrung_blocks: u64,
-    /// How many bytes the producer may be ahead.
+    /// Limits the size of the producer's blocks in flight.
     ahead: Ahead,
     /// The number of items taken in earlier streams. `flow` contains the counters for statistics.
     before: u64,

@@ -93,13 +93,13 @@ pub(crate) struct Header {
     ring_capacity: AtomicU64,
     return_capacity: AtomicU64,
     arena_capacity: AtomicU64,
-    /// Data ring: total bytes written, sealed. Written only by the producer.
+    /// The total number of bytes written to the data ring, sealed. Written only by the producer.
     pub tail: Word,
-    /// Data ring: total bytes read, sealed. Written only by the consumer.
+    /// The total number of bytes read from the data ring, sealed. Written only by the consumer.
     pub head: Word,
-    /// Return ring: total entries written, sealed. Written only by the consumer.
+    /// The total number of entries written to the return ring, sealed. Written only by the consumer.
     pub return_tail: Word,
-    /// Return ring: total entries read, sealed. Written only by the producer.
+    /// The total number of entries read from the return ring, sealed. Written only by the producer.
     pub return_head: Word,
     /// The grant of the consumer (see `protocol::Grant`). Written only by the consumer.
     pub granted: Word,

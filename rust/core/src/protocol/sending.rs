@@ -125,7 +125,8 @@ impl Sending {
         })
     }
 
-    /// Does the same as `permit` for a writer at its limit in bytes ([`Ahead`]): the next item waits for the reader.
+    /// Does the same as `permit` for a writer at its limit in bytes ([`Ahead`]), so that the next item waits for the
+    /// reader.
     pub fn permit_far_ahead(&mut self, word: u64) -> Option<Permit> {
         let permit = self.permit(word)?;
         Some(if permit == Permit::Now { Permit::Wait } else { permit })

@@ -201,7 +201,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Runs in the thread: reads and writes the sockets, and sends heartbeats.
+    /// Runs in the thread of the meeting: reads and writes the sockets, and sends heartbeats.
     fn serve(&self, mut woken: &UnixStream) {
         let mut next_beat = Instant::now();
         loop {

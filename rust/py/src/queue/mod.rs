@@ -282,8 +282,8 @@ impl ReadAheadQueue {
         self.settle(Some(slot), Outcome::Item(Entry { mark, ..Entry::new(item) }))
     }
 
-    /// Stores the result of a slot, with the number of the item and the state after it. If the source and another slot
-    /// are free, reserves the source and the slot, and returns the slot.
+    /// Stores the result of a slot, with the number of the item and the state after the item. If the source and another
+    /// slot are free, reserves the source and the slot, and returns the slot.
     fn put_and_reserve(
         &self,
         slot: Slot,

@@ -172,7 +172,7 @@ impl Access {
         next
     }
 
-    /// Ends a pass early. Unread items of this worker must not block other workers.
+    /// Ends a pass early, so that unread items of this worker do not block other workers.
     pub fn leave(&self, epoch: u32, pass: u64) {
         if !self.on_demand || pass == 0 {
             return;

@@ -49,7 +49,7 @@ pub(super) struct Outlet {
     pub owes: bool,
     /// The shard for which an end must be sent, because its iterator has ended.
     pub closing: Option<usize>,
-    /// The shard that was read last.
+    /// The shard from which an item was last requested.
     pub entered: usize,
     pub own: BellRef,
     /// The control link. A pending command in this link interrupts the pump.
@@ -91,7 +91,7 @@ pub(super) struct Departing {
     pub streamed: usize,
 }
 
-/// Selects the producer of a shard or reader. The producer of several shards switches to the given shard.
+/// Returns the producer of a shard or reader. If a producer has several shards, it switches to the given shard.
 #[inline]
 fn turned(producers: &mut [Producer], has_shards: bool, target: usize) -> &mut Producer {
     if !has_shards {

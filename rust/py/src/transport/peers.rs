@@ -44,7 +44,7 @@ fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
 }
 
-/// Returns whether more shared memory may be leased, or buffers must be copied out of the sender's memory.
+/// Returns whether more shared memory may be leased. If not, buffers are copied out of the sender's memory.
 fn may_lease(consumer: &Consumer) -> bool {
     !consumer.should_copy(0)
 }

@@ -166,7 +166,8 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Counts and measures an iterator's items from its next epoch on, in a pipe's record on the main process's page.
+    /// From the next epoch on, counts and measures the items of an iterator in a pipe's record on the main process's
+    /// page.
     fn count_items(&self, py: Python<'_>, iterator: Counted<'_>, page: usize, pipe: usize) -> PyResult<()> {
         let pipe = self.pipe(page, pipe)?;
         match iterator {
