@@ -61,7 +61,7 @@ impl SeedGenerator {
         self.shared.next_u64()
     }
 
-    /// Returns a seed that differs between ranks and workers, or without `spawn` the seed of `generate_shared_seed`.
+    /// Returns a seed that differs between ranks and workers. Without `spawn`, equals `generate_shared_seed`.
     pub fn generate_seed(&mut self) -> u64 {
         self.worker.next_u64()
     }

@@ -14,7 +14,7 @@ use pyo3::types::{PyDict, PyString};
 /// The variables and generators to exchange when another shard runs. Replaced if another library is loaded.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Exchange {
-    /// Dicts or other objects, the names of entries or attributes, and expected values. Missing entries count as None.
+    /// Dicts or other objects, names of entries or attributes, and expected values. Missing entries count as None.
     expected: Vec<(Py<PyAny>, Py<PyString>, Py<PyAny>)>,
     /// Modules' dicts, and the names of the variables in them.
     variables: Vec<(Py<PyDict>, Py<PyString>)>,

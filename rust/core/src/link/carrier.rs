@@ -51,7 +51,7 @@ pub struct Frame {
     pub head: Vec<u8>,
     /// The large buffers, in order.
     pub buffers: Vec<Buffer>,
-    /// The length of both parts in bytes.
+    /// The length of the head and of the separate buffers, in bytes.
     pub len: usize,
 }
 

@@ -78,11 +78,11 @@ pub struct Consumer {
     /// Whether items of this link wake up this process.
     wanted: bool,
     taken: u64,
-    /// The number of items taken since the last wake-up of the producer was considered.
+    /// The number of items taken since the last check whether to wake up the producer.
     unrung: u64,
-    /// The bytes of the ring that were freed since the last wake-up was considered.
+    /// The bytes of the ring that were freed since the last check whether to wake up the producer.
     unrung_bytes: u64,
-    /// The bytes of blocks that were taken since the last wake-up was considered.
+    /// The bytes of blocks that were taken since the last check whether to wake up the producer.
     unrung_blocks: u64,
     /// Limits the size of the producer's blocks in flight.
     ahead: Ahead,

@@ -79,7 +79,7 @@ type Word = CachePadded<AtomicU64>;
 /// each other. The four cursors and the entries of the return ring are sealed, and units carry checksums, so the reader
 /// detects damage to published data. `sent` and `received` are only statistics. `producer_taken` and `consumer_taken`
 /// only prevent a second process from taking an end. A damaged `blocks_wanted` or `items_wanted` causes an unnecessary
-/// wake-up, or a sleep until the end of its time slice.
+/// wake-up, or a sleep until the end of the time slice.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Header {

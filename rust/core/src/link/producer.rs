@@ -23,7 +23,7 @@ use crate::stats::{FlowRef, add};
 /// The number of items after which a sleeping consumer is woken up.
 const WAKE_BATCH: u32 = 64;
 
-/// The minimum and maximum number of items between calls of `tidy`, which grows while calls are within `TIDY_NEAR`.
+/// The minimum and maximum number of items between calls of `tidy`. It grows while calls are within `TIDY_NEAR`.
 const TIDY_EACH: (u32, u32) = (8, 256);
 const TIDY_NEAR: Duration = Duration::from_millis(1);
 
@@ -163,7 +163,7 @@ impl Producer {
         self.shards.fill(Strand::default());
         (self.ahead_bytes, self.ahead) = (0, VecDeque::new()); // blocks of earlier streams do not count
         self.give_up();
-        // If a command interrupted a wait for blocks, the word may still be raised.
+        // If a command interrupted a wait for blocks, `blocks_wanted` may still be raised.
         self.layout.header().blocks_wanted.lower();
     }
 
@@ -464,8 +464,8 @@ impl Producer {
         let mut digest = Digest::default();
         let before;
         let place = self.layout.ring_ptr(start);
-        // SAFETY: the cursor has checked that `needed` bytes after the tail are free. `total` of these bytes are
-        // contiguous at `place`, and only this side writes to free bytes. Units start at multiples of 8.
+        // SAFETY: the cursor has checked that `needed` bytes after the tail are free. `total` free bytes are contiguous
+        // at `place`, and only the producer writes to free bytes. Units start at multiples of 8.
         unsafe {
             let mut entry = place.cast::<[u64; 3]>().add(1).cast::<[u64; 2]>();
             for part in parts {

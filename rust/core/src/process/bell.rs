@@ -78,7 +78,7 @@ impl Bell {
         }
     }
 
-    /// Returns whether a thread that may not have seen the caller's last published change sleeps or is about to sleep.
+    /// Returns whether a thread sleeps, or is about to sleep, and may not have seen the caller's last change.
     #[inline]
     pub fn has_sleeper(&self) -> bool {
         // SYNC(doorbell): pairs with the fence in `wait`.

@@ -73,7 +73,7 @@ fn note(state: u32, start: usize, len: usize) -> &'static InheritedEntry {
             let next = unsafe { (*entry).next }.cast_mut();
             // SYNC(entries): pairs with `entries`.
             match FIRST.compare_exchange(next, entry, Ordering::AcqRel, Ordering::Acquire) {
-                // SAFETY: the entry is never freed, and only shared from now on.
+                // SAFETY: the entry is never freed, and all references from now on are shared.
                 Ok(_) => return unsafe { &*entry },
                 // SAFETY: the entry is not published yet.
                 Err(now) => unsafe { (*entry).next = now },

@@ -113,7 +113,7 @@ impl Region {
     /// Gives the descriptor to the caller. Must not be called while a result of `fd` is in use, or before `reserve`.
     pub(crate) fn take_descriptor(&self) -> Option<OwnedFd> {
         let fd = self.fd.swap(-1, Ordering::Relaxed);
-        // SAFETY: the region owned the descriptor. After the swap, no other caller can take it.
+        // SAFETY: the region owned the descriptor. After the swap, no other caller can take the descriptor.
         (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
     }
 

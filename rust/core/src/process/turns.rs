@@ -25,8 +25,8 @@ const NEAR: u64 = 50_000;
 /// If a yield takes at least this time, in nanoseconds, an unrelated thread is assumed to run. With up to 64 workers on
 /// 2 cores, yields to processes of the loader last 0.1 to 0.5 ms, and yields to a busy loop 2 to 8 ms.
 const STRANGE: u64 = 1_500_000;
-/// The maximum number of processes of a loader for which unrelated threads are detected. With more processes, yields
-/// among them take as long as a yield to an unrelated thread, which gets only a small part of the time.
+/// The maximum number of processes of a loader for which unrelated threads are detected. With more processes, a yield
+/// to them takes as long as a yield to an unrelated thread, which gets only a small part of the time.
 const FEW: usize = 32;
 /// A yield to an unrelated thread is compensated after this multiple of the yield's duration.
 const PRICE: u64 = 8;

@@ -14,7 +14,7 @@ use super::account::Account;
 pub struct Share {
     /// The pass, counted from 1.
     pub pass: u32,
-    /// The items read in that pass.
+    /// The items that were read in this pass.
     pub account: Account,
 }
 
@@ -74,7 +74,7 @@ struct Peer<S> {
 pub struct PeerPosition<'a, S> {
     /// The items of this peer that were delivered.
     pub given: Account,
-    /// The latest snapshot at or before that position, or None if the peer must start at the beginning of the epoch.
+    /// The latest snapshot at or before this position, or None if the peer must start at the beginning of the epoch.
     pub snapshot: Option<&'a Snapshot<S>>,
 }
 

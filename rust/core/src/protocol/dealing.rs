@@ -24,7 +24,7 @@ pub struct Dealing {
 }
 
 impl Dealing {
-    /// Creates the order of this number of readers.
+    /// Creates the order for this number of readers.
     pub fn new(readers: usize) -> Self {
         Self { turn: RoundRobin::new(readers, false) }
     }
@@ -88,7 +88,7 @@ impl Dealing {
         self.turn.is_ended(reader)
     }
 
-    /// Returns whether to begin the next pass: a reader has requested it, and all readers have ended this pass.
+    /// Returns whether to begin the next pass: a reader has requested a pass, and all readers have ended this pass.
     pub fn is_asked_again(&self, reader: impl Fn(usize) -> Reader) -> bool {
         let mut asked = false;
         for peer in 0..self.turn.peers() {

@@ -1,4 +1,4 @@
-//! The word with which the reader of a link informs the writer. A single word is never read half-written.
+//! The word with which the reader of a link informs the writer. Reads and writes of a single word are atomic.
 //!
 //! ```text
 //! 63    48 47       34 33   32 31 30 29            0

@@ -1,4 +1,4 @@
-//! Decides how a child reacts to a command: its effect on the running epoch, and when the child acknowledges it.
+//! Decides how a child reacts to a command: the effect on the running epoch, and the time of the acknowledgment.
 
 /// A command from the main process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,4 +1,4 @@
-//! A stream identifies the iteration of a unit: an epoch, and a pass of the dispatching process in this epoch.
+//! A stream identifies the iteration to which a unit belongs: an epoch, and a pass over dispatched items in this epoch.
 
 use std::fmt;
 

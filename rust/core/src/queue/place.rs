@@ -21,7 +21,7 @@ pub struct QueuePosition<M> {
     steps: u64,
     /// The number of the first item that was not delivered.
     next: Index,
-    /// Numbers of items that were delivered although an earlier item was not. Always empty in strict order.
+    /// The numbers of items that were delivered before an item with a lower number. Always empty in strict order.
     ahead: BTreeSet<Index>,
     marks: BTreeMap<Index, M>,
     /// Marks that are no longer needed and must be dropped by the caller.
@@ -56,7 +56,7 @@ impl<M> QueuePosition<M> {
         self.ahead.iter().map(move |index| index - base)
     }
 
-    /// Returns all marks, also the spent marks, which no state needs any more.
+    /// Returns all marks, including the spent marks, which are no longer needed.
     pub fn marks(&self) -> impl Iterator<Item = &M> {
         std::iter::once(&self.mark).chain(self.marks.values()).chain(&self.spent)
     }

@@ -16,7 +16,7 @@ enum Seat {
     Dead,
 }
 
-/// The state after a rank has timed out: the hub waits for the missing ranks, and then decides which are at fault.
+/// The state after a rank has timed out: the hub waits for missing ranks, and then decides which ranks are at fault.
 #[derive(Debug, Clone, Hash)]
 struct Trial {
     by: u32,

@@ -259,7 +259,7 @@ impl PageRef {
 
     /// Returns the counter of waits for commands.
     pub fn idle(&self) -> WaitRef {
-        // SAFETY: the wait is in the memory of the board.
+        // SAFETY: the counter is in the memory of the board.
         unsafe { WaitRef::new(&self.header().idle, Arc::clone(&self.board) as _) }
     }
 
@@ -282,7 +282,7 @@ impl PageRef {
         &self.header().span
     }
 
-    /// Begins epoch `epoch`, or the next one. In the main process, the measured time begins with the first item.
+    /// Begins the given or the next epoch. In the main process, the measured time begins with the first item.
     pub fn begin_span(&self, epoch: Option<u32>) {
         self.span().end(nanoseconds());
         let next = || self.header().epoch.load(Relaxed).wrapping_add(1);

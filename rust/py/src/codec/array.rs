@@ -195,8 +195,7 @@ pub fn make<'py>(
         None => (std::ptr::null_mut(), flags),
     };
     let numpy = numpy(py)?;
-    // SAFETY: dtype, shape and strides are valid. `data`, if given, covers the array, and its owner keeps the memory
-    // alive.
+    // SAFETY: dtype, shape and strides are valid. `data`, if given, covers the array, and is kept alive by its owner.
     let array = unsafe { numpy.array(descr, shape, strides, data.cast(), flags)? };
     if let Some((_, base)) = over {
         numpy.set_base(&array, base)?;

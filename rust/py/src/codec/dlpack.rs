@@ -257,7 +257,7 @@ impl<'py> Exported<'py> {
     }
 }
 
-/// Returns the bytes from the start of the first element to the end of the last, or None beyond the address space.
+/// Returns the bytes from the start of the first element to the end of the last, or None if too large.
 pub fn reach(size: usize, shape: &[i64], strides: &[i64]) -> Option<usize> {
     let last = shape.iter().zip(strides).try_fold(0_usize, |last, (&count, &stride)| {
         let steps = usize::try_from(count).ok()?.checked_sub(1)?;
@@ -330,7 +330,7 @@ impl Own {
     }
 }
 
-/// The owner of a new tensor's memory. Torch frees it on any thread, after the last tensor over the memory.
+/// The owner of a new tensor's memory. Torch frees the owner on any thread, after the last tensor over the memory.
 #[repr(C)]
 struct Home<M> {
     managed: M,

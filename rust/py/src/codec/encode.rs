@@ -209,7 +209,7 @@ impl Encoder {
             return Err(Stop::Whole);
         }
         let object = item.as_ptr();
-        // SAFETY: exact type checks and reads of existing objects under the GIL.
+        // SAFETY: the code only checks exact types and reads existing objects under the GIL.
         unsafe {
             if ffi::PyLong_CheckExact(object) != 0 {
                 return self.integer(item, place.depth);

@@ -58,7 +58,7 @@ pub struct Delivery {
 }
 
 impl Delivery {
-    /// The count of delivered items, which continues to change.
+    /// Returns the counter of delivered items, which continues to change.
     pub fn given(&self) -> Arc<GilNumber> {
         Arc::clone(&self.given)
     }

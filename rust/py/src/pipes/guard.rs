@@ -41,7 +41,7 @@ struct Guard {
     /// iterator's own function, called with the iterator, or `next_timed` or `next_metered`, called with this guard.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
-    /// The counter of items on a board, or null. Valid as long as the token exists.
+    /// The counter of items on a board, or null. The pointer is valid as long as the token exists.
     counter: *const AtomicU64,
     /// The iterator from the pipe's own `__iter__`. The guard owns the references in this and the next two fields. NULL
     /// after clearing.

@@ -102,7 +102,7 @@ struct Deferred<'py> {
 }
 
 impl<'py> Deferred<'py> {
-    /// Starts recording. A signal that arrived earlier is raised.
+    /// Starts recording. A signal that arrived earlier is handled first.
     fn new(py: Python<'py>) -> PyResult<Self> {
         let handler = signals(py)?.getattr("getsignal")?.call1((libc::SIGINT,))?;
         if !handler.is_callable() {

@@ -72,7 +72,8 @@ impl FilterIterator {
 
 #[pymethods]
 impl FilterIterator {
-    /// `on_dropped(item)` gets dropped items of types not in `plain`. `to_bool(result)` converts non-bool results.
+    /// `on_dropped(item)` is called for each dropped item, unless its type is in `plain`. `to_bool(result)` converts
+    /// non-bool results.
     #[new]
     fn new(
         source: &Bound<'_, PyAny>,
@@ -119,7 +120,7 @@ impl FilterIterator {
     }
 }
 
-/// Yields `item_at(index)` for each index, like `map`. Unlike a generator, it continues after an exception.
+/// Yields `item_at(index)` for each index, like `map`. Unlike a generator, this iterator continues after an exception.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct IndexedIterator {
     item_at: Py<PyAny>,

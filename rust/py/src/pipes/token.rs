@@ -35,7 +35,8 @@ impl BoardSlot {
 pub struct IterationToken {
     /// The number of the valid iterator, or 0 before the first iterator. Each call of `begin` increments the number.
     current: AtomicU64,
-    /// The items that the valid iterator has yielded or skipped, also before a resume. States contain this number.
+    /// The number of items that the valid iterator has yielded or skipped, including items from before a resume. States
+    /// contain this number.
     own: AtomicU64,
     /// The pipe's record on a board of counters, which counts items for display: a boxed `BoardSlot`, or null. If a
     /// loader has replaced the pipe by a copy, the tokens of the pipe and of its copy may count in the same record.
@@ -99,7 +100,7 @@ impl IterationToken {
         let yielded = self.yielded();
         place.pipe.record().restart(yielded, true);
         let old = self.place.load(Relaxed);
-        // SAFETY: an earlier call has created the pointer with `into_raw` below. The new record owns it from now on.
+        // SAFETY: an earlier call has created the pointer with `into_raw` below. The new record owns the old one.
         place._before = (!old.is_null()).then(|| unsafe { Box::from_raw(old) });
         self.place.store(Box::into_raw(place), Relaxed);
     }
@@ -143,7 +144,7 @@ impl IterationToken {
         }
     }
 
-    /// Starts an iteration, which makes all older ones invalid. Returns (id, whether to resume from a loaded state).
+    /// Starts an iteration, and makes older iterators invalid. Returns (id, whether to resume from a loaded state).
     fn begin(&self) -> (u64, bool) {
         self.activate();
         let id = self.current.fetch_add(1, Relaxed) + 1;

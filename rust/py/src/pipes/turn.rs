@@ -182,7 +182,7 @@ impl Turn {
         function.call0()
     }
 
-    /// Closes the turn. From the call on, requests for an item raise a RuntimeError with this text.
+    /// Closes the turn. After this call, each request for an item raises a RuntimeError with the text `why`.
     #[pyo3(signature = (why = "this program is exiting, and one of its threads requests another item from a loader"))]
     fn close(&self, py: Python<'_>, why: &str) {
         let all: Vec<Thread> = self.change(py, |crowd| {

@@ -23,7 +23,7 @@ pub struct SourceReader {
     #[pyo3(get)]
     advance: Py<PyAny>,
     state_of: Py<PyAny>,
-    /// Creates a placeholder for the state of a source without states, from the error that the source has raised.
+    /// Converts the error of a source that cannot save its state to a placeholder for the state.
     unsaved: Py<PyAny>,
     /// The number of items between two states, or 0 if no states are taken.
     frequency: u64,

@@ -331,7 +331,7 @@ impl Collector {
 
     /// Returns the results received from `peer` after number `last`, their total time in seconds, and the message that
     /// ends the sequence, if it was received. If a result cannot be decoded, its error is returned in place of the
-    /// message. Waits for the first result like `receive`.
+    /// message. Waits for the first result in the same way as `receive`.
     #[pyo3(signature = (peer, last, seconds = None))]
     fn receive_results<'py>(
         &self,

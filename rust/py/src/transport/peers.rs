@@ -38,7 +38,7 @@ impl Taken {
     }
 }
 
-/// Returns whether a ring contains a unit, or is corrupted, because the attempt to take a unit reports the error.
+/// Returns whether a ring contains a unit, or true for a corrupted ring, because taking a unit then reports the error.
 #[inline]
 fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)

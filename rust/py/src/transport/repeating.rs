@@ -33,7 +33,7 @@ impl Outlet {
         if is_due { self.snapshot(py) } else { Ok(()) }
     }
 
-    /// Relays a pending snapshot of the dispatching process over the first link. Waits for space as for an item.
+    /// Relays a pending snapshot of the dispatching process over the first link. Waits for space if necessary.
     pub fn send_relayed(&mut self, py: Python<'_>) -> PyResult<bool> {
         let Some(relay) = self.relay.as_ref().filter(|relay| relay.waits()) else { return Ok(true) };
         let mut encoder = std::mem::take(&mut self.encoder);
@@ -71,7 +71,7 @@ impl Outlet {
         }))
     }
 
-    /// Takes a snapshot of a shard and sends it. Waits for space in the same way as for an item.
+    /// Takes a snapshot of a shard and sends it. Waits for space if necessary.
     pub fn send_snapshot(&mut self, py: Python<'_>, shard: usize) -> PyResult<bool> {
         let Some((head, content)) = self.take(py, shard)? else { return Ok(true) };
         let mut encoder = std::mem::take(&mut self.encoder);

@@ -136,8 +136,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Makes the pump call `taker(shard)` regularly between two items, for each shard. After a call that took c
-    /// seconds, the next call is due after the longer of `seconds` and `factor` times c.
+    /// Makes the pump call `taker(shard)` regularly between two items, for each shard. The pause between two calls is
+    /// `factor` times the duration of a call, but at least `seconds`.
     ///
     /// `taker` returns None or (pass of the dispatched items, their items and checksum, bytes), and sends no units.
     fn take_snapshots(&self, taker: Py<PyAny>, seconds: f64, factor: f64) -> PyResult<()> {
@@ -177,9 +177,9 @@ impl Sender {
         Ok(self.outlet()?.producers.iter().flat_map(Producer::accounts).map(entry).collect())
     }
 
-    /// Sends the items of `iterator` that the readers request, until the iterator ends or fails, or a command waits. A
-    /// tuple contains the iterators of several shards, which yield items in turn. `turns` exchanges the shards
-    /// before an item is requested from another shard than the previous item.
+    /// Sends the items of `iterator` that the readers request, until the iterator ends or fails, or a command is
+    /// pending. A tuple contains the iterators of several shards, which yield items in turn. `turns` exchanges the
+    /// shards before an item is requested from another shard than the previous item.
     ///
     /// Returns False if a command is pending. The caller must execute the command and call this method again with the
     /// iterators. Returns True once all requested items of this pass were sent. Raises the errors of the iterators.
@@ -375,7 +375,7 @@ impl Sender {
     }
 
     /// Reclaims blocks, and returns memory that was unused for some seconds to the system. Only an idle sender must
-    /// call this, because sending also reclaims blocks. Returns whether memory may become unused later.
+    /// call this method, because sending also reclaims blocks. Returns whether memory may become unused later.
     fn tidy(&self, py: Python<'_>) -> PyResult<bool> {
         tidy(py, &self.arenas)
     }

@@ -1,6 +1,7 @@
 //! Detects when processes exit while their links are read.
 //!
-//! This code runs in the reading thread. An exit raises an error, or the process is replaced (see `replacing.rs`).
+//! This code runs in the reading thread. If a process exits, an error is raised, or the process is replaced (see
+//! `replacing.rs`).
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::{PyTraverseError, PyVisit};

@@ -262,7 +262,7 @@ impl<T> OrderedQueue<T> {
         true
     }
 
-    /// Closes the queue: the consumer gets no more results and workers no more slots. Any thread may call `close`.
+    /// Closes the queue: the consumer gets no more results, and workers get no more slots. Any thread may call `close`.
     /// Buffered outcomes are kept until they are drained, so that [`for_each`](Self::for_each) can show them.
     pub fn close(&self) {
         let mut state = self.lock();
@@ -280,7 +280,7 @@ impl<T> OrderedQueue<T> {
         let mut state = self.lock();
         state.waiting.clear();
         state.broken = false;
-        // Draining removes the end, too. The consumer of a closed queue gets no end, because it lacks some results.
+        // Draining removes the end, too. A closed queue does not return the end, because some results are missing.
         state.ended |= state.finished && !state.closed;
         let ready = std::mem::take(&mut state.ready);
         let mut rest = Vec::new();
