@@ -23,8 +23,8 @@ def empty(shape: int | tuple[int, ...], dtype: Any = float) -> Any:
 
     To avoid the copy, nothing but the item may refer to the array, as for an array that a function creates, fills and
     returns. If a variable, a view, a tensor over the array or another container also refers to the array when the item
-    is yielded, the array is copied like any other array. After such a copy, later writes are not visible to the
-    receiver, so the array may be filled and yielded a second time.
+    is yielded, the array is copied like any other array. If the array was copied, the receiver does not see later
+    writes, so the array may be filled and yielded a second time.
 
     Args:
         shape: the number of elements along each dimension.

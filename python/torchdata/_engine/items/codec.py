@@ -21,7 +21,8 @@ from torchdata.datapipes.datapipe import DataChunk as DataChunk
 UNSENT = "_torchdata_unsent"
 
 
-#: The first byte of a pickle that refers to tensors stored after it, which no other pickle has.
+#: The first byte of a pickle that refers to tensors, which are stored after the pickle. No other pickle begins with
+#: this byte.
 _WITH_TENSORS = b"T"
 
 #: The slot for a pickler's table of reducers. The slot is set directly, because a pickler ignores the attribute if the

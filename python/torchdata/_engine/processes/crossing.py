@@ -107,8 +107,8 @@ class ChildName(str):
     """The name of a child process. Unpickling the name in the child runs code that must run before everything else.
 
     The name is unpickled before the child imports the main module, and therefore before the imports of the user's
-    program. This code uses only the standard library, because the child may not be able to import this package yet. In
-    other contexts, the name is pickled as an ordinary string.
+    program. This code uses only the standard library, because the child may not be able to import this package yet. If
+    the name is pickled for another purpose, such as a log record, the pickle contains an ordinary string.
 
     The code makes the child exit together with the main process. Without this code, a child whose imports take a minute
     would outlive the main process by up to a minute. Unpickling also raises the threshold of cyclic garbage collection.
@@ -120,7 +120,7 @@ class ChildName(str):
 
     def __reduce__(self) -> Any:
         start: Any = get_spawning_popen()
-        # For another purpose, such as a log record or the process object, the name is pickled as an ordinary string.
+        # Only the first pickle of a child that is being started contains the code.
         if start is None or getattr(start, "_was_told", False):
             return str, (str(self),)
         start._was_told = True
@@ -219,10 +219,10 @@ class SharedPickle:
     Args:
         pickled: the pickle.
         buffers: the buffers of the pickle.
-        modules: the names of the modules that unpickling imports, as far as they need much memory.
+        modules: the names of the modules that unpickling imports and that need much memory.
     """
 
-    #: The names of the modules. In a child, the list is empty.
+    #: The names of the modules. The names of the modules; empty in a child that has received the object.
     modules: Sequence[str] = ()
 
     def __init__(self, pickled: bytes, buffers: Sequence[memoryview] = (), modules: Sequence[str] = ()) -> None:

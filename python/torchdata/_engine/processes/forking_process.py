@@ -140,8 +140,8 @@ class _ForkingProcess:
         return child.pid
 
     def _status(self, pid: int) -> int | None:
-        """Returns the exit code of a child, or None while the child runs. This method is called twice for a child if
-        several threads ask, or if Ctrl-C has interrupted the wait for the reply.
+        """Returns the exit code of a child, or None while the child runs. The main process may request the code of a
+        child twice: from several threads, or after Ctrl-C has interrupted the wait for the first reply.
         """
         child = self._children.get(pid)
         if child is None:
