@@ -83,8 +83,7 @@ class _Curve:
 
 
 def _rightmost(curve: _Curve) -> float:
-    """Returns the largest x-coordinate of a curve. A cubic curve reaches three quarters of the distance from its ends
-    to its middle points."""
+    """Returns the largest x-coordinate of a curve, which reaches three quarters of the way to its middle points."""
     ends, middles = (max(point[0] for point in curve.points[place::step]) for place, step in ((0, 3), (1, 1)))
     return ends + 0.75 * max(0.0, middles - ends)
 

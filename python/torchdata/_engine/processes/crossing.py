@@ -222,7 +222,7 @@ class SharedPickle:
         modules: the names of the modules that unpickling imports and that need much memory.
     """
 
-    #: The names of the modules. The names of the modules; empty in a child that has received the object.
+    #: The names of the modules; empty in a child that has received the object.
     modules: Sequence[str] = ()
 
     def __init__(self, pickled: bytes, buffers: Sequence[memoryview] = (), modules: Sequence[str] = ()) -> None:

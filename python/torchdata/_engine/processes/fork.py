@@ -7,8 +7,8 @@ example by a loader in another thread), the locks that `torch.manual_seed` takes
 that a thread is importing. Before a thread forks a child of the engine, the thread waits until the locks of PyTorch,
 NumPy and imports are free. Until the fork, the thread holds NumPy's and the devices' locks, which Python can acquire.
 The extension acquires the lock of PyTorch's generator last (`forking.rs`). The buffers of standard output and error
-also have locks. A thread that prints continuously never leaves the locks of these buffers free. For this reason, the
-child recreates the buffers, and the fork does not wait for their locks.
+also have locks. The fork does not wait for these locks, because a thread that prints continuously never leaves them
+free. Instead, the child recreates the buffers.
 
 Another thread may still take a lock between the wait and the fork. As its first step, a child therefore acquires each
 lock once. The kernel kills a child that cannot acquire a lock, and the main process forks another child before it

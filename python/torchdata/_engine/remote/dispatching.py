@@ -26,7 +26,7 @@ class DispatchingChild(SpawnedChild):
 
     def __init__(self, name: str, setup: ChildSetup) -> None:
         assert isinstance(setup.program, Program)
-        # The memory is stored in the child, because each replacement has its own memory.
+        # This object keeps the memory of the program, because each replacement needs its own copy.
         self._program = SharedPickle(pickled(setup.program))
         arguments = (replace(setup, program=self._program),)
         super().__init__(get_context("spawn"), name, f"{PREFIX}{name}", run_child, arguments)

@@ -1,7 +1,7 @@
 """The children of a `DataLoader2` from the view of the main process: workers that run a graph, epoch by epoch.
 
-Role: runs in the main process. Sends commands to the children of a group (run an epoch, apply a function to the graph),
-and waits until they have obeyed. `epoch_restarts.py` replaces children that exit.
+Role: runs in the main process. Sends commands (run an epoch, apply a function to the graph) to the children of a group,
+and waits until the children have executed them. `epoch_restarts.py` replaces children that exit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torchdata._observe.stats.counting import MAIN_PAGE
 
 #: The number of seconds that a child has to obey a command that the main process waits for.
 OBEDIENCE = 600.0
-#: Seconds between two checks for blocked children during a wait for obedience.
+#: Seconds between two checks for blocked children while the main process waits until a command is executed.
 GLANCE = 0.002
 
 
@@ -236,8 +236,8 @@ class Children(Group):
             for index in range(len(self._processes)):
                 began = time.monotonic()
                 while not self._is_resting(index) and not self._has_obeyed(index):
-                    # If a child waits for the dispatching process, it reaches its next item only if no worker is
-                    # blocked.
+                    # Without this call, a child that waits for the dispatching process could wait forever, because the
+                    # dispatching process may wait for a blocked worker.
                     self.collector.relieve(False)
                     began = self._end_if_it_hangs(index, began)
                     if time.monotonic() >= deadline:
@@ -248,8 +248,8 @@ class Children(Group):
             self.collector.relieve(True)
 
     def _end_if_it_hangs(self, index: int, began: float) -> float:
-        """Kills a child that has not obeyed since `began`, if too much time has passed. Returns the new start of the
-        wait."""
+        """Kills a child if it has spent too much time since `began` without executing its command. Returns the start of
+        the current wait: now if the child was killed, otherwise `began`."""
         hangs = None if self._restarts is None else self._restarts.hangs
         if hangs is not None and hangs.end_if_over(index, time.monotonic() - began):
             return time.monotonic()

@@ -39,7 +39,7 @@ ROOM = 3.0
 #: Seconds between two checks while the main process waits for a condition.
 GLANCE = 0.01
 
-#: For each shard, the received items and the newest snapshot before that position; then the matching snapshot of the
+#: The received items of each shard with the newest earlier snapshot, followed by the matching snapshot of the
 #: dispatching process.
 Received = tuple[list[tuple[Account, Kept | None]], KeptDealt | None]
 
@@ -84,8 +84,8 @@ class Restarts:
         self._made: list[tuple[int, Link | None, int | OwnedDescriptor]] | None = None
 
     def keep_forker(self) -> None:
-        """Starts the process that forks replacements, under the start method "fork". After the start of that process,
-        the main process drops the programs.
+        """Starts the process that forks replacements, under the start method "fork". After the forking process has
+        started, the main process drops its own copies of the programs.
         """
         if start_method_of(self._context) == "fork":
             members = self._members
@@ -129,7 +129,7 @@ class Restarts:
     # -- overridden by subclasses ------------------------------------------------------------------
 
     def _check(self, dead: Sequence[int]) -> None:
-        """Raises an error if replacements could not resume."""
+        """Raises an error if replacements of the exited children could not resume."""
 
     def _command(self, indices: Sequence[int], received: Received, ended: Sequence[bool]) -> None:
         """Commands replacements to resume after the received items; see `on_replace`."""
@@ -267,7 +267,7 @@ class Restarts:
         ]
 
     def _give_up(self, indices: Sequence[int], error: OSError) -> NoReturn:
-        """Leaves the children without processes, and raises an error. The next epoch tries to start the given-up
+        """Leaves the children without processes, and raises an error. The next epoch tries to start the missing
         children."""
         members = self._members
         for index in indices:
