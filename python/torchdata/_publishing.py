@@ -53,7 +53,8 @@ def publish_late(
 
     Args:
         modules: the names for each module; a module inside the package is given without the package's name.
-        then: a function that is called with the classes and functions of a module by name, after its import.
+        then: a function that is called after the import of each module, with a dict of the module's classes and
+            functions by name.
     """
     package: str = namespace["__name__"]
     homes = import_late(namespace, modules)

@@ -44,7 +44,7 @@ class RanksLostError(ConnectionError, RuntimeError):
 
 
 class GivenUp(Exception):
-    """Raised if this rank no longer waits for the answer."""
+    """Raised in an operation of a group if another thread of this rank has closed the group."""
 
 
 class RankGroup(Protocol):

@@ -126,11 +126,11 @@ class TorchGroup(UncopyableGroup):
         return self._run(value if self.rank == 0 else _LARGEST)
 
     def agree(self, value: str) -> str:
-        """Returns the value of the first group that calls this method, among all groups of this size. On ranks other
+        """Returns the value of the group that calls this method first, among all groups of this size. On ranks other
         than rank 0, returns the rank's own value.
 
-        Tensor-parallel ranks belong to different data-parallel groups. This method makes tensor-parallel ranks shuffle
-        in the same order.
+        With tensor parallelism, ranks that must read the same data belong to different data-parallel groups. This
+        method makes such ranks shuffle in the same order.
         """
         number, self._agreements = self._agreements, self._agreements + 1
         if self._seeds is None or self.rank != 0:

@@ -99,7 +99,7 @@ class Attached:
 
 
 def _boards_of(pid: int) -> Iterator[tuple[tuple[int, int], str]]:
-    """Yields the boards of counters that a process holds descriptors of, each with its identity and path."""
+    """Yields the identity and the path of each board of counters for which a process has a descriptor."""
     folder = f"/proc/{pid}/fd"
     for descriptor in os.listdir(folder):
         path = f"{folder}/{descriptor}"
@@ -212,8 +212,9 @@ def _holds(pid: int, identity: tuple[int, int]) -> bool:
 
 
 def attach(pid: int | None = None) -> list[Attached]:
-    """Does the same as `find`, but accepts a worker. If a process has no loader, the loaders of its parent are
-    returned, because the process may be a worker. Raises NoLoaderError if no loader was found."""
+    """Returns the same loaders as `find`, but also accepts the process id of a worker. If a process has no loader, the
+    loaders of its parent are returned, because the process may be a worker. Raises NoLoaderError if no loader was
+    found."""
     found = find(pid)
     if not found and pid is not None:
         found = [one for one in find(_parent(pid)) if pid in _pids(one)]

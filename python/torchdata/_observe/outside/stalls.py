@@ -3,8 +3,8 @@ doing.
 
 Role: the functions run with the interpreter's lock. The main process's collector calls this module in the thread that
 waits for workers. If the main process itself hangs, the extension's thread that monitors calls of `next` calls this
-module. The extension's thread ends before each fork and restarts with the next item, so that neither the child nor
-Python's own check for threads finds it.
+module. The extension's thread ends before each fork and restarts with the next item, because Python warns about forks
+of processes with threads.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class Patience:
             self._late.pop(number, None)
 
     def look(self, number: int) -> None:
-        """The waiting thread calls this method repeatedly while it waits for a process. Warns, in one thread only,
-        about the process that is latest."""
+        """The waiting thread calls this method repeatedly while it waits for a process. Only one thread issues the
+        warning. The warning names the process that has been late for the longest time."""
         now = time.monotonic()
         self._late.setdefault(number, now)
         if self.came != self._seen or not self.is_awaited():
@@ -188,8 +188,8 @@ def _on_call_stall(number: int, waited: float, thread: int) -> None:
     while _is_ours(fault) and fault.f_back is not None:
         fault = fault.f_back
     module = fault.f_globals.get("__name__", "")
-    # The warning must name the position of the main thread, not of this thread. Without a registry, Python shows every
-    # such warning.
+    # The warning must name the position of the main thread, not of this thread. No registry is passed, so Python shows
+    # the warning each time.
     warnings.warn_explicit(words, StallWarning, fault.f_code.co_filename, fault.f_lineno, module)
 
 
@@ -210,7 +210,7 @@ def _is_ours(frame: Any) -> bool:
 
 def _words_of_main(board: Any, waited: float, thread: int) -> str | None:
     """Returns the text of the warning. Returns None if the main process waits for another process, because the
-    collector reports this case."""
+    collector warns about such a wait."""
     from torchdata._observe.outside.stacks import kernel_state, own_stack
     from torchdata._observe.show.table import duration
     from torchdata._observe.stats.reading import read_board, summarise
