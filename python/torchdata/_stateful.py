@@ -5,8 +5,8 @@ Role: runs where an iterable is read. A `StatefulStream` owns the iterator, and 
 
 An iterable may report its position at any time, but the position is only correct while the current epoch is being read.
 Until the first line of its generator has run, an iterable reports the position where the last epoch was left, even if a
-state was loaded since. The state of the iterable is therefore used only after an item was requested. Before the first
-item, the position is the loaded position, or the position where the last epoch was left.
+state was loaded since. For this reason, the stream uses the iterable's own state only after an item was requested.
+Before the first item, the position is the loaded position, or the position where the last epoch was left.
 
 `load_state_dict` restores a position within an epoch. A position between two epochs is reached as in the saved run: the
 iterable is moved to the position where the last epoch was left, takes one step (which ends that epoch, or yields an
@@ -34,7 +34,7 @@ from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from torchdata._signatures import signature_of
 
-#: Placeholders: for a state that was not requested or is not available, and for the end of an iteration.
+#: Placeholders: one for a state that was not requested or is not available, and one for the end of an iteration.
 _UNKNOWN, _END = object(), object()
 
 #: Types of immutable values.

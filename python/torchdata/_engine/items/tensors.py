@@ -375,8 +375,8 @@ def _span_of(tensor: Any) -> Span:
 
 
 def _without_gaps(tensor: Any) -> Any:
-    """Returns the tensor, copied if there are gaps between its elements. Elements that an expanded tensor repeats are
-    stored once.
+    """Returns the tensor itself, or a copy if there are gaps between its elements. Elements that an expanded tensor
+    repeats are stored once.
     """
     start, end = _span_of(tensor)
     if end - start <= tensor.nbytes:

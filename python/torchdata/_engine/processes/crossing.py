@@ -106,14 +106,15 @@ def main_without_file() -> str | None:
 class ChildName(str):
     """The name of a child process. Unpickling the name in the child runs code that must run before everything else.
 
-    The name is unpickled before the child imports the main module, and therefore before the imports of the user's
-    program. This code uses only the standard library, because the child may not be able to import this package yet. If
-    the name is pickled for another purpose, such as a log record, the pickle contains an ordinary string.
+    The child unpickles the name before it imports the main module and the user's program. This code uses only the
+    standard library, because the child may not be able to import this package yet. If the name is pickled for another
+    purpose, such as a log record, the pickle contains an ordinary string.
 
-    The code makes the child exit together with the main process. Without this code, a child whose imports take a minute
-    would outlive the main process by up to a minute. Unpickling also raises the threshold of cyclic garbage collection.
-    If the program imports torch, starting two children by spawn takes 2.8 s of processor time with the higher threshold
-    and 3.6 s without it (medians of 4 alternating runs). If the program is not in a file, a child does not import it.
+    The code makes the child exit together with the main process. Without this code, a child that imports its modules
+    for a minute would outlive the main process by up to a minute. Unpickling also raises the threshold of cyclic
+    garbage collection. If the program imports torch, starting two children by spawn takes 2.8 s of processor time with
+    the higher threshold and 3.6 s without it (medians of 4 alternating runs). If the program is not in a file, a child
+    does not import it.
     """
 
     __slots__ = ()

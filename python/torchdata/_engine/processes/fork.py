@@ -10,13 +10,13 @@ The extension acquires the lock of PyTorch's generator last (`forking.rs`). The 
 also have locks. The fork does not wait for these locks, because a thread that prints continuously never leaves them
 free. Instead, the child recreates the buffers.
 
-Another thread may still take a lock between the wait and the fork. As its first step, a child therefore acquires each
-lock once. The kernel kills a child that cannot acquire a lock, and the main process forks another child before it
-continues. No user code has run in a child that the kernel kills at a lock.
+Another thread may still take a lock between the wait and the fork. To detect a held lock, a child acquires each lock
+once as its first step. The kernel kills a child that cannot acquire a lock, and the main process forks another child
+before it continues. No user code has run in a child that the kernel kills at a lock.
 
 From Python 3.12 on, `os.fork` warns if the process has threads. If warnings are errors, Python 3.15 raises the warning
-after the child was created, so the main process never learns the id of the child. The engine therefore ignores the
-warning while it forks.
+after the child was created, so the main process never learns the id of the child. The engine ignores this warning of
+`os.fork`.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def _take_imports() -> None:
 
 
 def _renew_streams() -> None:
-    """Empties a forked child's copies of the standard stream buffers, which the main process writes out itself, and
-    renews the locks of these buffers."""
+    """Empties a forked child's copies of the standard stream buffers, and renews the locks of these buffers. The main
+    process itself writes out the contents."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         buffer = getattr(stream, "buffer", None)
         if type(buffer) is io.BufferedWriter:

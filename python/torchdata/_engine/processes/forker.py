@@ -4,10 +4,10 @@ Role: the main process delegates forking to another process when it cannot fork 
 forking process in two ways:
 
 - With start method "fork", children are copies of the main process. When a child exits later, the main process may use
-  CUDA, or have threads that hold locks. Children that are forked while the main process uses CUDA or has threads could
-  not use CUDA or these threads' locks. For this reason, the main process forks a forking process right after a loader's
-  children. This forking process has one thread, runs no user code, and inherits the children's programs. It exits
-  together with the loader.
+  CUDA, or have threads that hold locks. A child that is forked while the main process uses CUDA or has threads cannot
+  use CUDA, and may hang at a held lock. For this reason, the main process forks a forking process right after a
+  loader's children. This forking process has one thread, runs no user code, and inherits the children's programs. It
+  exits together with the loader.
 - With start method "forkserver", every child is forked from one process of the program, which the main process spawns:
   a fresh interpreter that imports the program once. This interpreter serves all loaders, and exits with the main
   process. multiprocessing's own fork server is not suitable: it also forks user processes, which must be interruptible,
@@ -17,9 +17,9 @@ The main process waits for the process id of a child, and a spawned forking proc
 seconds. If Ctrl-C or another handled signal arrives while a forking process is still starting, the main process ends
 the forking process, and all requests to it fail.
 
-A process that the forking process forks is not a child of the main process. The main process monitors such a child
-through its pidfd, and asks the forking process for the exit code. If the forking process exits first, its children
-continue, and their exit codes remain unknown.
+A process that the forking process forks is not a child of the main process. The main process monitors a child of the
+forking process through a pidfd, and requests the exit code from the forking process. If the forking process exits
+first, its children continue, and their exit codes remain unknown.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class ForkingProcess:
             raise
         finally:
             theirs.close()
-        # The process is closed after all exit handlers, because some of these handlers end loaders.
+        # The forking process is closed after all exit handlers have run, because some exit handlers end loaders.
         self._at_exit = util.Finalize(None, self.close, exitpriority=0)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Creates and starts the children of one loader one after another. Signals may arrive at any moment.
+"""Creates and starts the children of one loader one after another. Signals may arrive at any moment of a start.
 
 Role: runs in the main process. Each start method has a class of children (`new_child`). A start is never interrupted:
 signals that the main process handles are delivered between two starts. If a handler raises an exception, the caller

@@ -25,7 +25,7 @@ def leave(error: BaseException | None = None) -> None:
     """Ends a process that user code has forked inside a child, as Python ends a program. In the child itself and in all
     other processes, `leave` does nothing.
 
-    Exit handlers do not run, because they belong to the child.
+    The exit handlers of the child do not run in the forked process.
 
     Args:
         error: the exception of the user's function; None if the function has returned.

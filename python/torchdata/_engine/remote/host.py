@@ -1,9 +1,10 @@
 """The host of a worker on another machine: a Ray actor that runs next to the worker's own process.
 
 Role: runs on the machine that Ray chooses. The host spawns the worker as a separate process. The worker has the same
-links as a worker on the main process's machine, but its links lead to the host. User code therefore has its own main
-thread and interpreter lock, and can crash only the worker. The host forwards the contents of the worker's links to and
-from the main process without decoding them. The host runs no user code, and its worker exits together with the host.
+links as a worker on the main process's machine, but its links lead to the host. User code runs in the worker's process,
+has its own main thread and interpreter lock, and can crash only the worker. The host forwards the contents of the
+worker's links to and from the main process without decoding them. The host runs no user code, and its worker exits
+together with the host.
 
 Two threads of the actor serve each pair of links, called a lane: one thread receives messages of the main process
 (`tell`), and one thread returns the units of the worker (`pull`). The main process always has some calls of `pull`
@@ -358,7 +359,7 @@ class Host:
         return About(child.pid or 0, os.getpid(), *_node(), exitcode, versions())
 
     def tell(self, lane: int, told: Told) -> None:
-        """Passes words of the main process to the worker, and units as soon as they fit into the link.
+        """Passes a message of the main process to the worker. Units wait until they fit into the link.
 
         Args:
             lane: 0 for commands and items, 1 for dispatched items.

@@ -1,10 +1,10 @@
 """The main process's side of a worker on another machine, with the interface of `ChildProcess`.
 
 Role: runs in the main process. The worker has the same links as any child, and the main process uses its own ends of
-these links as usual. A carrier, which copies units between links of two machines, uses the ends of the child. A thread
-of this module reads commands and words from the links for the worker's host, and writes units from the host into the
-links. The collector, the commands, the leases and the states therefore treat the worker like any other child. If there
-is a dispatching process, which runs on this machine, another thread transmits its units.
+the links as usual. A carrier, which copies units between links of two machines, uses the ends of the child. A thread of
+this module reads commands and words from the links for the worker's host, and writes units from the host into the
+links. As a result, the collector, the commands, the leases and the states treat the worker like a child on this
+machine. If there is a dispatching process, which runs on this machine, another thread transmits its units.
 
 All data from a host passes through the thread and the links of one worker, so that units of an earlier worker cannot
 reach the replacement.

@@ -229,7 +229,7 @@ class ChildLoop:
         self.counting.adopt_child(setup, self.sender, self.dispatched, self.commands)
 
     def run(self, runner: Runner) -> None:
-        """Loads the program, and obeys commands until the command to stop."""
+        """Loads the program, and executes commands until the command to stop."""
         setup = self.setup
         try:
             _limit_threads()  # this call must precede every import of user code
@@ -264,7 +264,7 @@ class ChildLoop:
             The command; None if it did not arrive in time.
 
         Raises:
-            SystemExit: the memory of a link is damaged. The exit code tells the main process the reason.
+            SystemExit: the memory of a link is damaged. The exit code reports the reason to the main process.
         """
         try:
             return self.commands.receive(0, seconds or (IDLE if self.sender.tidy() else None))  # type: ignore[no-any-return]
@@ -322,8 +322,8 @@ def _settle(thresholds: tuple[int, int, int]) -> None:
 
 
 def _limit_threads() -> None:
-    """Limits torch's operators to one thread per child, because the workers run in parallel. The limit is set now, or
-    once torch is imported.
+    """Limits torch's operators to one thread per child, because the workers run in parallel. If torch is not loaded
+    yet, the limit is set when torch is imported.
     """
 
     def limit(torch: Any) -> None:

@@ -57,7 +57,7 @@ class EpochRestarts(Restarts):
         self._repeating = frozenset()
 
     def _check(self, dead: Sequence[int]) -> None:
-        """Raises an error if a function was applied to the graphs."""
+        """Raises an error if a function was applied to the graphs, because a replacement would lack its effect."""
         if not self.has_called:
             return
         members, index = self._members, dead[0]

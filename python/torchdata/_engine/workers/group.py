@@ -241,8 +241,8 @@ class Group(OwnsChildren):
 
         Args:
             outputs: the links of consecutive workers.
-            first: the number of the first of these workers.
-            num_shards: the number of shards that these workers run; None for one shard for each worker.
+            first: the number of the first worker.
+            num_shards: the number of shards that the workers run; None for one shard for each worker.
             in_order: whether items are taken from the shards in strict turn.
             timeout: seconds to wait for an item; None for no limit.
         """

@@ -240,8 +240,8 @@ class Hangs:
         return self._members.processes[child].has_page(page)
 
     def _fault(self, chain: list[int], pages: dict[int, Any]) -> int:
-        """Returns the child at fault: a stopped child of the chain, otherwise the last child of the chain, or the first
-        child if the children wait in a circle.
+        """Returns the child at fault in a chain of waiting children: a stopped child if there is one, the first child
+        if the chain is a circle, or else the last child.
         """
         stopped = next((child for child in chain if self._is_stopped(child)), None)
         if stopped is not None:

@@ -141,7 +141,7 @@ class Restarts:
 
         Args:
             received: for each shard, the number of received items.
-            ended: for each shard, whether it sends nothing more in this epoch.
+            ended: for each shard, whether the shard sends no further items in this epoch.
             paused: whether the workers are paused. If all children are paused, the exit does not count as a failed
                 attempt.
 
@@ -209,7 +209,7 @@ class Restarts:
     def on_replace(
         self, indices: Sequence[int], received: Received, ended: Sequence[bool]
     ) -> list[tuple[int, Link | None, int | OwnedDescriptor]]:
-        """Starts replacements for these children, which resume after the received items.
+        """Starts replacements for the given children. The replacements resume after the received items.
 
         Args:
             received: the items that were received from each shard.

@@ -5,10 +5,9 @@ descriptor of this memory. `/proc` exposes the descriptor to users who may inspe
 The memory is mapped read-only, and the observed processes are not changed. Only reading a stack sends a signal (see
 `stacks`).
 
-If root inspects processes of other users, their memory may contain anything, so it must be sealed against shrinking,
-the numbers in it are compared with its size, and control characters are removed from its texts. A board that fails
-these checks is reported and left out. If a loader runs in a container, its board contains process ids of this
-container.
+If root inspects processes of other users, the memory may contain anything. The memory must be sealed against shrinking,
+all numbers in it are compared with its size, and control characters are removed from its texts. A board that fails a
+check is reported and left out. If a loader runs in a container, its board contains process ids of this container.
 """
 
 from __future__ import annotations

@@ -4,15 +4,15 @@ Role: each process of a loader answers a real-time signal by writing the stack o
 memory. The counters of the process name the signal and the descriptor, and a user who may signal the process reads the
 memory through `/proc`. `faulthandler` writes the answer in the signal handler, in C and without the interpreter's lock,
 so that a process that hangs in native code also answers. The handler inspects only the main thread's own stack, which
-does not change meanwhile. Stacks of other threads can change, and their memory can be freed while they are read. For
-the stacks of its other threads, a worker handles a second signal with a signal handler in Python. The Python handler
-holds the interpreter's lock, so all other threads are paused. The Python handler runs once the main thread runs Python
-code or checks for signals, for example while it waits for a thread that hangs.
+does not change while the handler runs. Stacks of other threads can change, and their memory can be freed while they are
+read. For the stacks of its other threads, a worker handles a second signal with a signal handler in Python. The Python
+handler holds the interpreter's lock, so all other threads are paused. The Python handler runs once the main thread runs
+Python code or checks for signals, for example while it waits for a thread that hangs.
 
 A signal would terminate a process that has not installed its handler yet, or has removed it. A process's page contains
-no signal until the handler is installed, and an observer checks for the handler before sending the signal. From the
-process's first loader on, the signal is ignored whenever there is no handler. Only the main thread can ignore signals.
-If another thread creates the first loader, the process keeps the handler and its memory until it exits.
+no signal until the handler is installed, and an observer checks for the handler before sending the signal. After its
+first loader, a process ignores the signal whenever no handler is installed. Only the main thread can ignore signals. If
+another thread creates the first loader, the process keeps the handler and its memory until it exits.
 """
 
 from __future__ import annotations
@@ -292,7 +292,8 @@ def _others_of(pid: int, number: int, answers: int, size: int) -> str:
 
 
 def _handles(pid: int, number: int) -> bool:
-    """Returns whether a process has a handler for the real-time signal, which would otherwise terminate it."""
+    """Returns whether a process has a handler for the real-time signal. Without a handler, the signal would terminate
+    the process."""
     if not signal.SIGRTMIN < number < signal.SIGRTMAX:
         return False
     try:

@@ -83,7 +83,7 @@ class Patience:
     def __init__(self, children: Any, seconds: float) -> None:
         self._children, self._seconds = weakref.ref(children), seconds  # threads must not keep the processes alive
         self._lock = threading.Lock()
-        #: Returns whether a thread waits for an item of these processes.
+        #: Returns whether a thread waits for an item of the processes.
         self.is_awaited: Callable[[], bool] = bool
         #: The number of items that have arrived, and this number at the last check.
         self.came = self._seen = 0

@@ -32,7 +32,7 @@ def working_time(pid: int) -> float | None:
     """Returns the number of seconds that a process's threads ran or, where known, waited for a processor; None if there
     is no such process.
 
-    The result decreases when a thread ends, because the time of that thread is then unknown.
+    The result decreases when a thread ends, because the time of an ended thread is unknown.
     """
     times = processor_times(pid)
     if times is not None:

@@ -165,7 +165,7 @@ class Recorder:
         counting = self._counting
         if counting is not None and self._pid == os.getpid():
             # The counters are stored unprocessed, because nothing can be imported at interpreter exit. The counters are
-            # stored before the board is released, because another thread may request statistics meanwhile.
+            # stored before the board is released, because another thread may request statistics at the same time.
             board = counting.board
             self._warn_of_damage(board)
             self._last = time.monotonic_ns(), board.full, board.read()
