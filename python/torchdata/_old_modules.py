@@ -20,9 +20,8 @@ from typing import Any
 _ITER, _MAP, _UTILS = "torchdata.datapipes.iter", "torchdata.datapipes.map", "torchdata.datapipes.utils"
 
 #: For each old module, the module that now defines its names, and the names. `XIterDataPipe`, `XMapDataPipe` and
-#: `XDataPipe` are now called `X`. Other names are unchanged, unless the entry has the form `old=new`. In an entry with
-#: a colon, such as `old=module:new`, the module defines and uses the name, and setting the old name also sets the name
-#: in that module.
+#: `XDataPipe` are now called `X`. Other names are unchanged, unless the entry has the form `old=new`. In an entry like
+#: `old=module:new`, the module defines and uses the name, and setting the old name also sets the name in that module.
 OLD_MODULES: dict[str, tuple[str, str]] = {
     "torchdata._constants": (
         "torchdata._engine.processes.shutdown",

@@ -40,8 +40,7 @@ def register(kind: type, parts: Callable[[Any], _Made | None], *makers: Callable
     Args:
         kind: the class.
         parts: a function that returns how to recreate an equal instance, or None if an instance is not plain data.
-        makers: all functions to which the result of `parts` may refer. Malicious pickles may call these functions with
-            any arguments.
+        makers: all functions to which the result of `parts` may refer. A malicious pickle may pass any arguments.
     """
     _known[kind] = parts
     for maker in makers:

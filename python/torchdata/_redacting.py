@@ -55,8 +55,7 @@ _KINDS = re.compile(r"[a-z]+|[A-Z]+|[0-9]+")
 #: Control characters of terminals and of Unicode, which change the direction of text or end a line.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
-#: Libraries that include URLs in their error messages. Only errors of these libraries are redacted, not errors that the
-#: user's code raises.
+#: Libraries that include URLs in their error messages. Errors of the user's own code are not redacted.
 _LIBRARIES = frozenset(
     [
         "adlfs",
@@ -136,8 +135,7 @@ def digest(name: str, words: str) -> str:
     passwords by a factor of 65,536.
 
     Args:
-        name: the name of the secret. The name is the key of the hash, so two arguments with the same value have
-            different digits.
+        name: the name of the secret. Two secrets with different names have different digits, even if they are equal.
     """
     key = f"torchdata fingerprint of {name}".encode()
     import hashlib  # importing both modules takes as long as importing ten modules of this package

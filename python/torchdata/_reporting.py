@@ -138,8 +138,7 @@ def _scalars(row: dict[Any, Any]) -> str | None:
 def key_of(item: Any) -> str | None:
     """Returns the key or path of an item that is a key or path itself, begins with one or has a `__key__`.
 
-    A row without a `__key__` is named by its scalar columns. Returns None if an item has neither a key, nor a path, nor
-    scalar columns.
+    A row without a `__key__` is named by its scalar columns. Returns None for an item without a key, path or column.
     """
     if isinstance(item, dict):
         item = item.get("__key__") or _scalars(item)

@@ -11,9 +11,8 @@ Before the first item, the position is the loaded position, or the position wher
 `load_state_dict` restores a position within an epoch. A position between two epochs is reached as in the saved run: the
 iterable is moved to the position where the last epoch was left, takes one step (which ends that epoch, or yields an
 item that is dropped), and is then iterated a second time. As a result, the iterable's own counters (epochs, draws of a
-generator) have the same values as in the saved run. Some iterables continue in the next iteration where the last
-iteration stopped. If an iterable continues in this way, the dropped item would be lost, so the position is loaded a
-second time.
+generator) are the same as in the saved run. Some iterables continue in the next iteration where the last iteration
+stopped. If an iterable continues in this way, the dropped item would be lost, so the position is loaded a second time.
 
 Some iterables, such as those of Hugging Face, apply a loaded state in each later iteration instead of only once. To
 detect such an iterable, the stream compares the state after the first item of a new epoch with the state after the
@@ -255,8 +254,7 @@ class StatefulStream:
         return state_of(self._iterable), self.iterator.state_dict() if self._has_inner else None
 
     def _asked(self) -> Any:
-        """Returns a copy of the states of the iterable and its iterator. If the iterable raises an error, the states
-        are unknown."""
+        """Returns a copy of the states of the iterable and its iterator; `_UNKNOWN` if the iterable raises an error."""
         if not self.has_state:
             return None, None
         try:
@@ -339,8 +337,8 @@ class StatefulStream:
     def _is_first(self, item: Any) -> bool:
         """Returns whether a step has returned the first item of an epoch. If so, the iterator yields this item again.
 
-        Some iterables treat a position before the first item like a position within an epoch, and some like a position
-        between two epochs.
+        Some iterables treat a position before the first item like a position within an epoch, some like one between
+        epochs.
         """
         if item is _END or self._after_first is _UNKNOWN or not is_same(self._base, self._pristine):
             return False

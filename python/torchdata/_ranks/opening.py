@@ -128,8 +128,7 @@ class Opening:
             time.sleep(_LONGEST_NAP)
 
     def _look_for_hub(self, store: Any) -> dict[str, Any] | list[int]:
-        """Returns the addresses that rank 0 has published in the store. After the timeout, returns the ranks that have
-        not begun."""
+        """Returns the addresses that rank 0 has published. After the timeout, returns the ranks that have not begun."""
         store.set(f"begun/{self._rank}", "")
         nap = _FIRST_NAP
         while not store.check(["hub"]):

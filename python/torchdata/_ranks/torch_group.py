@@ -205,8 +205,7 @@ class TorchGroup(UncopyableGroup):
             self._descriptors = []
 
     def _forget(self) -> None:
-        """In a forked child, replaces inherited connections, because inherited descriptors would keep the connections
-        open."""
+        """In a forked child, replaces inherited connections, because their descriptors would keep them open."""
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in self._descriptors:
             # The descriptor is replaced but not closed, because it still belongs to an object.

@@ -21,8 +21,7 @@ from torchdata.datapipes.datapipe import DataChunk as DataChunk
 UNSENT = "_torchdata_unsent"
 
 
-#: The first byte of a pickle that refers to tensors, which are stored after the pickle. No other pickle begins with
-#: this byte.
+#: The first byte of each pickle that is followed by tensors. No other pickle begins with this byte.
 _WITH_TENSORS = b"T"
 
 #: The slot for a pickler's table of reducers. The slot is set directly, because a pickler ignores the attribute if the

@@ -15,7 +15,7 @@ once as its first step. The kernel kills a child that cannot acquire a lock, and
 before it continues. No user code has run in a child that the kernel kills at a lock.
 
 From Python 3.12 on, `os.fork` warns if the process has threads. If warnings are errors, Python 3.15 raises the warning
-after the child was created, so the main process never learns the id of the child. The engine ignores this warning of
+after the child was created, so the main process never learns the id of the child. The engine ignores the warning of
 `os.fork`.
 """
 
@@ -271,8 +271,7 @@ class ForkedChild(ChildProcess):
 
     @property
     def ended(self) -> bool:
-        """Returns whether the process has ended, or was never started. A child that will be forked again does not count
-        as ended."""
+        """Returns whether the process has ended, or was never started, and will not be forked again."""
         return super().ended and not self.met_a_lock
 
     @property

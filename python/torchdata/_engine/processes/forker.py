@@ -86,8 +86,7 @@ class ForkingProcess:
         self.inherits = inherits
         #: Whether the forking process has ended, and forks no further processes.
         self.is_over = False
-        #: Whether the forking process ended during its start without a request to end. In this case, another forking
-        #: process would also fail.
+        #: Whether the forking process ended during its start without a request, so that a new one would also fail.
         self.has_failed = False
         self._up_since = time.monotonic() if inherits else None
         self._numbers = itertools.count()
@@ -152,8 +151,7 @@ class ForkingProcess:
         Raises:
             OSError: the forking process has ended, does not answer, or failed.
             RuntimeError: the program lacks a guard, and would start processes while it is imported.
-            StartGivenUp: a signal is pending, and the forking process was still starting. `ask` ends the forking
-                process.
+            StartGivenUp: a signal is pending, and the forking process was ended during its start.
         """
         if os.getpid() != self._owner:
             raise ProcessLookupError("the forking process belongs to the parent of this process")

@@ -36,8 +36,7 @@ LATER = 0.001
 #: The methods in which Python ignores exceptions: `__del__`, and the finalizer of `torchdata._native.Finalized`.
 FINALISERS = ("__del__", "_finalize")
 
-#: The signals that can be deferred. All other signals either cannot be handled, or report an error in the current
-#: instruction.
+#: The signals that can be deferred. The other signals cannot be handled, or report an error of an instruction.
 _CAN_BE_HELD = tuple(
     sorted(
         signal.valid_signals()

@@ -3,8 +3,7 @@
 Role: runs on the machine that Ray chooses. The host spawns the worker as a separate process. The worker has the same
 links as a worker on the main process's machine, but its links lead to the host. User code runs in the worker's process,
 has its own main thread and interpreter lock, and can crash only the worker. The host forwards the contents of the
-worker's links to and from the main process without decoding them. The host runs no user code, and its worker exits
-together with the host.
+worker's links without decoding them. The host runs no user code, and its worker exits together with the host.
 
 Two threads of the actor serve each pair of links, called a lane: one thread receives messages of the main process
 (`tell`), and one thread returns the units of the worker (`pull`). The main process always has some calls of `pull`

@@ -273,8 +273,7 @@ class EpochRunner:
         return True
 
     def _meets_superseding(self) -> bool:
-        """Executes commands up to the command that interrupted the graph. Returns False if the interrupting command
-        does not arrive in time."""
+        """Executes commands up to the command that interrupted the graph. Returns False if this command is late."""
         while (command := self.child.command_within(ORDERED)) is not None:
             if self._obey(command) == "leave":
                 return True

@@ -254,9 +254,7 @@ class Hangs:
         return self._members.processes[child].is_stopped
 
     def _is_over(self, child: int, page: Any, still: float, limit: float) -> bool:
-        """Returns whether a child without progress for `still` seconds hangs. A child that has not started yet is never
-        treated as hanging.
-        """
+        """Returns whether a child hangs after `still` seconds without progress; False while the child is starting."""
         if not self._members.processes[child].is_up:
             return False
         begins = page is None or not self._is_at(page, child) or not _runs(page)

@@ -42,8 +42,7 @@ __all__ = [
     "where_it_stands",
 ]
 
-#: Maximum size of the answers in bytes. If a process has written more bytes, its answers are deleted when its next
-#: epoch begins.
+#: Maximum size of the answers in bytes. Larger answers are deleted when the next epoch of the process begins.
 MOST = 1 << 20
 #: Seconds between two checks for a complete answer.
 LOOK = 0.005
@@ -292,8 +291,7 @@ def _others_of(pid: int, number: int, answers: int, size: int) -> str:
 
 
 def _handles(pid: int, number: int) -> bool:
-    """Returns whether a process has a handler for the real-time signal. Without a handler, the signal would terminate
-    the process."""
+    """Returns whether a process has a handler for the real-time signal, and survives the signal."""
     if not signal.SIGRTMIN < number < signal.SIGRTMAX:
         return False
     try:

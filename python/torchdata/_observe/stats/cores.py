@@ -17,9 +17,7 @@ __all__ = ["workers_that_fit"]
 
 
 def workers_that_fit(stats: LoaderStats) -> tuple[float, float]:
-    """Returns the number of workers for which there are enough cores, as a lower and an upper bound. There is no limit
-    for workers on other machines.
-    """
+    """Returns a lower and an upper bound for the number of workers with enough cores; infinite for remote workers."""
     if any(worker.node is not None for worker in stats.workers):
         return math.inf, math.inf
     # A process may also use a processor for its start, before the first item of each epoch.
@@ -37,8 +35,7 @@ def workers_that_fit(stats: LoaderStats) -> tuple[float, float]:
 
 
 def _filling(free: float, processors: float) -> float:
-    """Returns how many workers fill the free cores, if each worker uses `processors` cores. More workers would not make
-    the loader faster."""
+    """Returns how many workers keep the free cores busy, if each worker uses `processors` cores."""
     return max(1, math.floor(free / processors + 0.5)) if processors > 0 else math.inf
 
 

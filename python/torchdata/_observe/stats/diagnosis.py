@@ -40,8 +40,7 @@ _LITTLE = frozenset(
 )
 #: Maximum number of workers to suggest.
 MOST_WORKERS = 64
-#: The smallest fraction of a pipe's time that is realistic after optimization. Advice never suggests a smaller
-#: fraction.
+#: The smallest fraction of a pipe's time that advice suggests, because less is not realistic.
 WITHIN_REACH = 0.1
 #: Minimum seconds per item for suggesting workers. Receiving an item from a worker takes at least half a microsecond.
 WORTH_A_WORKER = 2e-6

@@ -1,8 +1,7 @@
 """The statistics of a loader as plain, immutable values.
 
-Role: the data that `DataLoader2.stats` returns. The module `reading` computes the statistics from the counters of the
-processes. Times are in seconds, sizes in bytes, and fractions between 0 and 1. None means that a value was not
-measured.
+Role: the data that `DataLoader2.stats` returns, computed by the module `reading` from the counters of the processes.
+Times are in seconds, sizes in bytes, and fractions between 0 and 1. None means that a value was not measured.
 """
 
 from __future__ import annotations
