@@ -15,7 +15,8 @@ __all__ = ["__version__", "empty"]
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = float) -> Any:
-    """Returns a new NumPy array or torch tensor with arbitrary contents. The caller fills the array and passes it on.
+    """Returns a new NumPy array or torch tensor with arbitrary contents. The caller fills the array and passes it on,
+    for example as an item.
 
     In a worker process, the array is allocated in the shared memory for sending items. An item that contains the whole
     array reaches the main process without a copy. In other processes, or if this shared memory is full, the result is

@@ -2,7 +2,7 @@
 
 Role: provides `pickle_file`, to which the pickling functions of this package write. Inside a `bounded` context, the
 bytes of all pickles are counted. Once there are too many bytes, the pickles are no longer stored, but only measured.
-Contexts of several threads are independent.
+The `bounded` contexts of several threads are independent.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Role: pure functions. Only this module decides which texts are secrets. A value is a secret because of its name
 (`api_key=…`), because of its position (a URL's user, a query parameter), or because it looks like a token. A long
 random text is a token, because other arguments in a pipeline are not random. If it is unclear whether a value is a
-secret, the value is hidden. Control characters are removed from texts of other processes.
+secret, the value is hidden. Control characters are removed from the texts of other processes.
 """
 
 from __future__ import annotations

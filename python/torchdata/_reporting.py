@@ -26,7 +26,7 @@ RAISED_IN = "_torchdata_raised_in"
 _KEY = "_torchdata_key"
 #: The folder of this package.
 PACKAGE = os.path.dirname(__file__) + os.sep
-#: Modules whose frames do not help users.
+#: Modules with frames that do not help users.
 _BELOW = ("torchdata.", "multiprocessing.")
 
 
@@ -178,7 +178,7 @@ def fold(error: BaseException) -> None:
 
 
 def _folded(frames: TracebackType | None, wholly: bool) -> TracebackType | None:
-    """Returns the frames without frames of this package. If `wholly` is True, the last frame is also removed if it
+    """Returns a traceback without the frames of this package. If `wholly` is True, the last frame is also removed if it
     belongs to the package.
     """
     first: TracebackType | None = None

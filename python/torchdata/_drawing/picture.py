@@ -206,7 +206,7 @@ class Picture:
         graphviz.
 
         Raises:
-            ValueError: the name has another suffix.
+            ValueError: the path does not end in `.svg`.
         """
         if os.path.splitext(os.fspath(path))[1].lower() != ".svg":
             raise ValueError(f"a picture is saved as .svg, not as {os.fspath(path)!r}")

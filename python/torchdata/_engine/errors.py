@@ -13,7 +13,7 @@ class WorkerExitedError(RuntimeError):
             None if it is not known.
         stage: what the process was doing.
         item: the number of the item, from 0 in its epoch, at which the process exited: the next item to be sent by the
-            worker, or to be received from the dispatching process. The number is None if processes are not restarted.
+            worker, or to be received from the dispatching process. `item` is None if processes are not restarted.
 
     Example:
         >>> from torchdata.dataloader2 import WorkerExitedError

@@ -193,7 +193,7 @@ class TorchGroup(UncopyableGroup):
             self._meeting.leave()
 
     def close(self) -> None:
-        """Notifies all ranks and closes the connections. A forked child does not touch the connections."""
+        """Notifies all ranks and closes the connections. A forked child does not use or close the connections."""
         self._given_up = True
         self._meeting.close()
 
@@ -205,7 +205,8 @@ class TorchGroup(UncopyableGroup):
             self._descriptors = []
 
     def _forget(self) -> None:
-        """In a forked child, replaces inherited connections, because their descriptors would keep them open."""
+        """In a forked child, replaces inherited connections, because inherited descriptors would keep the connections
+        open."""
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in self._descriptors:
             # The descriptor is replaced but not closed, because it still belongs to an object.

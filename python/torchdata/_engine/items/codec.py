@@ -1,6 +1,6 @@
 """Pickles objects that the extension cannot encode: the part of the item codec that needs Python.
 
-Role: called by the extension (rust/py/src/codec) for the slow cases. The code runs in the sending or receiving process.
+Role: the extension (rust/py/src/codec) calls this module. The code runs in the sending or receiving process.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _LARGEST = 1 << 20
 #: Maximum depth of nested groups.
 _DEEPEST = 8
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
-#: Types of values that are compared with `==`. For other types, the result of `==` is unknown.
+#: Types of values that are compared with `==`. For values of other types, the result of `==` is unknown.
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
 

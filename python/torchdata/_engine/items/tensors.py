@@ -2,7 +2,7 @@
 
 Role: used by the codec (codec.py and rust/py/src/codec) whenever torch is loaded. A pickle refers to tensors by number.
 `DepartingTensors` collects the tensors while the pickle is written, and lays them out in blocks. `Arrived` recreates
-the tensors while the pickle is read. Torch is imported only if there are tensors.
+the tensors while the pickle is read. Torch is imported only if an item contains tensors.
 """
 
 from __future__ import annotations
@@ -375,8 +375,8 @@ def _span_of(tensor: Any) -> Span:
 
 
 def _without_gaps(tensor: Any) -> Any:
-    """Returns the tensor itself, or a copy if there are gaps between its elements. Elements that an expanded tensor
-    repeats are stored once.
+    """Returns the tensor itself, or a copy if there are gaps between its elements. An element that an expanded tensor
+    repeats is stored once.
     """
     start, end = _span_of(tensor)
     if end - start <= tensor.nbytes:

@@ -338,7 +338,7 @@ class Parcel:
         self._shared.close()
 
 
-#: The descriptors that arrived with a parcel.
+#: The descriptors that have arrived with a parcel.
 _received: list[int] = []
 
 

@@ -332,8 +332,9 @@ def _await_all(
     deadline = time.monotonic() + PATIENCE
     while waiting and time.monotonic() < deadline:
         connection.wait([reader, *sentinels(waiting.values())], LOOK)
-        # Exits are checked before the messages are read. Only children that a held lock has stopped are forked again
-        # here. Other exits are reported by later checks for exited processes.
+        # Exits are checked before the messages are read, so that all messages of an exited child are read. Only
+        # children that a held lock has stopped are forked again here. Other exits are reported by later checks for
+        # exited processes.
         dead = [number for number, child in waiting.items() if child.ended]
         locked = [number for number, child in waiting.items() if child.met_a_lock]
         for number, step in _said(reader):

@@ -2,7 +2,7 @@
 
 Role: runs in the main process. Each start method has a class of children (`new_child`). A start is never interrupted:
 signals that the main process handles are delivered between two starts. If a handler raises an exception, the caller
-must stop the children that were started. A new child blocks these signals until it has its own signal handling.
+must stop the children that were started. A new child blocks signals until it has its own signal handling.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ from torchdata._threads import Latch
 AHEAD = 2
 #: The maximum number of bytes of a message with commands.
 TOLD = 1 << 20
-#: The bit that marks the order to stop, which makes this order greater than the order of any epoch. The lower bits are
-#: the number of the epoch.
+#: The bit that marks the order to stop, which makes this order greater than the order of any epoch. The lower bits of
+#: an order are the number of the epoch.
 _END = 1 << 32
 #: Seconds between two checks during a wait, and the number of seconds that `close` waits for the thread.
 LOOK, JOINED = 1.0, 5.0

@@ -1,8 +1,9 @@
 """Runs a graph in a child, epoch by epoch: in a worker of a `DataLoader2`, or in the dispatching process.
 
 Role: carries out the main process's commands (start an epoch, call a function on the graph, stop). Between commands,
-the runner runs the graph of pipes, and sends the items. Commands are received between two items. `protocol::Obedience`
-in the engine decides how a command affects the running epoch, and this module executes the decision.
+the runner runs the graph of pipes, and sends the items. The runner receives commands between two items.
+`protocol::Obedience` in the engine decides how a command affects the running epoch, and this module executes the
+decision.
 
 A command is a tuple of its kind, its number on the link, the number of the epoch or function, and further arguments.
 """
@@ -273,7 +274,8 @@ class EpochRunner:
         return True
 
     def _meets_superseding(self) -> bool:
-        """Executes commands up to the command that interrupted the graph. Returns False if this command is late."""
+        """Executes commands up to the command that interrupted the graph. Returns False if the interrupting command is
+        late."""
         while (command := self.child.command_within(ORDERED)) is not None:
             if self._obey(command) == "leave":
                 return True

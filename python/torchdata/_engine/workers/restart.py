@@ -166,7 +166,7 @@ class Restarts:
         return wanted
 
     def _ended(self, ended: Sequence[bool]) -> list[bool]:
-        """Returns for each worker whether all its shards have ended. The argument has one value for each shard."""
+        """Returns for each worker whether all its shards have ended. `ended` contains one value for each shard."""
         members = self._members
         return [all(ended[shard] for shard in members.shards_of(worker)) for worker in range(members.num_workers)]
 

@@ -176,8 +176,8 @@ def find(pid: int | None = None) -> list[Attached]:
 
 
 def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached | None:
-    """Returns the loader of a process's board. Returns None if another process is the main process of the loader, or if
-    the memory is not a board."""
+    """Returns the loader to which a process's board belongs. Returns None if another process is the main process of the
+    loader, or if the memory is not a board."""
     try:
         board = StatsBoard.observe(path)
         damage = board.damage()

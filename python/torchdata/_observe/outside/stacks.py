@@ -130,7 +130,7 @@ def answer_for_stacks(board: StatsBoard, page: int) -> None:
 
 def _open(now: _Answering) -> bool:
     """Opens the memory and installs the handler that writes to it; returns False if no signal is free."""
-    # the program has installed its own handler since
+    # the program has installed its own handler for the signal in the meantime
     if not now.signal or (now.ignored and signal.getsignal(now.signal) != signal.SIG_IGN):
         now.signal, now.ignored = _free_signal(), False
     if not now.signal:

@@ -56,7 +56,7 @@ class WaitWarning(RuntimeWarning):
 
 def warn_of_stalls(children: Any, seconds: float | None) -> None:
     """Makes the main process warn after this number of seconds without an item. The warning is repeated whenever the
-    wait has doubled."""
+    waiting time has doubled."""
     children.stall_warning = seconds
     if seconds is None:
         return
@@ -130,7 +130,7 @@ def warn_in_thread(warning: Warning) -> None:
 def _words(
     children: Any, peer: int | None, waited: float, ask: Callable[[dict[str, Any]], tuple[str, str]] | None = None
 ) -> str:
-    # Imported only when there is a problem.
+    # The module is imported only when there is a problem.
     from torchdata._observe.outside.stacks import where_it_stands
     from torchdata._observe.show.table import duration
     from torchdata._observe.stats.diagnosis import blame
@@ -209,8 +209,8 @@ def _is_ours(frame: Any) -> bool:
 
 
 def _words_of_main(board: Any, waited: float, thread: int) -> str | None:
-    """Returns the text of the warning. Returns None if the main process waits for another process, because the
-    collector warns about such a wait."""
+    """Returns the text of a warning about the main process. Returns None if the main process waits for another process,
+    because the collector warns about such a wait."""
     from torchdata._observe.outside.stacks import kernel_state, own_stack
     from torchdata._observe.show.table import duration
     from torchdata._observe.stats.reading import read_board, summarise

@@ -45,8 +45,7 @@ def working_time(pid: int) -> float | None:
 
 
 def _fields(pid: int) -> list[int]:
-    """Returns the numbers in `/proc/PID/stat` after the name, as in proc_pid_stat(5). The state letter is replaced by
-    0."""
+    """Returns the numbers in `/proc/PID/stat` after the name, as in proc_pid_stat(5). 0 replaces the state letter."""
     with open(f"/proc/{pid}/stat") as file:
         return [0, *map(int, file.read().rpartition(")")[2].split()[1:])]
 
