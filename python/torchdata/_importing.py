@@ -113,9 +113,9 @@ def call_when_imported(who: str, calls: Calls) -> None:
     _finder.install_or_leave()
 
 
-#: A thread holds this lock while it imports through `import_whole`, and while it forks. Without the lock, the child
-#: could inherit an incomplete module with an import lock that no thread of the child releases, and would hang when it
-#: needs the module.
+#: A thread holds this lock while it imports through `import_whole`, and while it forks. Without the lock, a child could
+#: inherit an incomplete module, and would hang when it imports the module, because no thread of the child releases the
+#: import lock.
 _late = threading.RLock()
 os.register_at_fork(
     before=_late.acquire,

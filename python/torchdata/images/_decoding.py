@@ -110,8 +110,8 @@ def decode(
     one level of 255. In a worker, the array is allocated in shared memory, like the result of `torchdata.empty`.
 
     Args:
-        data: the contents of the file as bytes, the path of the file, or a file opened in binary mode, which is read to
-            its end and stays open.
+        data: the contents of the file as bytes, the path of the file, or a file opened in binary mode. An opened file
+            is read to its end and stays open.
         size: the size of the result: (height, width), or an integer for a square. None (the default) for the size of
             the crop.
         crop: the part of the image to use, (left, top, right, bottom) in pixels before resizing; or a function of width

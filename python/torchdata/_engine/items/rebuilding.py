@@ -1,10 +1,10 @@
 """Takes an exception apart so that another process can rebuild it, regardless of how its class is implemented.
 
-Role: a child lists several forms of an exception for sending (`forms_of`), best form first, and the main process uses
-the first form that can be rebuilt there (`rebuilt`). Pickle alone is not sufficient, because it calls the class with
-the arguments that the exception has stored. If the constructor has other parameters, this call fails or creates an
-exception with another message. A child checks each form by rebuilding the exception, and compares the type, the results
-of `str` and `repr`, and the attributes with the original. The forms are
+Role: a child sends several forms of an exception, best form first (`forms_of`). The main process uses the first form
+that it can rebuild (`rebuilt`). Pickle alone is not sufficient, because it calls the class with the arguments that the
+exception has stored. If the constructor has other parameters, this call fails or creates an exception with another
+message. A child checks each form by rebuilding the exception, and compares the type, the results of `str` and `repr`,
+and the attributes with the original. The forms are
 
 - "pickle": the exception's own pickle;
 - "parts": the exception's class, arguments and attributes, rebuilt without the constructor. An attribute that cannot be

@@ -213,9 +213,9 @@ def warn_of_lacks() -> None:
 class SharedPickle:
     """A pickle in anonymous shared memory, which any number of children can load.
 
-    The buffers of arrays and tensors follow the pickle. Each child maps this memory privately: its arrays and tensors
-    are views of the memory that all children share, and a page is copied when a child writes to it. Objects that share
-    a read-only buffer, such as the slices of an Arrow table, also share it in the children.
+    The buffers of arrays and tensors follow the pickle. Each child maps this memory privately. A child's arrays and
+    tensors are views of the memory that all children share, and the kernel copies a page when a child writes to the
+    page. Objects that share a read-only buffer, such as the slices of an Arrow table, also share it in the children.
 
     Args:
         pickled: the pickle.

@@ -196,8 +196,8 @@ os.register_at_fork(after_in_child=_no_longer_ignore)
 # -- the children -----------------------------------------------------------------------------------------------------
 
 
-#: The format of a child's messages: the number of the child, and the number of the lock that it is about to acquire, or
-#: the number of locks once it holds all.
+#: The format of a child's messages: the number of the child, and the number of the lock that the child is about to
+#: acquire. After the last lock, the second number is the number of locks.
 _STEP, _BEGUN = struct.Struct("=II"), len(LOCKS)
 
 

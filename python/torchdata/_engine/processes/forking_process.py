@@ -3,12 +3,12 @@
 Role: runs in a separate process, which the main process has forked or spawned (`forker.py`). The forking process blocks
 all signals, so that a new child receives no signals before it has its own signal handling. Only a SIGTERM that the
 forking process sends to itself ends it. The forking process reaps a child only when the main process requests the exit
-code, so that the child's id is not reused while the main process may signal the child. The forking process ends when
+code. A child that is not reaped keeps its id, so the main process may signal the child. The forking process ends when
 the main process closes its end of the socket, or exits.
 
 Before a child begins, it waits for permission of the main process. If the forking process is killed between the fork
-and its reply, the main process does not know the child, so the child ends at once and does not receive anything that is
-sent to its replacement.
+and its reply, the main process does not know the new child. In this case, the child ends immediately, and receives
+nothing that is sent to its replacement.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ and all children share one position in this file. If one process reads the file,
 and the other processes read wrong bytes without an error.
 
 The warning has no false positives, because it requires three conditions: the position of a file that is open for
-reading has changed, no thread of the main process has read anything in the meantime, and at least two children have
-read something. The kernel counts the reads of each process (`/proc/PID/io`). Reads of reaped children count as reads of
-the main process. If the system does not count reads, no warning is given.
+reading has changed, no thread of the main process has read anything since, and at least two children have read
+something. The kernel counts the reads of each process (`/proc/PID/io`). Reads of reaped children count as reads of the
+main process. If the system does not count reads, no warning is given.
 """
 
 from __future__ import annotations

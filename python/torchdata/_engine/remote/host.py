@@ -5,10 +5,11 @@ links as a worker on the main process's machine, but its links lead to the host.
 has its own main thread and interpreter lock, and can crash only the worker. The host forwards the contents of the
 worker's links without decoding them. The host runs no user code, and its worker exits together with the host.
 
-Two threads of the actor serve each pair of links, called a lane: one thread receives messages of the main process
-(`tell`), and one thread returns the units of the worker (`pull`). The main process always has some calls of `pull`
-waiting. All calls are numbered, because the calls of an actor's threads may arrive out of order. One lane carries
-commands and items. Another lane carries the units of the dispatching process, which runs on the main process's machine.
+A pair of links is called a lane, and is served by two threads of the actor. One thread receives messages of the main
+process (`tell`), and one thread returns the units of the worker (`pull`). The main process always has some calls of
+`pull` waiting. All calls are numbered, because the calls of an actor's threads may arrive out of order. One lane
+carries commands and items. Another lane carries the units of the dispatching process, which runs on the main process's
+machine.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ class CommonSetup:
     #: The main process's thresholds for cyclic garbage collection.
     gc_thresholds: tuple[int, int, int]
     signals: MainSignals
-    #: The line of the user's program that started the children, from `place_outside`; None if the children's own stacks
-    #: contain the line, or if the program runs on another machine.
+    #: The line of the user's program that started the children, from `place_outside`. None if the stack of each child
+    #: contains this line, or if the program runs on another machine.
     begun_at: tuple[str, int, str] | None
 
     @classmethod
@@ -301,11 +301,11 @@ def _keep_memory_of_tensors() -> None:
     Torch aligns each tensor to 64 bytes. Older releases of glibc leave a gap next to an aligned tensor, and this gap
     may never be reused. Because of the gap, the next tensor of the same size does not fit into the freed memory, so the
     process grows by one tensor each time and uses only new pages. With huge pages, torch aligns tensors to the size of
-    a page, and glibc reuses gaps of that size. Measured in a worker with glibc 2.36: with huge pages, filling a tensor
-    of 20 MB takes no page faults instead of 4,864, and filling a tensor of 38 MB takes 531 instead of 9,729. A worker
-    that kept a small tensor next to each large tensor of 20 MB grew by 1.2 GB after 60 items; with huge pages, it grows
-    by 20 MB. Torch reads the environment variable once, for its first tensor. With "fork", the setting of the main
-    process applies if the main process has already created a tensor.
+    a page, and glibc reuses gaps of that size. Measurements in a worker with glibc 2.36: with huge pages, filling a
+    tensor of 20 MB causes 0 page faults instead of 4,864, and filling a tensor of 38 MB causes 531 instead of 9,729. A
+    worker that kept a small tensor next to each large tensor of 20 MB grew by 1.2 GB after 60 items. With huge pages,
+    the same worker grows by 20 MB. Torch reads the environment variable once, for its first tensor. With "fork", the
+    setting of the main process applies if the main process has already created a tensor.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
