@@ -12,13 +12,14 @@ Before the first item, the position is the loaded position, or the position wher
 iterable is moved to the position where the last epoch was left, takes one step (which ends that epoch, or yields an
 item that is dropped), and is then iterated a second time. As a result, the iterable's own counters (epochs, draws of a
 generator) are the same as in the saved run. Some iterables continue in the next iteration where the last iteration
-stopped. If an iterable continues in this way, the dropped item would be lost, so the position is loaded a second time.
+stopped. For an iterable that continues, the dropped item would be lost, so the position is loaded a second time.
 
 Some iterables, such as those of Hugging Face, apply a loaded state in each later iteration instead of only once. To
-detect such an iterable, the stream compares the state after the first item of a new epoch with the state after the
-first item that followed the load. If both states are equal, the stream loads the iterable's initial state and restarts
-the epoch. Other iterables prepare the next epoch as soon as an epoch ends. If a state was saved at the end of an epoch,
-but the step yields an item, the iterable has prepared the next epoch, and the state is loaded a second time.
+detect an iterable that applies a state repeatedly, the stream compares the state after the first item of a new epoch
+with the state after the first item that followed the load. If both states are equal, the stream loads the iterable's
+initial state and restarts the epoch. Other iterables prepare the next epoch as soon as an epoch ends. If a state was
+saved at the end of an epoch, but the step yields an item, the iterable has prepared the next epoch, and the state is
+loaded a second time.
 """
 
 from __future__ import annotations
@@ -144,7 +145,8 @@ class StreamState(NamedTuple):
         own: the state of the iterable; None if it has none.
         inner: the state of its iterator, if the iterator is another object; None if the iterator has no state.
         started: whether an item of the epoch was requested.
-        ended: whether the epoch is over. Until an item of the epoch is requested, whether the previous epoch is over.
+        ended: whether the epoch is over. Before an item of the epoch is requested, `ended` refers to the previous
+            epoch.
     """
 
     own: Any
@@ -335,7 +337,8 @@ class StatefulStream:
         return item
 
     def _is_first(self, item: Any) -> bool:
-        """Returns whether a step has returned the first item of an epoch. If so, the iterator yields this item again.
+        """Returns whether a step has returned the first item of an epoch. The iterator yields such a first item a
+        second time.
 
         Some iterables treat a position before the first item like a position within an epoch, some like one between
         epochs.

@@ -1,8 +1,8 @@
 """Connects ranks: rank 0 publishes its addresses in the job's store, and all other ranks connect to rank 0.
 
 Role: runs once for each group, in the main process of every rank. The store is used only for the addresses, in a
-separate thread, because an operation on the store never ends if the store's process is stopped. In this case, the
-thread sleeps in torch until the program ends.
+separate thread, because an operation on the store never ends if the store's process is stopped. The thread of such an
+operation sleeps in torch until the program ends.
 """
 
 from __future__ import annotations

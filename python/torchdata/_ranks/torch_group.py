@@ -130,7 +130,7 @@ class TorchGroup(UncopyableGroup):
         than rank 0, returns the rank's own value.
 
         With tensor parallelism, ranks that must read the same data belong to different data-parallel groups. This
-        method makes such ranks shuffle in the same order.
+        method makes ranks that read the same data shuffle in the same order.
         """
         number, self._agreements = self._agreements, self._agreements + 1
         if self._seeds is None or self.rank != 0:

@@ -5,9 +5,9 @@ forking process in two ways:
 
 - With start method "fork", children are copies of the main process. When a child exits later, the main process may use
   CUDA, or have threads that hold locks. A child that is forked while the main process uses CUDA or has threads cannot
-  use CUDA, and may hang at a held lock. For this reason, the main process forks a forking process right after a
-  loader's children. This forking process has one thread, runs no user code, and inherits the children's programs. It
-  exits together with the loader.
+  use CUDA, and may hang at a held lock. For replacements, the main process forks a forking process right after a
+  loader's children. This forking process has one thread, runs no user code, and inherits the children's programs. The
+  forking process exits together with the loader.
 - With start method "forkserver", every child is forked from one process of the program, which the main process spawns:
   a fresh interpreter that imports the program once. This interpreter serves all loaders, and exits with the main
   process. multiprocessing's own fork server is not suitable: it also forks user processes, which must be interruptible,
@@ -71,8 +71,8 @@ class ForkingProcess:
     """The main process's side of one forking process. Threads and signal handlers may use this object concurrently.
 
     Args:
-        inherits: whether the forking process was forked from the main process. If so, it has inherited the children's
-            programs, and is ready immediately.
+        inherits: whether the forking process was forked from the main process. A forked forking process has inherited
+            the children's programs, and is ready immediately.
         launch: a function that creates the process from its end of the socket and the main process's end, and starts
             it.
     """

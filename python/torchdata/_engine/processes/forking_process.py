@@ -7,8 +7,8 @@ code. A child that is not reaped keeps its id, so the main process may signal th
 the main process closes its end of the socket, or exits.
 
 Before a child begins, it waits for permission of the main process. If the forking process is killed between the fork
-and its reply, the main process does not know the new child. In this case, the child ends immediately, and receives
-nothing that is sent to its replacement.
+and its reply, the main process does not know the new child. A child that the main process does not know ends
+immediately, and receives nothing that is sent to its replacement.
 """
 
 from __future__ import annotations

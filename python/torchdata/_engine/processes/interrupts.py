@@ -6,8 +6,8 @@ an exception interrupted the start or the end of a child, the main process would
 During the start or the end of a child, the main process defers signals, and delivers them between two steps.
 
 A child must never run a handler of the main process, although terminals and clusters send signals to all processes of
-the program. A child inherits a signal mask that blocks such signals until the child ignores them (`MainSignals`). If a
-child sends a signal to itself, the default action is executed, so SIGTERM ends the child.
+the program. A child inherits a signal mask that blocks signals until the child ignores the signals (`MainSignals`). If
+a child sends a signal to itself, the default action is executed, so SIGTERM ends the child.
 
 Python runs handlers only in the main thread, and only the main thread may change handlers, whereas each thread has its
 own signal mask. A signal without a Python handler is not deferred: it is ignored, ends the program, or is handled by a
@@ -70,8 +70,8 @@ class InterruptsDeferred:
     In other threads, this context does nothing, because Python runs handlers only in the main thread.
 
     Args:
-        later: whether the context runs in a finalizer (a `__del__`, a callback of a weak reference). If so, the signals
-            are delivered after the finalizer has returned, because Python ignores exceptions in a finalizer.
+        later: whether the context runs in a finalizer (a `__del__`, a callback of a weak reference). Python ignores
+            exceptions in a finalizer, so the signals are delivered after the finalizer has returned.
         noted: whether Ctrl-C was already pressed and must be delivered.
     """
 

@@ -47,8 +47,8 @@ class SharedPositions:
 
     Args:
         pids: returns the ids of the running children.
-        differ: whether the children read different data, for example because one of them is a dispatching process. If
-            so, the first epoch is not checked, because children also read files while they start.
+        differ: whether the children read different data, for example because one of them is a dispatching process. With
+            different data, the first epoch is not checked, because children also read files while they start.
     """
 
     def __init__(self, pids: Callable[[], Sequence[int]], differ: bool) -> None:

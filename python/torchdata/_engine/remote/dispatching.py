@@ -2,8 +2,8 @@
 machine.
 
 Role: runs in the main process. The program is pickled like the workers' program. The pickle includes all definitions of
-the user's main module, because the dispatching process does not import that module. Because of this, the user's program
-needs no `__main__` guard, and the dispatching process runs the same pipes that the main process has.
+the user's main module, because the dispatching process does not import that module. The user's program needs no
+`__main__` guard, and the dispatching process runs the same pipes that the main process has.
 """
 
 from __future__ import annotations

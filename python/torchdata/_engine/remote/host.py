@@ -403,7 +403,7 @@ class Host:
         """Records the worker's exit, and ends this process if the main process sends nothing for too long.
 
         If the parent of this process has exited, Ray's daemon on this machine has ended, and Ray kills the worker and
-        this process. The worker's exit code is not reported in this case, because only Ray knows the reason.
+        this process. The exit code of a worker that Ray kills is not reported, because only Ray knows the reason.
         """
         child = self._child
         while not child.ended:

@@ -282,11 +282,11 @@ def _refuse(_peer: int, description: Any) -> NoReturn:
 
 
 def _keep_freed_memory() -> None:
-    """Makes the allocator keep freed memory instead of immediately returning it to the system. glibc then keeps up to
-    twice the size of the largest block to which it adapts.
+    """Makes the allocator keep freed memory instead of immediately returning it to the system. glibc keeps freed memory
+    up to twice the size of the largest block to which it adapts.
 
     A child frees the objects of one batch, and allocates objects of the same sizes for the next batch. If freed memory
-    is returned to the system between two batches, each page of the next batch causes a page fault. These faults take a
+    is returned to the system between two batches, each page of the next batch causes a page fault. Page faults take a
     tenth of the time when images are decoded. glibc adapts its limit for freed memory when a large block is freed. In a
     child, large blocks are in shared memory, so glibc never frees a large block. To raise the limit, this function
     allocates and frees one large block, without touching its pages. Limits that the user has set

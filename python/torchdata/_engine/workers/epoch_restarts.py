@@ -80,7 +80,7 @@ class EpochRestarts(Restarts):
         members, starts = self._members, run.resume(received)
         begin = any(begins(start) for index in indices for start in members.starts_of(index, starts))
         # A replacement without a snapshot of the current epoch repeats the end of the previous epoch, to restore state
-        # that the graph keeps beyond an epoch. A snapshot of the current epoch already contains such state.
+        # that the graph keeps beyond an epoch. A snapshot of the current epoch already contains the state of the graph.
         repeats = run.before is not None and begin
         if repeats:
             assert run.before is not None

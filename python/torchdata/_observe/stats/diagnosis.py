@@ -289,10 +289,11 @@ def sending(stats: LoaderStats) -> Verdict | None:
     if not workers or stats.dispatching or stats.items < MANY or any(worker.node is not None for worker in workers):
         return None
     items = max(1, sum(worker.items for worker in workers))
-    # A worker counts as busy while it waits for a core. On a busy machine, this wait would exceed the time of tiny
-    # items, so it is subtracted. The result is too large in a virtual machine, because the system does not count the
-    # time that the host gives to other virtual machines. If the times of pipes are known, and their sum is smaller, the
-    # sum is used instead. The rule `packing` recognizes items that take long outside of the pipes.
+    # A worker counts as busy while it waits for a core. On a busy machine, the wait for a core would exceed the time of
+    # tiny items, so the wait is subtracted. In a virtual machine, the result is still too large, because the system
+    # does not count the time that the host gives to other virtual machines. If the times of all pipes are known, and
+    # their sum is smaller, the sum is used as the time of the items. The rule `packing` recognizes items that take long
+    # outside of the pipes.
     worked = sum(max(0.0, worker.busy_seconds - (worker.waits_for_cpu_seconds or 0.0)) for worker in workers)
     in_pipes = [pipe.own_seconds for worker in workers for pipe in worker.pipes]
     each = worked / items
