@@ -106,9 +106,9 @@ def main_without_file() -> str | None:
 class ChildName(str):
     """The name of a child process. Unpickling the name in the child runs code that must run before everything else.
 
-    The child unpickles the name before it imports the main module and the user's program. This code uses only the
-    standard library, because the child may not be able to import this package yet. If the name is pickled for another
-    purpose, such as a log record, the pickle contains an ordinary string.
+    The child unpickles the name before it imports the main module and the user's program. The code in the pickle uses
+    only the standard library, because the child may not be able to import this package yet. If the name is pickled for
+    another purpose, such as a log record, the pickle contains an ordinary string.
 
     The code makes the child exit together with the main process. Without this code, a child that imports its modules
     for a minute would outlive the main process by up to a minute. Unpickling also raises the threshold of cyclic

@@ -341,7 +341,7 @@ class RemoteChild(ChildProcess):
 
     def _launch(self) -> int:
         """Forks the child through the forking process. If the forking process exits before it replies, a new forking
-        process gets the request. This happens only once."""
+        process gets the request, but only once."""
         forker = self._find()
         try:
             pid = self._ask(forker)

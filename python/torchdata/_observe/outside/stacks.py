@@ -77,8 +77,8 @@ class _Answering:
         self.others: int = 0
         #: Whether the process ignores the signal when no handler is installed.
         self.ignored: bool = inherited is not None and inherited.ignored
-        #: The memory's descriptor and inode. Both numbers are assigned as one tuple, so that a fork by another thread
-        #: never copies only one of them.
+        #: The memory's descriptor and inode. The two numbers are assigned as one tuple, so that a fork by another
+        #: thread never copies only one of them.
         self.opened: tuple[int, int] = (-1, 0)
         #: The descriptor and inode that were inherited from the parent process, until they are closed here.
         self.inherited: tuple[int, int] = (-1, 0)
