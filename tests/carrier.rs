@@ -19,8 +19,8 @@ use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::process::board::BellBoard;
 use torchdata_core::protocol::Stream;
 
-/// A link, its copy on another machine, the two carriers between them, and a link in the opposite direction, which only
-/// carries control words.
+/// A link and its copy on another machine, with a carrier on each machine, and a link in the opposite direction for
+/// control words.
 struct Way {
     producer: Producer,
     consumer: Consumer,
@@ -54,7 +54,7 @@ fn bytes_of(buffer: &Buffer) -> Vec<u8> {
 /// The kind, the payload, the buffers and the digest of a received unit.
 type Taken = (u16, Vec<u8>, Vec<Vec<u8>>, u64);
 
-/// Transfers one frame. If the receiving link is full, the consumer first takes units to make space.
+/// Transfers one frame. If the receiving link is full, the consumer reads units first, so that space becomes free.
 fn carry(way: &mut Way, most: usize, taken: &mut Vec<Taken>) -> Option<Words> {
     let mut frame = Frame::default();
     let words = way.here.take(&mut frame, most).unwrap();

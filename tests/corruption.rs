@@ -95,7 +95,7 @@ fn a_link_of_another_release_or_with_impossible_sizes_is_rejected() {
 #[test]
 fn every_violation_of_the_layout_is_detected() {
     let _watchdog = watchdog(30);
-    // Pairs: an offset in the first unit of the ring, and a u32 value to write at this offset.
+    // Each case writes a u32 value at an offset in the first unit of the ring.
     let unit = [
         ("shorter than any unit", 0, 0),
         ("no multiple of 8", 0, 25),

@@ -1,7 +1,7 @@
 //! Tests the guarantees of a link with both kinds of shared memory, between threads and between processes.
 //!
-//! A process uses only one kind of shared memory. `everything_holds_on_the_portable_backing` therefore runs this test
-//! binary again with the portable kind.
+//! A process uses only one kind of shared memory. The test `everything_holds_on_the_portable_backing` runs this test
+//! binary again with the portable kind of shared memory.
 #![cfg(not(loom))]
 #![allow(missing_docs)]
 
@@ -346,8 +346,8 @@ fn a_block_of_another_link_is_rejected() {
 fn fragments_of_an_abandoned_unit_do_not_leak_into_later_items() {
     let _watchdog = watchdog(30);
     let (mut sender, mut receiver) = pair(SMALL, 10);
-    // The producer abandons these fragments within the epoch. The next unit without fragments makes the consumer drop
-    // them.
+    // The producer sends fragments, and ends the epoch without sending the item that the fragments belong to. The
+    // consumer drops the fragments when it receives a unit without fragments.
     sender.stream(&[1; 500]).unwrap();
     sender.send_end().unwrap();
     assert!(receiver.receive().unwrap().is_none());

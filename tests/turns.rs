@@ -22,8 +22,8 @@ impl Waiter {
         Self { turns: Turns::new(), processes: 3, now: 5 * MILLI, given: 0, without: 0 }
     }
 
-    /// Waits once. If `helps` is given, yield number `helps` ends the wait. Each yield lasts `turn` nanoseconds. If no
-    /// yield ends the wait, the thread sleeps for `sleep` nanoseconds.
+    /// Waits once. If `helps` is given, the awaited value arrives during the yield with this number. Each yield lasts
+    /// `turn` nanoseconds. If no yield ends the wait, the thread sleeps for `sleep` nanoseconds.
     fn wait(&mut self, turn: u64, helps: Option<u32>, sleep: u64) {
         let turns = self.turns.begin(self.now);
         self.without += u64::from(turns == 0);
@@ -133,7 +133,8 @@ fn yields_resume_when_the_unrelated_thread_is_gone() {
 
 proptest! {
     /// In any sequence of yields, work and sleeps, yields to unrelated threads take at most one eighth of the time,
-    /// plus a fixed maximum. A yield of one millisecond does not count as a yield to an unrelated thread.
+    /// plus a fixed maximum. Yields of up to one millisecond are not counted, because an unrelated thread uses the core
+    /// for several milliseconds.
     #[test]
     fn the_time_of_unrelated_threads_is_bounded(
         waits in prop::collection::vec((0_u64..10, any::<bool>(), 0_u64..2_000, 0_u64..2_000), 1..2_000)

@@ -15,7 +15,8 @@ __all__ = ["__version__", "empty"]
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = float) -> Any:
-    """Returns a new NumPy array or torch tensor with arbitrary contents. The caller fills the array and passes it on.
+    """Returns a new NumPy array or torch tensor with arbitrary contents. The caller fills the array and passes it on,
+    for example as an item.
 
     In a worker process, the array is allocated in the shared memory for sending items. An item that contains the whole
     array reaches the main process without a copy. In other processes, or if this shared memory is full, the result is
@@ -23,8 +24,8 @@ def empty(shape: int | tuple[int, ...], dtype: Any = float) -> Any:
 
     To avoid the copy, nothing but the item may refer to the array, as for an array that a function creates, fills and
     returns. If a variable, a view, a tensor over the array or another container also refers to the array when the item
-    is yielded, the array is copied like any other array. After such a copy, later writes are not visible to the
-    receiver, so the array may be filled and yielded a second time.
+    is yielded, the array is copied like any other array. If the array was copied, the receiver does not see later
+    writes, so the array may be filled and yielded a second time.
 
     Args:
         shape: the number of elements along each dimension.

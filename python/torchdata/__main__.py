@@ -1,6 +1,6 @@
 """`python -m torchdata`: inspects running loaders from another process.
 
-Role: the command line. The commands themselves are in `_observe/outside`.
+Role: the command line. `_observe/outside` implements the commands.
 """
 
 from __future__ import annotations

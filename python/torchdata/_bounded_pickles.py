@@ -1,8 +1,8 @@
-"""Pickles that are kept in memory if they are small enough, and only measured if they are not.
+"""Pickles that are kept in memory up to a maximum size. If a pickle is larger, only its size is measured.
 
 Role: provides `pickle_file`, to which the pickling functions of this package write. Inside a `bounded` context, the
-bytes of all these files are counted, and dropped once there are too many. A pickle that is too large is therefore
-measured without being stored. Contexts of several threads are independent.
+bytes of all pickles are counted. Once there are too many bytes, the pickles are no longer stored, but only measured.
+The `bounded` contexts of several threads are independent.
 """
 
 from __future__ import annotations

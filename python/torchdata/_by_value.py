@@ -3,10 +3,10 @@
 Role: pickles items, states and programs that plain pickle does not support, in the process that has these objects. The
 module is imported when an object is first pickled by value, because it imports cloudpickle.
 
-Unlike plain pickle, cloudpickle supports classes that cannot be imported. If a library derives a class at run time,
-the `__reduce__` of the base class may omit attributes of the derived class. For example, the `__reduce__` of
-`types.SimpleNamespace` returns the contents of `__dict__`, but omits the `__slots__` of a derived class. Without the
-check in this module, the omitted attributes would be lost without an error.
+Unlike plain pickle, cloudpickle supports classes that cannot be imported. If a library derives a class at run time, the
+`__reduce__` of the base class may omit attributes of the derived class. For example, the `__reduce__` of
+`types.SimpleNamespace` returns the contents of `__dict__`, but omits the `__slots__` of a derived class. This module
+raises an error if pickling an object would lose some of the object's attributes.
 
 Functions keep the name of their file, so that a traceback in a worker shows the file and the source line. cloudpickle
 3.1.3 would replace the name by "<dynamic-code>". Annotations that cannot be evaluated, because only a type checker
@@ -87,8 +87,8 @@ def dumps(obj: Any) -> bytes:
 
 #: The type of the object that `lazy import` binds to a name until the name is used (Python 3.15).
 _LAZY_IMPORT = getattr(types, "LazyImportType", None)
-#: The type of an annotation in a dataclass that cannot be evaluated (Python 3.14). The annotation refers to the class
-#: and its variables, and not all variables can be pickled.
+#: The type of an annotation in a dataclass that cannot be evaluated (Python 3.14). A `ForwardRef` refers to the
+#: dataclass and to variables that pickle may not support.
 _FORWARD_REFERENCE = typing.ForwardRef if sys.version_info >= (3, 14) else None
 
 

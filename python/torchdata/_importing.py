@@ -1,11 +1,10 @@
 """Late imports: calls a function right after a module was imported, and protects imports from concurrent forks.
 
-Role: the package does not import NumPy or PyTorch itself. Once other code has imported these libraries, this package
-seeds their generators, and registers its classes with them. Some modules of the package are imported late, too, and are
-published when they are imported. A finder at the front of `sys.meta_path` waits for these modules, and is removed when
-no module is awaited. If an arriving item contains arrays or tensors, the engine imports NumPy or PyTorch at an
-arbitrary time, possibly while another thread forks. The code runs in the process and thread that imports. This module
-owns the finder.
+Role: the package does not import NumPy or PyTorch itself. Once other code has imported NumPy or PyTorch, this package
+seeds the generators of the library, and registers classes with it. The finder also publishes modules of this package
+that are imported only when they are used. The finder is at the front of `sys.meta_path`, and is removed when no module
+is awaited. If an arriving item contains arrays or tensors, the engine imports NumPy or PyTorch at an arbitrary time,
+possibly while another thread forks. The code runs in the process and thread that imports. This module owns the finder.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Calls = Mapping[str, Callable[[Any], object]]
 
 
 class _WaitingFinder:
-    """Finds awaited modules through the finders after it, and no other modules."""
+    """Finds only awaited modules, by asking the other finders of `sys.meta_path`."""
 
     def __init__(self) -> None:
         #: The functions to call, by the name of the caller and by the name of the module.
@@ -62,8 +61,8 @@ class _WaitingFinder:
     def install_or_leave(self) -> None:
         """Adds the finder to `sys.meta_path` if a module is awaited, and otherwise removes the finder.
 
-        The function replaces the list by a new list. If the finder were removed from the list during an import in
-        another thread, that import would skip a finder.
+        `sys.meta_path` is replaced by a new list. If the old list were changed during an import in another thread, that
+        import could skip a finder.
         """
         others = [finder for finder in sys.meta_path if finder is not self]
         awaited = any(self.calls.values())
@@ -92,8 +91,8 @@ class _WaitingLoader:
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        # Most objects that an import creates stay alive. Garbage collection would therefore free almost nothing, but
-        # take a tenth of torch's import time.
+        # Garbage collection during an import takes a tenth of torch's import time, but frees almost nothing, because
+        # most new objects remain in use.
         collecting = gc.isenabled()
         gc.disable()
         try:
@@ -109,14 +108,14 @@ _finder = _WaitingFinder()
 
 def call_when_imported(who: str, calls: Calls) -> None:
     """Calls each function once with its module, right after the module was imported. The keys are the full names of
-    modules that are not loaded. The calls replace earlier calls of the same caller."""
+    modules that are not loaded. `calls` replaces the functions that the same caller has registered earlier."""
     _finder.calls[who] = dict(calls)
     _finder.install_or_leave()
 
 
-#: A thread holds this lock while it imports through `import_whole`, and while it forks. Without the lock, the child
-#: could inherit an incomplete module with an import lock that no thread of the child releases, and would hang when it
-#: needs the module.
+#: A thread holds this lock while it imports through `import_whole`, and while it forks. Without the lock, a child could
+#: inherit an incomplete module, and would hang when it imports the module, because no thread of the child releases the
+#: import lock.
 _late = threading.RLock()
 os.register_at_fork(
     before=_late.acquire,

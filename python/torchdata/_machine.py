@@ -37,7 +37,7 @@ def _groups() -> Iterator[str]:
 
 def _first_version_groups() -> Iterator[str]:
     """Yields the folders of this process's control groups for processors, and their parents, in version 1 of control
-    groups. In version 1, each controller has separate groups."""
+    groups. In version 1 of control groups, each controller has separate groups."""
     root = f"{_CGROUPS}/cpu"
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, below = line.split(":", 2)

@@ -186,7 +186,7 @@ class FilterIterator(Iterator[Any]):
 
 @final
 class IndexedIterator(Iterator[Any]):
-    """`map(item_at, indices)`. Unlike a generator, it continues after an exception."""
+    """`map(item_at, indices)`. Unlike a generator, the iterator can continue after an exception."""
     def __new__(
         cls, item_at: Callable[[Any], Any], indices: Iterable[Any], on_error: Callable[[BaseException, Any], object]
     ) -> Self: ...
@@ -229,7 +229,7 @@ class Carrier:
     """Copies units and words between two local links, one per direction, and their copies on another machine."""
     def __new__(cls, inbound: Link, outbound: Link, board: BellBoard, own: int, peer: int) -> Self: ...
     def take(self, most: int) -> tuple[list[int] | None, list[bytes | LeasedBuffer]]:
-        """Returns the words, or None if they have not changed, and the units as a head and large buffers."""
+        """Returns the link's shared words (None if unchanged), and the units as a head and large buffers."""
     def put(self, frame: Sequence[Any]) -> bool: ...
     def put_words(self, words: Sequence[int]) -> None: ...
     def wait(self, seconds: float, units: bool, lacks: bool) -> None: ...
@@ -284,7 +284,7 @@ class ArenaBuffer:
 
 def drop_inherited(links: Sequence[Link], bells: BellBoard, stats: StatsBoard | None = None) -> None: ...
 def order_of(kind: str, number: int) -> int | None:
-    """Returns the order that precedes a command of the main process; None if the command does not end an epoch."""
+    """Returns the order that the main process sends before a command; None if the command does not end an epoch."""
 
 @final
 class Obedience:
@@ -472,7 +472,7 @@ def continue_with_parent() -> None: ...
 def exit_with_parent(pid: int) -> None: ...
 def take_no_notice(number: int) -> None: ...
 def name_process(name: str) -> None:
-    """Names this process if the main thread calls it. Names are truncated to 15 bytes."""
+    """Names this process if the main thread calls the function. Names are truncated to 15 bytes."""
 
 def fork_waits_for(take: Callable[[], Any] | None) -> None: ...
 def watch_after_fork() -> None: ...
@@ -535,7 +535,7 @@ class ReadAheadQueue:
 
 @final
 class ReadAheadHold:
-    """A hold on a queue. No thread begins an item until the last hold is released."""
+    """A hold on a queue. No thread begins an item before all holds are released."""
     def wait(self, seconds: float) -> bool: ...
     def release(self) -> None: ...
 

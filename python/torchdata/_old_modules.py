@@ -1,10 +1,11 @@
 """The deep import paths of torchdata 0.9, in one table: modules that no longer exist, and the present names.
 
 Role: makes code work that imports from inside torchdata (`from torchdata.datapipes.iter.util.cacheholder import
-InMemoryCacheHolderIterDataPipe`). A finder at the end of `sys.meta_path`, which is asked only if no file was found,
-creates a module of the table on its first import. The names in such a module are looked up at their present location
-when they are used. The table contains private names if public code imports or patches them. If the table requests it,
-patching the old name also patches the present name. The code runs in any process that imports the package.
+InMemoryCacheHolderIterDataPipe`). A finder at the end of `sys.meta_path` creates an old module when it is first
+imported. Python asks this finder only if no file with that name exists. When code uses a name of an old module, the
+name is looked up at its present location. The table contains private names if public code imports or patches them.
+Patching an old name also patches the present name if the table contains a colon for the name. The code runs in any
+process that imports the package.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ from typing import Any
 _ITER, _MAP, _UTILS = "torchdata.datapipes.iter", "torchdata.datapipes.map", "torchdata.datapipes.utils"
 
 #: For each old module, the module that now defines its names, and the names. `XIterDataPipe`, `XMapDataPipe` and
-#: `XDataPipe` are now called `X`. Other names are unchanged, except when an equals sign gives the new name. If the
-#: value contains a colon, the part before it is the module that defines and uses the name, and setting the name in the
-#: old module also sets it there.
+#: `XDataPipe` are now called `X`. Other names are unchanged, unless the entry has the form `old=new`. In an entry like
+#: `old=module:new`, the module defines and uses the name, and setting the old name also sets the name in that module.
 OLD_MODULES: dict[str, tuple[str, str]] = {
     "torchdata._constants": (
         "torchdata._engine.processes.shutdown",
@@ -29,7 +29,7 @@ OLD_MODULES: dict[str, tuple[str, str]] = {
         "default_dl2_worker_join_timeout_in_s=torchdata._engine.processes.shutdown:ASKED",
     ),
     "torchdata.version": ("torchdata", "__version__"),
-    # User functions that replace process_init_fn import this module without using its names here.
+    # User functions that replace process_init_fn import this module, but use none of its names.
     "torchdata.dataloader2.communication": ("torchdata._engine", ""),
     "torchdata.dataloader2.graph._serialization": (
         "torchdata.dataloader2.graph.serialization",
@@ -161,8 +161,8 @@ def _patched_here(old: str) -> frozenset[str]:
 class _OldModule(ModuleType):
     """An old module. Deleting a name that was also set in its present module restores the previous value.
 
-    Patches therefore end as on a module that defines the names itself, because `unittest.mock` and pytest delete a name
-    that they have set if the module's dictionary did not contain it.
+    `unittest.mock` and pytest end a patch by deleting the name, if the module's dictionary did not contain the name
+    before. In this class, the deletion restores the value in the present module.
     """
 
     def __init__(self, name: str) -> None:

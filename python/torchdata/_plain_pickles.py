@@ -1,9 +1,9 @@
 """Pickles that contain only plain data, so that reading a pickle runs no code of its author.
 
-Role: pure functions. The pickle refers only to functions of this package that create values of plain data from any
-arguments: arrays, batches and files. Before Python's unpickler runs, the extension checks each instruction. The check
-accepts only instructions that Python writes for such data, with lengths within the pickle. Other instructions could
-make the unpickler allocate gigabytes through a large number.
+Role: pure functions. The pickle refers only to functions of this package that create arrays, batches and files, and
+that are safe with any arguments. Before Python's unpickler runs, the extension checks each instruction. The check
+accepts only instructions that Python writes for plain data, and only lengths within the pickle, because a large number
+could make the unpickler allocate gigabytes.
 """
 
 from __future__ import annotations
@@ -35,13 +35,12 @@ _KINDS = frozenset("biufcmM")
 
 
 def register(kind: type, parts: Callable[[Any], _Made | None], *makers: Callable[..., Any]) -> None:
-    """Registers a class whose instances are plain data. Instances of its subclasses are not plain data.
+    """Registers a class whose instances are plain data. Subclasses must be registered separately.
 
     Args:
         kind: the class.
         parts: a function that returns how to recreate an equal instance, or None if an instance is not plain data.
-        makers: all functions to which the result of `parts` may refer. The arguments of these functions may be
-            malicious.
+        makers: all functions to which the result of `parts` may refer. A malicious pickle may pass any arguments.
     """
     _known[kind] = parts
     for maker in makers:

@@ -53,7 +53,7 @@ def publish_late(
 
     Args:
         modules: the names for each module; a module inside the package is given without the package's name.
-        then: a function that is called with the classes and functions of a module by name, after its import.
+        then: a function that is called after each module's import, with a dict of the module's classes and functions.
     """
     package: str = namespace["__name__"]
     homes = import_late(namespace, modules)

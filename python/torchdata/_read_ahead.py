@@ -1,12 +1,12 @@
 """Threads that read ahead, and the queue between them and the consumer of their results.
 
 Role: `ReadAhead` is the data of one iteration's threads. Pipes, nodes and StatefulDataLoader derive their own classes
-from `ReadAhead`. `ReadAhead` refers neither to the pipe nor to the consumer's end of the queue, so that dropping these
-can end the threads. The queue, written in Rust, maintains order, positions and holds, and implements waiting and
-closing.
+from `ReadAhead`. `ReadAhead` has no reference to the pipe or to the consumer's end of the queue, so that the threads
+end when these objects are freed. The queue is written in Rust. The queue returns the results in order, stores
+positions, can be held, and implements waiting and closing.
 
- `close` makes each thread end after its current call, and callers choose how long to wait. The threads are daemons, and
-are stopped when the interpreter exits. A forked child has none of these threads.
+`close` makes each thread end after its current call, and callers choose how long to wait. The threads are daemons, and
+are stopped when the interpreter exits. A forked child does not have the threads of its parent.
 """
 
 from __future__ import annotations
@@ -85,6 +85,6 @@ def _run(queue: ReadAheadQueue, serve: Callable[..., object], args: tuple[Any, .
 
 
 def without_own_frame(error: BaseException) -> BaseException:
-    """Returns the error without the frame that caught it. That frame would keep the queue alive in which the error is
-    stored."""
+    """Returns the error without the frame that caught it. The frame refers to the queue, so an error that is stored in
+    the queue would keep the queue alive."""
     return error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)

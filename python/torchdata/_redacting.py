@@ -1,9 +1,9 @@
 """Removes secrets from text in messages, pictures and states.
 
 Role: pure functions. Only this module decides which texts are secrets. A value is a secret because of its name
-(`api_key=…`), because of its position (a URL's user, a query parameter), or because it looks like a token. Tokens are
-random, unlike other arguments in a pipeline. If it is unclear whether a value is a secret, the value is hidden. Control
-characters are removed from texts of other processes.
+(`api_key=…`), because of its position (a URL's user, a query parameter), or because it looks like a token. A long
+random text is a token, because other arguments in a pipeline are not random. If it is unclear whether a value is a
+secret, the value is hidden. Control characters are removed from the texts of other processes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HARD = frozenset(
     + ["credentials", "creds", "dsn", "jwt", "login", "oauth", "passcode", "passphrase", "passwd", "password", "pwd"]
     + ["sas", "secret", "secrets", "sig", "signature"]
 )
-#: Complete names of secrets. The words in these names also occur in harmless names.
+#: Complete names of secrets. As parts of longer names, these words are often harmless.
 _WHOLE = frozenset({"pass", "pat", "pin", "pw"})
 #: Words that announce a secret, but may also be followed by harmless numbers.
 _SOFT = frozenset(
@@ -37,7 +37,7 @@ _KEYS = frozenset(
 )
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
-#: A query value with more characters is more than a selection of a part of a file.
+#: A query value with more characters is hidden, because values that select a part of a file are shorter.
 _LONGEST = 20
 
 _USER = re.compile(r"(?<=://)[^/\s?#]*@")
@@ -55,7 +55,7 @@ _KINDS = re.compile(r"[a-z]+|[A-Z]+|[0-9]+")
 #: Control characters of terminals and of Unicode, which change the direction of text or end a line.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
-#: Libraries that include URLs in their error messages. Errors that the user's code raises are not modified.
+#: Libraries that include URLs in their error messages. Errors of the user's own code are not redacted.
 _LIBRARIES = frozenset(
     [
         "adlfs",
@@ -130,13 +130,12 @@ def shown(value: Any) -> str:
 def digest(name: str, words: str) -> str:
     """Returns a few digits that identify a secret without revealing it.
 
-    The digits are the same in every process, on every rank and in every state, so that states can be compared. All
-    states together reveal no more than these 16 bits of a secret, which reduces the number of possible passwords by a
-    factor of 65,536.
+    The digits are the same in every process, on every rank and in every state, so that states can be compared. Even
+    from all states together, an attacker learns only 16 bits of a secret, which reduces the number of possible
+    passwords by a factor of 65,536.
 
     Args:
-        name: the name of the secret. The name is used as a key, so the digits of two arguments with the same value
-            differ.
+        name: the name of the secret. Two secrets with different names have different digits, even if they are equal.
     """
     key = f"torchdata fingerprint of {name}".encode()
     import hashlib  # importing both modules takes as long as importing ten modules of this package

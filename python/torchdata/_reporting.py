@@ -26,7 +26,7 @@ RAISED_IN = "_torchdata_raised_in"
 _KEY = "_torchdata_key"
 #: The folder of this package.
 PACKAGE = os.path.dirname(__file__) + os.sep
-#: Modules whose frames do not help users.
+#: Modules with frames that do not help users.
 _BELOW = ("torchdata.", "multiprocessing.")
 
 
@@ -138,7 +138,7 @@ def _scalars(row: dict[Any, Any]) -> str | None:
 def key_of(item: Any) -> str | None:
     """Returns the key or path of an item that is a key or path itself, begins with one or has a `__key__`.
 
-    A row without a `__key__` is named by its scalar columns. For all other items, returns None.
+    A row without a `__key__` is named by its scalar columns. Returns None for an item without a key, path or column.
     """
     if isinstance(item, dict):
         item = item.get("__key__") or _scalars(item)
@@ -168,7 +168,7 @@ def _shown_with(error: BaseException) -> Iterator[BaseException]:
 def fold(error: BaseException) -> None:
     """Removes frames of this package from the traceback of `error` and of the exceptions that are displayed with it.
 
-    The frame that raised the exception is kept, except when the exception was raised in another process and only raised
+    The frame that raised the exception is kept, unless the exception comes from another process and was only raised
     again in this frame. `TORCHDATA_FULL_TRACEBACK=1` in the environment keeps all frames.
     """
     if os.environ.get("TORCHDATA_FULL_TRACEBACK") == "1":
@@ -178,7 +178,7 @@ def fold(error: BaseException) -> None:
 
 
 def _folded(frames: TracebackType | None, wholly: bool) -> TracebackType | None:
-    """Returns the frames without frames of this package. If `wholly` is True, the last frame is also removed if it
+    """Returns a traceback without the frames of this package. If `wholly` is True, the last frame is also removed if it
     belongs to the package.
     """
     first: TracebackType | None = None

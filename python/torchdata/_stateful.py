@@ -1,24 +1,25 @@
 """Iterables that save their own positions: the protocol, and a reader for successive epochs. All loaders share this
 module.
 
-Role: runs where an iterable is read. A `StatefulStream` owns the iterator. The iterable belongs to the user.
+Role: runs where an iterable is read. A `StatefulStream` owns the iterator, and the user's code owns the iterable.
 
 An iterable may report its position at any time, but the position is only correct while the current epoch is being read.
-Before the first line of a generator has run, the reported position is the position where the last epoch was left, even
-if a state was loaded since. The state of the iterable is therefore used only after an item was requested. Before the
-first item, the position is the loaded position, or the position where the last epoch was left.
+Until the first line of its generator has run, an iterable reports the position where the last epoch was left, even if a
+state was loaded since. For this reason, the stream uses the iterable's own state only after an item was requested.
+Before the first item, the position is the loaded position, or the position where the last epoch was left.
 
 `load_state_dict` restores a position within an epoch. A position between two epochs is reached as in the saved run: the
 iterable is moved to the position where the last epoch was left, takes one step (which ends that epoch, or yields an
-item that is dropped), and is then iterated a second time. The iterable's own counters (epochs, draws of a generator)
-are then the same as in the saved run. Some iterables continue in the next iteration where the last iteration stopped.
-The dropped item of these iterables would be lost, so the position is loaded into the iterable again.
+item that is dropped), and is then iterated a second time. As a result, the iterable's own counters (epochs, draws of a
+generator) are the same as in the saved run. Some iterables continue in the next iteration where the last iteration
+stopped. For an iterable that continues, the dropped item would be lost, so the position is loaded a second time.
 
 Some iterables, such as those of Hugging Face, apply a loaded state in each later iteration instead of only once. To
-detect these iterables, the state after the first item of a new epoch is compared with the state after the first item
-that followed the load. If the states are equal, the iterable loads the state from before its first iteration, and the
-epoch restarts. Other iterables prepare the next epoch when an epoch ends. If an iterable yields an item in the step at
-a saved end, the saved state is loaded a second time.
+detect an iterable that applies a state repeatedly, the stream compares the state after the first item of a new epoch
+with the state after the first item that followed the load. If both states are equal, the stream loads the iterable's
+initial state and restarts the epoch. Other iterables prepare the next epoch as soon as an epoch ends. If a state was
+saved at the end of an epoch, but the step yields an item, the iterable has prepared the next epoch, and the state is
+loaded a second time.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from torchdata._signatures import signature_of
 
-#: Placeholders: for a state that was not requested or is not available, and for the end of an iteration.
+#: Placeholders: one for a state that was not requested or is not available, and one for the end of an iteration.
 _UNKNOWN, _END = object(), object()
 
 #: Types of immutable values.
@@ -144,7 +145,8 @@ class StreamState(NamedTuple):
         own: the state of the iterable; None if it has none.
         inner: the state of its iterator, if the iterator is another object; None if the iterator has no state.
         started: whether an item of the epoch was requested.
-        ended: whether the epoch is over. If the epoch has not started, whether the previous epoch was over.
+        ended: whether the epoch is over. Before an item of the epoch is requested, `ended` refers to the previous
+            epoch.
     """
 
     own: Any
@@ -177,18 +179,17 @@ class StatefulStream:
         self.iterator: Any = iter(())
         #: Whether an item of this epoch was requested, and whether this epoch is over.
         self.started = self.ended = False
-        #: Three flags: no item was requested since an epoch began or a state was loaded; a state within an epoch was
-        #: loaded; a position between two epochs must be reached before the next item.
+        #: `_unread`: no item was requested since an epoch began or a state was loaded. `_loaded`: a state within an
+        #: epoch was loaded. `_turns`: a position between two epochs must be reached before the next item.
         self._unread, self._loaded, self._turns = True, False, False
-        #: The state of the iterable and its iterator, valid while `_unread`, and whether the previous epoch was over
-        #: when the state was taken.
+        #: `_base` is the state of the iterable and its iterator, and is valid while `_unread` is True. `_follows_end`
+        #: is whether the previous epoch was over when this state was taken.
         self._base: Any = _UNKNOWN
         self._follows_end = False
         #: Whether the iterable has loaded no state and returned no item.
         self._is_untouched = True
-        #: The state of the iterable before its first iteration (None until then), its state after its very first item,
-        #: and its state after the first item following the last load. The last state is unknown once a later epoch has
-        #: begun.
+        #: Three states of the iterable: before its first iteration (None until then), after its very first item, and
+        #: after the first item that followed the last load. `_after_load` is unknown once a later epoch has begun.
         self._pristine: Any = None
         self._after_first: Any = _UNKNOWN
         self._after_load: Any = _UNKNOWN
@@ -255,7 +256,7 @@ class StatefulStream:
         return state_of(self._iterable), self.iterator.state_dict() if self._has_inner else None
 
     def _asked(self) -> Any:
-        """Returns a copy of the states. If the iterable raises an error, the states are unknown."""
+        """Returns a copy of the states of the iterable and its iterator; `_UNKNOWN` if the iterable raises an error."""
         if not self.has_state:
             return None, None
         try:
@@ -300,13 +301,13 @@ class StatefulStream:
             self.iterator = self._iterate()
 
     def _leave(self) -> Any:
-        """Moves the iterable to the state that it has after an epoch that was abandoned at the loaded position.
+        """Puts the iterable into the state that it would have if an epoch had been abandoned at the loaded position.
 
-        There are two kinds of iterables. In the next iteration, some iterables continue at the loaded position. For
-        these iterables, the position is loaded again, because finding out the kind has read items. Other iterables
-        start the next iteration from the beginning after a step has made them apply the position. To find out the kind,
-        the method compares two states of the iterable: after a step and the first item of another iteration, and after
-        two steps. If both states are equal, the next iteration continues at the loaded position.
+        Some iterables continue at the loaded position in the next iteration. For an iterable that continues, the
+        position is loaded a second time, because the method has read items to determine the kind of iterable. All other
+        iterables begin the next iteration at the start, after one step has made them apply the position. To determine
+        the kind, the method compares the state after one step and the first item of a new iteration with the state
+        after two steps. If both states are equal, the iterable continues at the loaded position.
 
         Returns the item of the last step.
         """
@@ -326,7 +327,7 @@ class StatefulStream:
         return item if continues else self._step()
 
     def _step(self) -> Any:
-        """Makes a loaded iterable apply its position. Returns the first item after this position."""
+        """Makes a loaded iterable apply its position. Returns the first item after the loaded position."""
         item: Any = _END
         if self._base is not _UNKNOWN and self._base[1] is not None and not self._loaded:
             return item  # an iterator with a state has applied the position
@@ -336,10 +337,11 @@ class StatefulStream:
         return item
 
     def _is_first(self, item: Any) -> bool:
-        """Returns whether a step has returned the very first item, so that the next item is the same.
+        """Returns whether a step has returned the first item of an epoch. The iterator yields such a first item a
+        second time.
 
-        Some iterables restore the position before the first item like any other position, and some like a position
-        between epochs.
+        Some iterables treat a position before the first item like a position within an epoch, some like one between
+        epochs.
         """
         if item is _END or self._after_first is _UNKNOWN or not is_same(self._base, self._pristine):
             return False

@@ -40,16 +40,16 @@ _LOOK = 0.1
 class Latch:
     """A flag that is set once, for threads that wait for it. The flag is safe against Ctrl-C at any point.
 
-    An `Event` of `threading` acquires its lock in Python code. If an exception is raised at that moment, the lock is
-    never released, and the next thread that waits for the event or sets it hangs forever.
+    `threading.Event` is not used, because it acquires its lock in Python code. If Ctrl-C raises an exception right
+    after the lock was acquired, the lock is never released, and the next thread that uses the event hangs forever.
     """
 
     __slots__ = ("_gate", "_is_set")
 
     def __init__(self) -> None:
         self._is_set = False
-        #: A lock that is open once the flag is set. A `SimpleQueue` is unsuitable, because its waits in CPython 3.11
-        #: may miss their end on a busy machine.
+        #: A lock that is released once the flag is set. A `SimpleQueue` is unsuitable, because its waits in CPython
+        #: 3.11 may miss their end on a busy machine.
         self._gate = threading.Lock()
         self._gate.acquire()
 

@@ -1,4 +1,4 @@
-//! Starts real child processes: the test binary runs itself again, in a test that acts as the child.
+//! Starts child processes for tests. A child process is this test binary, which runs only the test `child_process`.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -30,8 +30,8 @@ impl Drop for Process {
     }
 }
 
-/// Starts this test binary with a role and the descriptors of a link, and runs only its test `child_process`. Without a
-/// role, this test does nothing.
+/// Starts this test binary with a role and the descriptors of a link, and runs only its test `child_process`. If this
+/// test binary was started without a role, `child_process` does nothing.
 pub fn start(role: &str, link: &Link, bells: &Arc<BellBoard>) -> Process {
     start_with(role, &[link.fd(), bells.fd()])
 }
@@ -70,12 +70,12 @@ pub fn inherited_fd(index: i32) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(FIRST_FD + index) }
 }
 
-/// In a child process, returns the inherited link and bells.
+/// In a child process, returns the inherited link and wake-up words.
 pub fn inherited() -> (Link, Arc<BellBoard>) {
     (Link::attach(inherited_fd(0)).unwrap(), BellBoard::attach(inherited_fd(1)).unwrap())
 }
 
-/// Runs this test binary a second time with the portable fallbacks. Checks that this run includes the test `caller`,
+/// Runs this test binary a second time with the portable fallbacks. Fails unless that run includes the test `caller`,
 /// which calls this function.
 pub fn run_again_portably(caller: &str) {
     if portable() {

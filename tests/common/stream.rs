@@ -193,7 +193,7 @@ impl Receiver {
         Ok(Some((unit.kind, Arrived { inline: unit.payload, buffers: unit.buffers })))
     }
 
-    /// Waits for the next item, and returns its buffers without copying. Drops the buffers of the previous item.
+    /// Waits for the next item, and returns its buffers without copying. Frees the buffers of the previous item first.
     pub fn next_unit(&mut self) -> &Unit {
         self.unit.buffers.clear();
         loop {

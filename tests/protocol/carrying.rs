@@ -1,12 +1,12 @@
 //! Models workers on other machines. The machine of a worker has copies of the worker's links, and carriers transfer
 //! units and control words between the copies.
 //!
-//! Up to two frames are in transit in each direction. A frame contains the latest control words, and the units that
-//! were available when the frame was created. The receiver stores control words as soon as their frame arrives.
+//! Up to two frames are in transit in each direction. A frame contains copies of the control words, and all units that
+//! wait to be sent when the frame is created. The receiver stores control words as soon as their frame arrives.
 //! Received units wait until the link has space, because the reader of the link may be waiting for a control word
 //! instead of reading units. A worker may exit while its host still transfers the worker's units. The host may also
-//! exit, and the main process may detect this exit before frames in transit have arrived. Frames belong to the links of
-//! one process. The replacement of a worker has new links, so frames of the replaced worker cannot reach these links.
+//! exit while frames are in transit, and the main process may detect this exit before the frames arrive. The
+//! replacement of a worker has new links, so frames of the replaced worker cannot reach the replacement.
 
 use std::collections::VecDeque;
 
@@ -41,7 +41,7 @@ pub struct Down {
 /// The connection between the main process and a worker on another machine.
 #[derive(Debug, Clone, Hash)]
 pub struct Carrier {
-    /// The main process's copy of the control link, with commands and the order word.
+    /// The main process's copy of the control link, which consists of commands and the order word.
     commands: VecDeque<Ordered>,
     order: u64,
     up: VecDeque<Up>,
@@ -50,8 +50,7 @@ pub struct Carrier {
     /// host.
     arrived: VecDeque<Unit>,
     to_tell: VecDeque<Ordered>,
-    /// The control words that were last sent in each direction. The main process sends the order word, and the grant
-    /// with its count.
+    /// The control words in the last frame to the worker: the order word, the grant, and the count of the grant.
     told: (u64, u64, u32),
     said: Said,
     /// Whether the main process's copy of the link contains the acknowledgement.
@@ -165,8 +164,8 @@ impl Setting {
 }
 
 impl World {
-    /// Sends a command to a child. Returns false if the link is full. If the child has exited, returns true, because
-    /// other code detects exits.
+    /// Sends a command to a child. Returns false if the link is full. Also returns true if the child has exited,
+    /// because other code detects exits.
     pub fn tell(&mut self, index: usize, ordered: Ordered) -> bool {
         let Self { children, elsewhere, .. } = self;
         let child = &mut children[index];
@@ -192,8 +191,8 @@ impl World {
         self.elsewhere.carriers.get(index).map_or(self.children[index].acknowledged, |carrier| carrier.acknowledged)
     }
 
-    /// Returns whether the main process can detect that a child has exited. On another machine, the host must have
-    /// exited, or all frames of the child must have arrived.
+    /// Returns whether the main process can detect that a child has exited. For a worker on another machine, the main
+    /// process detects the exit when the worker's host has exited, or when all frames of the worker have arrived.
     pub fn is_gone(&self, index: usize) -> bool {
         let child = &self.children[index];
         let all_arrived = |carrier: &Carrier| {

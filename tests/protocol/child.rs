@@ -70,7 +70,7 @@ fn is_away(sending: &Sending, link: &Link) -> bool {
     matches!(sending.reader(link.grant), Some(Reader::Left | Reader::Ahead | Reader::Done))
 }
 
-/// Returns what a child's sender does next between two items, and the resulting state of the sender.
+/// Returns the next step of a child's sender between two items, and the state of the sender after this step.
 fn next_deal(setting: &Setting, pump: &Pump, links: &Links, first: usize) -> (Deal, Vec<Sending>) {
     let mut sending = pump.sending.clone();
     let mut permit = |reader: usize| permit(setting.heavy, &mut sending[reader], &links[first + reader]);
@@ -141,7 +141,7 @@ impl World {
         !child.looked && !has_enough && nothing_waits && has_said_so
     }
 
-    /// Returns whether the next step of a child is in its graph and independent of other processes.
+    /// Returns whether a child can run the next step of its graph without reading from another process.
     pub fn is_by_itself(&self, setting: &Setting, index: usize) -> bool {
         let child = &self.children[index];
         let reads_share = setting.dispatches && !setting.is_dispatcher(index);
@@ -181,7 +181,7 @@ impl World {
     fn apply(&mut self, setting: &Setting, index: usize) {
         let child = &mut self.children[index];
         child.applied += 1;
-        // If a stop or another epoch was ordered, this epoch's remaining items are not computed.
+        // A child that was ordered to stop or to begin another epoch skips the remaining items of its current epoch.
         let goes_on = !Obedience::is_superseded(child.pump.stream().epoch(), child.order);
         if setting.restarts && goes_on && child.place() < self.kept.had[index] {
             self.broken = Some("a function is met before items that main has from before it");
@@ -276,7 +276,7 @@ impl World {
         "begins once more"
     }
 
-    /// Runs one step in the graph. The step ends with an item to send, or at the end of the graph.
+    /// Runs a child's graph until the next read, item, error or end of the graph. Returns a description of the step.
     pub fn run_graph(&mut self, setting: &Setting, index: usize) -> &'static str {
         let child = &mut self.children[index];
         if child.made.1 > 0 {
@@ -396,7 +396,7 @@ impl World {
         "takes of its share"
     }
 
-    /// Reports the epoch of the dispatched items that a worker waits for, or 0 if the worker does not wait.
+    /// Writes the number of the epoch for which a worker waits for dispatched items, or 0 if the worker does not wait.
     fn starve(&mut self, setting: &Setting, index: usize, epoch: u32) {
         if self.outgoing(setting, index).0[index].starving != epoch {
             self.writer(setting, index).1[index].starving = epoch;

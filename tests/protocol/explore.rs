@@ -67,11 +67,11 @@ impl Hash for Fingerprint {
 /// Computes the two halves of a fingerprint independently of each other, with one multiplication per word for each
 /// half.
 ///
-/// Most parts of a state are flags and small numbers, so one word contains several parts. The word also contains the
-/// number of its parts, so that different states have different words.
+/// Most parts of a state are flags and small numbers, so one word contains several parts. The leading 1 in a word marks
+/// how many parts the word contains, so that different states have different words.
 struct Words {
     halves: Fingerprint,
-    /// The current word: a leading 1, which marks the number of bytes, followed by the bytes.
+    /// The bytes collected so far, after a leading 1 bit that marks where the first byte begins.
     word: u64,
 }
 
@@ -196,7 +196,7 @@ impl Known {
     }
 }
 
-/// Visits all states breadth first, so that it reports a shortest path.
+/// Visits all states breadth first, so that the reported path to an error is as short as possible.
 ///
 /// # Errors
 /// If a step breaks a rule, if a state that is not final does not allow a next step, or if a state does not lead to a
@@ -205,7 +205,7 @@ pub fn explore<M: Model>(model: &M) -> Result<Explored, String> {
     let most = 20_000_000;
     let start = model.start();
     let mut known = Known::new(&start);
-    // For each state: the state from which it was reached, and the index of its first successor in `after`.
+    // For each state, the state from which the explorer reached it.
     let mut before: Vec<u32> = vec![0];
     let mut first: Vec<usize> = Vec::new();
     let mut after: Vec<u32> = Vec::new();
@@ -256,8 +256,8 @@ fn without_end(first: &[usize], after: &[u32], ends: &[u32]) -> Option<u32> {
     let states = first.len() - 1;
     let mut reaches = vec![false; states];
     ends.iter().for_each(|&end| reaches[end as usize] = true);
-    // Most steps lead to states with larger numbers. The loop needs few rounds, because it begins with the largest
-    // numbers.
+    // Most steps lead to states with larger numbers, so beginning with the largest numbers keeps the number of rounds
+    // small.
     let mut goes_on = true;
     while std::mem::take(&mut goes_on) {
         for state in (0..states).rev() {

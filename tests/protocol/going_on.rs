@@ -1,5 +1,5 @@
-//! Models saved positions in the main process: which position a state contains at each moment, whether this position is
-//! correct, and how an epoch resumes from it.
+//! Models saved positions in the main process. Checks that the position in each state is correct, and that an epoch
+//! resumes from this position.
 
 use torchdata_core::protocol::{Account, Books, Command, Dealt, Share, Snapshot};
 
@@ -21,7 +21,7 @@ pub struct Place {
     pub dealt: Option<Dealt<Graph>>,
 }
 
-/// A position, and where each child resumes an epoch from this position.
+/// A position in an epoch, and what each child needs to resume the epoch at this position.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GoingOn {
     pub place: Place,
@@ -35,7 +35,7 @@ impl Place {
         Some(Self { turn, ..Self::at(setting, books, accounts) })
     }
 
-    /// Returns the position at given item counts of the workers, according to the records.
+    /// Returns the position at which each worker has delivered the items in `accounts`, according to the records.
     pub fn at(setting: &Setting, books: &Books<Graph>, accounts: Vec<Account>) -> Self {
         let positions = books.positions_at(accounts);
         let share = |snapshot: Option<&Snapshot<Graph>>| snapshot.map(|one| one.share).unwrap_or_default();
@@ -45,7 +45,7 @@ impl Place {
         Self { workers, turn: 0, dealt }
     }
 
-    /// Returns where each child resumes. The dispatching process is the last child.
+    /// Returns for each worker, and finally for the dispatching process, where it resumes.
     pub fn resumptions(&self, setting: &Setting) -> Vec<Part<Resumption>> {
         let mut shares = Vec::new();
         let mut children = Vec::new();
@@ -79,8 +79,8 @@ impl Place {
 }
 
 impl Setting {
-    /// Returns how many of this run's deliveries the user has not received yet. Returns None if the records do not
-    /// contain the number of received items.
+    /// Returns how many items the main process has delivered to the thread that reads ahead, but not yet to the user.
+    /// Returns None if the records do not contain the number of received items.
     pub fn lag(&self, total: u64, given: u8) -> Option<u64> {
         match self.reads_ahead {
             false => Some(0),
@@ -97,7 +97,7 @@ impl Setting {
     /// Checks the positions in all states that can be requested now.
     ///
     /// # Errors
-    /// If a position is wrong.
+    /// If a state contains a wrong position.
     pub fn check_places(&self, world: &World) -> Result<(), String> {
         let inside = matches!(world.main, Main::Telling(..) | Main::Replacing(_) | Main::Reading(_) | Main::Paused);
         if !self.saves() || !(inside || world.main == Main::Between && world.epoch > 0) {
@@ -112,8 +112,8 @@ impl Setting {
         for ago in 0..=u64::from(world.given) {
             let (found, all) = (self.place(world, &world.kept.books, ago), self.place(world, &world.kept.all, ago));
             let Some(place) = found else {
-                // If it is unknown how many items the user has received, the log also counts items that the main
-                // process still holds.
+                // If the main process does not know how many items the user has received, the log also counts items
+                // that the user has not received yet.
                 if ago <= sure as u64 && (sure > 0 || ago + held <= self.look_back as u64) {
                     return Err(format!("nobody knows where everything was {ago} items ago"));
                 }
@@ -186,7 +186,7 @@ impl Setting {
         Ok(())
     }
 
-    /// Returns how many of the first `delivered` items are from a worker, in strict order.
+    /// Returns how many of the first `delivered` items come from a worker, if the items are delivered in strict order.
     fn given_of(&self, worker: usize, delivered: u8) -> u64 {
         let mut left: Vec<usize> = (0..self.workers).map(|worker| self.made_by(worker).len()).collect();
         let (mut given, mut turn) = (0, 0);
@@ -211,7 +211,8 @@ impl Setting {
         made
     }
 
-    /// The user leaves the epoch, and resumes it from a position in the same or in new processes.
+    /// Passes to `take` the steps in which the user leaves the epoch, and resumes from a state with the same or with
+    /// new processes.
     pub fn going_on_steps(&self, world: &World, take: &mut Take<'_>) {
         for ago in 0..=world.given.min(1) {
             let Some(place) = self.place(world, &world.kept.books, ago.into()) else { continue };

@@ -1,10 +1,10 @@
 //! Models dispatching to workers on other machines. The dispatching process runs on the machine of the main process,
-//! and each worker has a second lane.
+//! and sends items to each worker through a lane.
 //!
-//! A lane carries items from the dispatching process's copy of a link to the worker's copy, and grants back. Up to two
-//! frames are in transit in each direction. Frames that have arrived wait until the worker's ring has space. While
-//! frames wait, the main process sends no further frames. If a process exits, the lane stops without reporting the
-//! exit.
+//! A lane transfers items from the dispatching process to the worker, and grants from the worker to the dispatching
+//! process. Up to two frames are in transit in each direction. Frames that have arrived wait until the worker's ring
+//! has space. While frames wait, the main process sends no further frames. After a worker has exited, its lane
+//! transfers nothing, and does not report the exit.
 
 use std::collections::VecDeque;
 
@@ -19,7 +19,7 @@ use super::world::{Act, Doing, Main, Setting, Take, World};
 #[derive(Debug, Clone, Hash)]
 pub struct Lane {
     down: VecDeque<VecDeque<Unit>>,
-    /// Grants in transit to the dispatching process, each with its count.
+    /// Grants in transit from the worker to the dispatching process, each with its count.
     up: VecDeque<(u64, u32)>,
     /// Units that have arrived at the host and do not fit into the link yet.
     arrived: VecDeque<Unit>,
@@ -88,7 +88,7 @@ impl Setting {
 }
 
 impl World {
-    /// Creates a lane for the replacement of a worker.
+    /// Creates a new lane between the dispatching process and the replacement of a worker.
     pub fn renew_lane(&mut self, setting: &Setting, index: usize) {
         if setting.dispatches {
             self.elsewhere.lanes[index] = Lane::new();

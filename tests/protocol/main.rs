@@ -55,7 +55,7 @@ fn setting(workers: usize, dispatches: bool, outputs: &'static [u8]) -> Setting 
     }
 }
 
-/// Returns one setting for each kind of event. In an exploration of the setting, this event can happen at any moment.
+/// Returns one setting for each kind of event. The event can happen at any moment of the exploration.
 fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
     let with = |change: &dyn Fn(&mut Setting)| {
         let mut setting = setting.clone();
@@ -64,8 +64,8 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
     };
     let mut all = vec![
         ("nothing in particular", setting.clone()),
-        // The worker may open its dispatched items early, but does not have to. The setting with `looks` therefore also
-        // covers breaks without early opening.
+        // If `looks` is set, the worker may open its dispatched items early. Because the worker does not have to, the
+        // setting with `looks` also covers breaks without early opening.
         ("a look into the share, breaks", with(&|s| (s.looks, s.breaks) = (s.dispatches, true))),
         ("an error", with(&|s| s.fails_at = Some(1))),
         ("an error, two passes", with(&|s| (s.fails_at, s.passes) = (Some(1), 2))),
@@ -82,8 +82,8 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
         ("large items, a death", with(&|s| (s.heavy, s.deaths) = (true, 1))),
         ("out of order, breaks", with(&|s| (s.in_order, s.breaks) = (false, true))),
     ];
-    // A large item leaves no space for a second item. A window of one item has the same effect, so settings with large
-    // items are left out.
+    // A large item fills the memory limit, so no second item can be read ahead. Settings with a window of one item
+    // read no second item ahead anyway, so their variants with large items are skipped.
     all.retain(|(_, setting)| !setting.heavy || setting.window > 1 || setting.dispatch_window > 1);
     all
 }

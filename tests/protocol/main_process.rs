@@ -145,7 +145,7 @@ impl Setting {
     }
 
     pub fn reading(&self, world: &World, take: &mut Take<'_>) {
-        // The user may take this step before requesting the next item.
+        // Adds a step that the user may take instead of requesting the next item.
         let mut push = |name, after: World| take(Act::Main(name), Ok(after));
         let idle = !world.waits;
         if self.breaks && idle && world.delivered > 0 {
@@ -275,7 +275,7 @@ impl World {
 
     /// Executes the next step of receiving an item.
     fn collect(&mut self, setting: &Setting, next: Next, finds_death: bool) -> Asked {
-        // The main process detects an exit while it waits. Units of the child may have arrived before the exit.
+        // The main process detects an exit while it waits. Units that the exited child has sent may still be unread.
         if finds_death {
             self.waits = false;
             if setting.restarts && self.replace_dead(setting) {
@@ -337,7 +337,8 @@ impl World {
         self.held[peer].push_back(unit);
     }
 
-    /// Runs one step of the main process while it waits for answers. Returns whether a step was possible.
+    /// While the main process waits for the answers to a call, takes a received unit, or permits workers to send one
+    /// more item each. Returns whether a step was possible.
     fn relieve(&mut self, setting: &Setting) -> bool {
         let arrived = self.arrived().unwrap_or_else(|| {
             self.drop_old();

@@ -41,7 +41,7 @@ pub struct Link {
     /// The grant word of the reader, and the count in this word.
     pub grant: u64,
     pub count: u32,
-    /// The number of the epoch while the writer waits for dispatched items.
+    /// The number of the epoch if the writer is waiting for dispatched items, or 0.
     pub starving: u32,
 }
 
@@ -87,7 +87,8 @@ impl ReadEnd {
         self.tell(link, self.receiving.one_more(), self.receiving.window().max(1));
     }
 
-    /// Returns whether a unit of the current stream is pending. Returns None if other units must be dropped first.
+    /// Returns whether a unit of the current stream is pending. Returns None if an obsolete unit must be dropped
+    /// first.
     pub fn glance(&self, link: &Link) -> Option<bool> {
         match self.receiving.judge(link.units.front().map_or(self.receiving.stream(), |unit| unit.stream)) {
             Judgement::Take => Some(!link.units.is_empty()),
@@ -116,8 +117,8 @@ pub struct Pump {
     pub sending: Vec<Sending>,
     pub departing: Option<(usize, Unit)>,
     pub ending: bool,
-    /// For each link, the items sent in this stream, including earlier runs. Without snapshots, this list is not
-    /// maintained.
+    /// For each link, the number and the checksum of the items that were sent in this stream, including items that were
+    /// sent before a resume. Without snapshots, this list is not maintained.
     pub accounts: Part<Vec<Account>>,
     /// For each link, the expected checksum after the recomputed items.
     pub expected: Part<Vec<Option<u64>>>,
@@ -148,7 +149,7 @@ impl Pump {
     }
 }
 
-/// Returns the permit that a reader has given, according to its grant word.
+/// Reads the grant word of a link, and returns whether the reader permits the writer to send the next item.
 pub fn permit(heavy: bool, sending: &mut Sending, link: &Link) -> Permit {
     let is_ahead = |unit: &Unit| matches!(unit.kind, Kind::Item(..)) && unit.stream == sending.stream();
     if heavy && link.units.iter().any(is_ahead) {

@@ -1,4 +1,4 @@
-//! Models the snapshots of a child. A child sends its own snapshots between two items, relays snapshots of the
+//! Models the snapshots of a child. A child sends snapshots of its graph between two items, relays snapshots of the
 //! dispatching process, and resumes from a snapshot.
 
 use torchdata_core::protocol::{Account, Command, Dealt, Reader, Share, Snapshot, Stream};
@@ -27,8 +27,8 @@ pub fn digest((epoch, item): (u32, u8)) -> u64 {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Resumption {
     pub graph: Option<Graph>,
-    /// For each link: the items sent before the snapshot, the number of later items that the reader already has, and
-    /// the expected checksum after these items, if any.
+    /// For each link: the items that were sent before the snapshot, the number of items after the snapshot that the
+    /// reader has received, and the expected checksum of all these items.
     pub starts: Vec<(Account, u64, Option<u64>)>,
     pub turn: usize,
     /// The dispatched items that a worker has read.
@@ -39,7 +39,8 @@ pub struct Resumption {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Ordered {
     pub command: Command,
-    /// The original epoch, which determines the items. A resumed epoch has a new number in the streams.
+    /// The number of the epoch in the user's program, which determines the items. The streams use another number if
+    /// the epoch was resumed.
     pub epoch: u32,
     pub start: Option<Part<Resumption>>,
 }
@@ -52,8 +53,8 @@ impl Pump {
         }
     }
 
-    /// Returns whether the recomputed items of a link differ from the items that the reader has. Before all items were
-    /// recomputed, returns false.
+    /// Returns whether the recomputed items of a link differ from the items that the reader has. Returns false while
+    /// recomputed items are missing.
     pub fn has_made_other_items_again(&self, link: usize) -> bool {
         let expected = self.expected[link].filter(|_| self.sending[link].owed() == 0);
         expected.is_some_and(|expected| expected != self.accounts[link].checksum)
@@ -90,8 +91,8 @@ impl Child {
         Graph { epoch: self.epoch, read: self.read, pass: self.pass, made: self.made, exhausted: self.exhausted }
     }
 
-    /// Returns a worker's position in the dispatched items, for a snapshot. Returns None in later passes, in which no
-    /// snapshots are taken.
+    /// Returns a worker's position in the dispatched items, for a snapshot. No snapshot is taken in later passes, so
+    /// the method returns None there.
     fn share_at(&self, setting: &Setting) -> Option<Share> {
         match self.share.receiving.stream() {
             _ if !setting.dispatches => Some(Share::default()),
@@ -111,8 +112,8 @@ impl Setting {
         self.snapshots > 0 || self.resumes > 0 || self.restarts
     }
 
-    /// Returns the world after the first worker has opened its dispatched items early, or has taken a snapshot from
-    /// them.
+    /// Returns the world after the first worker has looked for a snapshot in its dispatched items, before its graph
+    /// requests an item.
     pub fn looked_into(&self, world: &World, index: usize) -> Option<(&'static str, World)> {
         let child = &world.children[index];
         let first = Stream::first(child.pump.stream().epoch());

@@ -1,8 +1,8 @@
 //! Models workers that run several shards over one link. If a unit arrives before the turn of its shard, the main
 //! process stores the unit.
 //!
-//! The state machines of `torchdata_core::protocol` make all decisions, for example `Dealing::next_of_shards`. The
-//! model adds rings, processes, and the queues of stored units.
+//! The tested decisions are those of the state machines in `torchdata_core::protocol`, for example of
+//! `Dealing::next_of_shards`. The model adds rings, processes, and the queues of stored units.
 
 mod explored;
 
@@ -19,7 +19,8 @@ use super::explore::{Model, Take};
 struct Shards {
     workers: usize,
     shards: usize,
-    /// For each peer, the number of items that its shard computes. Peer p is shard p / workers of worker p % workers.
+    /// For each peer, the number of items that its shard computes. Peers are numbered round-robin: peer p is a shard of
+    /// worker p % workers.
     items: &'static [u8],
     window: u64,
     ring: usize,
@@ -31,8 +32,8 @@ struct Shards {
     snapshots: u8,
     /// The number of times that an epoch is left, and is resumed in new processes from the main process's state.
     resumes: u8,
-    /// Whether the main process stores a unit that arrives before the turn of its peer, as the current protocol does.
-    /// The main process counts stored units as taken, so that the worker may send another item.
+    /// Whether the main process stores a unit that arrives before the turn of its peer, as the current protocol does. A
+    /// worker may send another item for each stored unit, because the main process counts a stored unit as taken.
     keeps: bool,
     counts: bool,
 }
@@ -90,7 +91,7 @@ struct Worker {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Main {
-    /// The main process sends the command to begin the epoch to this worker next.
+    /// Sending the command to begin the epoch. The value is the next worker that receives the command.
     Telling(usize),
     Reading,
     Gone,
@@ -100,7 +101,7 @@ enum Main {
 struct World {
     main: Main,
     epoch: u32,
-    /// The epoch's number in the streams. A resumed epoch has a new number.
+    /// The epoch number in the streams, which is new for a resumed epoch.
     number: u32,
     links: Vec<Link>,
     workers: Vec<Worker>,
@@ -154,8 +155,8 @@ impl Shards {
         rounds.flat_map(|round| (0..self.peers()).filter(move |&peer| self.items[peer] > round)).nth(given)
     }
 
-    /// Returns where a worker begins, according to the records and the given accounts. `turn` is the peer of the next
-    /// item.
+    /// Returns the position at which a worker begins, computed from the records and from the items of `accounts`.
+    /// `turn` is the peer of the next item.
     fn start(&self, world: &World, accounts: &[Account], worker: usize, turn: usize) -> Start {
         let positions = world.books.positions_at(accounts.to_vec());
         let peers = (0..self.shards).map(|shard| worker + shard * self.workers);
@@ -268,7 +269,8 @@ impl Shards {
             }
         }
         let expected = self.expected(world.given.iter().map(|&given| usize::from(given)).sum());
-        // A shard without further items may have the turn until the main process has received its end.
+        // A shard may have the turn although it has no further items, until the main process has received the end of
+        // the shard.
         let passes = |from: usize, to: usize| {
             let peers = (0..self.peers()).map(|step| (from + step) % self.peers()).take_while(|&peer| peer != to);
             peers.into_iter().all(|peer| world.given[peer] == self.items[peer])

@@ -1,4 +1,5 @@
-//! States refer to common parts, which most steps do not change. A step that changes a part copies the part first.
+//! States share their parts, because most steps change only a few parts. A step that changes a part copies the part
+//! first.
 //!
 //! Millions of states consist of only some thousands of different parts. A pool stores each part once, and new states
 //! refer to the stored parts.
@@ -100,14 +101,14 @@ impl<T> Default for Pool<T> {
 
 impl<T: Hash> Pool<T> {
     /// Replaces a part with the equal part in the pool, or adds the part to the pool. A part with several owners is
-    /// already in the pool, or belongs to the first state.
+    /// skipped, because it is already in the pool or belongs to the first state.
     pub fn share(&mut self, part: &mut Part<T>) {
         if Rc::strong_count(&part.0) == 1 {
             *part = self.0.entry(part.fingerprint()).or_insert_with(|| part.clone()).clone();
         }
     }
 
-    /// Calls `share` for each of several parts.
+    /// Calls `share` for every part in `parts`.
     pub fn share_all<const MOST: usize>(&mut self, parts: &mut Shared<T, MOST>) {
         parts.0.iter_mut().flatten().for_each(|part| self.share(part));
     }

@@ -1,7 +1,8 @@
 //! A small model of a loader: the main process, workers and optionally the dispatching process, with rings of a few
 //! units.
 //!
-//! The state machines of `torchdata_core::protocol` make all decisions. The model adds memory and processes.
+//! The tested decisions are those of the state machines in `torchdata_core::protocol`. The model adds memory and
+//! processes.
 
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
@@ -34,7 +35,7 @@ pub struct Setting {
     pub epochs: u32,
     /// The number of times that a worker's graph iterates over its source.
     pub passes: u32,
-    /// The number of source items that each of the first `leavers` workers reads in a pass. None stands for all items.
+    /// If set, each of the first `leavers` workers stops after this number of source items in each pass.
     pub header: Option<u8>,
     pub leavers: usize,
     pub in_order: bool,
@@ -54,14 +55,14 @@ pub struct Setting {
     pub snapshots: u8,
     /// The number of times that an epoch is left, and is resumed from a position that the user can request.
     pub resumes: u8,
-    /// The number of deliveries in the log, not counting items that the user has not received yet.
+    /// The number of deliveries in the log, in addition to items that the user has not received yet.
     pub look_back: usize,
     /// Whether the records contain the number of items that the user has received.
     pub follows: bool,
     /// Whether a thread in the main process reads one item ahead.
     pub reads_ahead: bool,
-    /// The number of the source item at which the graph fails. The graph of the dispatching process fails, or that of a
-    /// worker if there is no dispatching process.
+    /// The number of the source item at which the graph fails. If the loader has a dispatching process, the graph of
+    /// this process fails. Otherwise, the graph of a worker fails.
     pub fails_at: Option<u8>,
     /// Fingerprints of the main process's positions that were already checked.
     pub checked: RefCell<HashSet<Fingerprint, ByFingerprint>>,
@@ -74,7 +75,7 @@ pub enum Doing {
     Idle,
     /// Sending items.
     Pumping,
-    /// Running its graph to compute an item. With a dispatching process, a worker may wait in this state.
+    /// Running its graph to compute an item. A worker in this state may be waiting for a dispatched item.
     InGraph,
     /// The dispatching process is waiting after a pass until another pass is requested.
     Between,
@@ -92,18 +93,18 @@ pub struct Child {
     /// How many times the child has applied the called function.
     pub applied: u8,
     pub pump: Pump,
-    /// The worker that receives the graph's item, and whether the item is dropped.
+    /// The index of the link for the graph's item, and whether the item is dropped.
     pub target: usize,
     pub skips: bool,
     /// A worker's reading end of the link from the dispatching process.
     pub share: ReadEnd,
     /// Whether the worker has opened its dispatched items, but has not requested an item yet.
     pub looked: bool,
-    /// The number of source items that the child has read in this pass, and the number of passes that it has begun.
+    /// The number of source items that the child has read in this pass, and the number of passes that the child has
+    /// completed.
     pub read: u8,
     pub pass: u32,
-    /// The items that were computed from one source item and not sent yet, given by the number of the source item and
-    /// their count.
+    /// The number of the last source item, and how many of the items computed from it are not sent yet.
     pub made: (u8, u8),
     /// Whether the source has ended for this child.
     pub exhausted: bool,
@@ -151,8 +152,8 @@ impl Child {
         }
     }
 
-    /// Returns the number of items that this child and the children which it has replaced have computed in this epoch.
-    /// If no epoch is running, returns the position after all items.
+    /// Returns the number of items that this child has computed in this epoch, including the items of children that it
+    /// replaces. If no epoch is running, returns the position after all items.
     pub fn place(&self) -> u64 {
         let made: u64 = self.pump.accounts.iter().map(|account| account.items).sum();
         let waits = self.pump.departing.as_ref().is_some_and(|(_, unit)| unit.item().is_some());
@@ -170,20 +171,22 @@ impl Child {
 /// The activity of the main process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Main {
-    /// Beginning an epoch: the epoch, and how many children have not received the command to begin it.
+    /// Beginning an epoch: the number of the epoch, and how many children have not received the command yet.
     Telling(u32, usize),
     /// Replacing the previous thread that reads ahead.
     Replacing(u32),
-    /// Requesting the next item. The value is `true` if no item was ready at the last attempt.
+    /// Requesting the next item. The value is true if the main process has already tried to receive the item, and none
+    /// was ready.
     Reading(bool),
     /// The loader is paused.
     Paused,
-    /// Calling a function in all children. The number is the number of children that have received the call. After the
-    /// call, the main process is paused or reads items, as before the call.
+    /// Calling a function in all children. The first value is the number of children that have not received the call
+    /// yet. The second value is true if the loader was paused before the call, and becomes paused again after the
+    /// call.
     Calling(usize, bool),
     /// No epoch is running.
     Between,
-    /// Stopping all children. The number is the number of children that have received the command.
+    /// Stopping all children. The value is the number of children that have received the command to stop.
     Stopping(usize),
     Gone,
 }
@@ -201,20 +204,20 @@ pub enum Ended {
     Failed,
 }
 
-/// The parts of a world that few steps change, which are stored together. All other steps copy only one reference to
-/// these parts.
+/// The parts of a world that few steps change, which are stored together. The other steps copy only one reference to
+/// all these parts.
 #[derive(Debug, Clone, Hash)]
 pub struct Kept {
     /// For each child, the number of its items that the main process had received when the child was started as a
     /// replacement.
     pub had: Part<Vec<u64>>,
     pub books: Part<Books<Graph>>,
-    /// Complete records, from which nothing is removed.
+    /// Complete records, which are compared with `books`, because `books` drops old entries.
     pub all: Part<Books<Graph>>,
     /// The position from which the next epoch resumes.
     pub going_on: Option<Part<GoingOn>>,
     pub replacing: Part<Replacing>,
-    /// One bit for each child: whether it received the command for the epoch when it was started as a replacement.
+    /// A bit for each child, which is set if the child was started as a replacement with the command for the epoch.
     pub told: u8,
 }
 
@@ -237,7 +240,7 @@ pub type Links = Shared<Link, WORKERS>;
 #[derive(Debug, Clone, Hash)]
 pub struct World {
     pub main: Main,
-    /// The epoch's number in the streams. A resumed epoch has a new number.
+    /// The epoch number in the streams, which is new for a resumed epoch.
     pub number: u32,
     pub epoch: u32,
     pub collecting: Part<Collecting>,

@@ -115,7 +115,7 @@ def may_run_beside(path: Path) -> bool:
     return not is_alone(path) and not is_of_ray(path)
 
 
-#: For each requested mark, a function that returns whether a file may contain such tests.
+#: For each value of pytest's option `-m`, a function that returns whether a file may contain such tests.
 HAS_SOME = {"alone": may_run_alone, "not alone and not ray": may_run_beside, "ray": is_of_ray, "unit": is_unit}
 
 
@@ -155,9 +155,8 @@ def _small_heap() -> None:
 
 @pytest.fixture(autouse=True)
 def _every_interrupt_is_raised() -> Iterator[None]:
-    """Removes the hook of hypothesis that makes the garbage collector call Python code.
-
-    If Ctrl-C interrupts such a call, the exception is printed instead of raised.
+    """Removes Hypothesis's callback from the garbage collector, because a KeyboardInterrupt in the callback is only
+    printed.
     """
     callbacks = gc.callbacks[:]
     gc.callbacks.clear()
@@ -167,7 +166,7 @@ def _every_interrupt_is_raised() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _this_process_is_no_worker() -> Iterator[None]:
-    """Fails a test that does not reset torch's worker info. Later loaders in this process would otherwise read only a
+    """Fails a test that does not reset torch's worker info, because later loaders in this process would read only a
     worker's shard.
     """
     yield

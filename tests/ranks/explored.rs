@@ -46,7 +46,7 @@ struct Job {
     /// For each member, the messages to the hub, and the messages from the hub.
     up: Vec<VecDeque<Message>>,
     down: Vec<VecDeque<Message>>,
-    /// For each member, whether its connection ends after these messages, because the sending process has exited.
+    /// For each member, whether its connection to the hub ends after the messages in transit.
     up_ends: Vec<bool>,
     down_ends: Vec<bool>,
     gone: Vec<bool>,
@@ -128,7 +128,7 @@ impl Explorer {
         job
     }
 
-    /// Returns a hash that distinguishes states. The states contain only a few different points in time.
+    /// Returns a hash of the job's state.
     fn key(&self, job: &Job) -> u64 {
         use std::hash::{DefaultHasher, Hash, Hasher};
         let mut hasher = DefaultHasher::new();
@@ -319,7 +319,7 @@ impl Explorer {
         }
     }
 
-    /// Checks that every rank has finished all operations, or has reported the rank that has not.
+    /// Checks that every rank has finished all operations, or has reported the rank that failed.
     fn check_end(&self, job: &Job) {
         for (number, rank) in job.ranks.iter().enumerate() {
             if number != self.victim || self.harm == Harm::None {

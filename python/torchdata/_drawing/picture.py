@@ -83,7 +83,7 @@ class _Curve:
 
 
 def _rightmost(curve: _Curve) -> float:
-    """Returns the rightmost position of a curve: three quarters of the way to its middle points."""
+    """Returns the largest x-coordinate of a curve, which reaches three quarters of the way to its middle points."""
     ends, middles = (max(point[0] for point in curve.points[place::step]) for place, step in ((0, 3), (1, 1)))
     return ends + 0.75 * max(0.0, middles - ends)
 
@@ -119,8 +119,8 @@ class Picture:
         self.width, self.height = max(40, round(right + _MARGIN)), round(bottom + _MARGIN)
 
     def _place(self, group: DrawnGroup, arrows: list[Arrow], top: float) -> float:
-        """Places a group's nodes around a line at 0, each node just above its readers. Returns the lower end of the
-        group."""
+        """Places a group's nodes around a line at 0, each node just above its readers. Returns the y-coordinate of the
+        group's lower edge."""
         keys = {node.key for node in group.nodes}
         within = [(arrow.tail, arrow.head) for arrow in arrows if {arrow.tail, arrow.head} <= keys]
         rank = dict.fromkeys(keys, 0)
@@ -176,7 +176,7 @@ class Picture:
         self._beside += 1
         aside = self._right + 12 * self._beside - 4
         start, end = (tail.x + tail.width, tail.y + tail.height / 2), (head.x + head.width, head.y + head.height / 2)
-        # At the top of the next process, the curve is bent far enough to be outside of the processes.
+        # The middle points bend the curve so far to the right that the curve does not cross the next process.
         points = (start, *((x + (aside - x) / 0.5, y) for x, y in (start, end)), end)
         label_at = (tail.x, tail.y + tail.height + 10 + 16)  # the label is below the arrow's process
         return _Curve(points, arrow.label, label_at, arrow.crosses, sideways=True)
@@ -206,7 +206,7 @@ class Picture:
         graphviz.
 
         Raises:
-            ValueError: the name has another suffix.
+            ValueError: the path does not end in `.svg`.
         """
         if os.path.splitext(os.fspath(path))[1].lower() != ".svg":
             raise ValueError(f"a picture is saved as .svg, not as {os.fspath(path)!r}")

@@ -5,8 +5,8 @@ items. The main process stores the bytes of snapshots without decoding them, and
 begins a resumed epoch.
 
 A sealed snapshot consists of a header (magic, version, length, CRC-32) and a pickle of plain data. The whole snapshot
-is verified before unpickling, and the pickle may not refer to classes: values that require pickle are stored as bytes,
-and the pipe that stores them marks them.
+is verified before unpickling, and the pickle may not refer to classes. Values that require pickle are stored as bytes,
+and the pipe that stores such values marks them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torchdata._native import Collector
 from torchdata._plain_pickles import loads_plain
 
 #: After a snapshot that took c seconds, a process takes the next snapshot after max(SECONDS, FACTOR * c). A snapshot
-#: also costs other processes about c seconds, because of copying and cold caches. The total is less than 1 % of the
-#: time.
+#: also delays other processes by about c seconds, because of copying and cold caches. All snapshots together take less
+#: than 1 % of the time.
 SECONDS, FACTOR = 0.02, 250.0
-#: The maximum number of processes for which the pauses during snapshots add up. If items take less time than a
-#: snapshot, a reader in strict order waits for each process that takes a snapshot. With more processes, the items of
-#: the other processes cover the wait.
+#: The maximum number of processes that delay the reader one after another when they take snapshots. If a snapshot takes
+#: longer than an item, a reader that takes items in strict order waits for each process that is taking a snapshot. If
+#: there are more processes, their items keep the reader busy during a snapshot.
 ADDING_UP = 4
 
 #: `BUDGET` is the default for the number of bytes of all snapshots in the main process. `COPIES` is the approximate
@@ -36,8 +36,8 @@ BUDGET, COPIES = 64 << 20, 2
 
 #: A number of items, and their rolling checksum.
 Account = tuple[int, int]
-#: A worker's snapshot: the items that it had sent; the pass of its dispatched items; the items that it had read in that
-#: pass; and the bytes.
+#: A worker's snapshot, as a tuple: the items that the worker had sent, its current pass of the dispatched items, the
+#: items that it had read in this pass, and the bytes.
 Kept = tuple[Account, int, Account, bytes]
 #: The dispatching process's snapshot: the pass, the items that it had dispatched to each worker, and the bytes.
 KeptDealt = tuple[int, list[Account], bytes]
@@ -78,11 +78,11 @@ class Resumption:
 
     Args:
         content: the sealed snapshot; None for the epoch's beginning.
-        starts: for each of the child's links, the number of items sent before the snapshot, the number of later items
-            that must not be resent, and the checksum after those items; None if checksums are not compared.
+        starts: for each of the child's links, a tuple: the items that were sent before the snapshot, the number of
+            later items to skip, and the checksum after those items (None if checksums are not compared).
         turn: for the dispatching process, the link of the next item; for a worker, the shard that sends the next item.
         passed: how many passes of the dispatched items a worker had read completely.
-        share: the items that the worker had read in the pass that follows the passes in `passed`.
+        share: the items that the worker had read in its current pass of the dispatched items.
         strict: whether sources compare the items that they reread with the originals.
     """
 
@@ -119,7 +119,7 @@ def unseal(sealed: Any, what: str) -> Any:
 
 
 def reason(error: Exception) -> bytes:
-    """Returns contents that replace a snapshot, with the reason why the snapshot could not be taken."""
+    """Returns bytes that are sent instead of a snapshot, with the reason why no snapshot could be taken."""
     return _REASON + str(error).encode()[:_LONGEST_REASON]
 
 
@@ -153,5 +153,5 @@ def is_sealed(sealed: Any) -> bool:
 
 
 def seal_of(sealed: bytes) -> bytes:
-    """Returns the header, by which snapshots are distinguished."""
+    """Returns the header of a snapshot. The header contains a checksum, and therefore distinguishes snapshots."""
     return sealed[: _HEADER.size]

@@ -44,7 +44,7 @@ class RanksLostError(ConnectionError, RuntimeError):
 
 
 class GivenUp(Exception):
-    """Raised if this rank no longer waits for the answer."""
+    """Raised in an operation of a group if another thread of this rank has closed the group."""
 
 
 class RankGroup(Protocol):
@@ -74,8 +74,8 @@ class RankGroup(Protocol):
 
 
 class UncopyableGroup:
-    """The base class of this package's groups. A group cannot be copied, because other ranks have no connection to the
-    copy."""
+    """The base class of the groups of ranks in this package. A group cannot be copied, because other ranks have no
+    connection to the copy."""
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(

@@ -1,8 +1,8 @@
 """Connects ranks: rank 0 publishes its addresses in the job's store, and all other ranks connect to rank 0.
 
-Role: runs once for each group, in the main process of every rank. The store is used only for this purpose, in a
-separate thread, because an operation on the store never ends if the store's process is stopped; the thread then sleeps
-in torch until the program ends.
+Role: runs once for each group, in the main process of every rank. The store is used only for the addresses, in a
+separate thread, because an operation on the store never ends if the store's process is stopped. The thread of such an
+operation sleeps in torch until the program ends.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Opening:
         return max(self._until - time.monotonic(), 0.0)
 
     def meet(self) -> tuple[Meeting | Blame, float]:
-        """Returns the meeting, or the reason why rank 0 has already given up. Also returns the remaining seconds for
-        all ranks to join.
+        """Returns the meeting, or the reason why rank 0 has already given up. The second value is the number of seconds
+        that remain until all ranks must have joined.
 
         Raises:
             PrefetchTimeoutError: rank 0, and possibly further ranks, did not begin to iterate.
@@ -128,7 +128,7 @@ class Opening:
             time.sleep(_LONGEST_NAP)
 
     def _look_for_hub(self, store: Any) -> dict[str, Any] | list[int]:
-        """Returns the offer of rank 0. After the timeout, returns the ranks that have not begun."""
+        """Returns the addresses that rank 0 has published. After the timeout, returns the ranks that have not begun."""
         store.set(f"begun/{self._rank}", "")
         nap = _FIRST_NAP
         while not store.check(["hub"]):
@@ -141,7 +141,7 @@ class Opening:
         return offer
 
     def _ask_store(self, ask: Callable[[Any], Any]) -> Any:
-        """Returns the answer of the store, within the remaining time and a little more."""
+        """Returns the answer of the store. Waits `Meeting.WATCH` seconds longer than the remaining time."""
         answers: list[Any] = []
 
         def run() -> None:

@@ -126,11 +126,11 @@ class TorchGroup(UncopyableGroup):
         return self._run(value if self.rank == 0 else _LARGEST)
 
     def agree(self, value: str) -> str:
-        """Returns the value of the first group that calls this method, among all groups of this size. On ranks other
+        """Returns the value of the group that calls this method first, among all groups of this size. On ranks other
         than rank 0, returns the rank's own value.
 
-        Tensor-parallel ranks belong to different data-parallel groups. This method makes tensor-parallel ranks shuffle
-        in the same order.
+        With tensor parallelism, ranks that must read the same data belong to different data-parallel groups. This
+        method makes ranks that read the same data shuffle in the same order.
         """
         number, self._agreements = self._agreements, self._agreements + 1
         if self._seeds is None or self.rank != 0:
@@ -193,7 +193,7 @@ class TorchGroup(UncopyableGroup):
             self._meeting.leave()
 
     def close(self) -> None:
-        """Notifies all ranks and closes the connections. A forked child does not touch the connections."""
+        """Notifies all ranks and closes the connections. A forked child does not use or close the connections."""
         self._given_up = True
         self._meeting.close()
 
@@ -205,7 +205,8 @@ class TorchGroup(UncopyableGroup):
             self._descriptors = []
 
     def _forget(self) -> None:
-        """In a forked child, replaces inherited connections, because the child would otherwise keep them open."""
+        """In a forked child, replaces inherited connections, because inherited descriptors would keep the connections
+        open."""
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in self._descriptors:
             # The descriptor is replaced but not closed, because it still belongs to an object.

@@ -38,8 +38,7 @@ class StateKeeper:
 
     Attributes:
         loaded: the state that was loaded, until the loader changes.
-        left: after a shutdown, the contents of states that are requested later, or the reason why these contents are
-            unknown.
+        left: the position, seeds and ranks to save after a shutdown, or the reason why the loader has no state then.
     """
 
     def __init__(self, run: EpochRun) -> None:
@@ -91,7 +90,7 @@ class StateKeeper:
         """Returns the position, the randomness and the ranks for a state.
 
         Args:
-            looks: whether the main process's part of the graph may be inspected, which may wait for threads.
+            looks: whether to inspect the main process's part of the graph, which may wait for threads.
         """
         if self.left is not None:
             if isinstance(self.left, str):
@@ -146,7 +145,7 @@ class StateKeeper:
             run.begin()
 
     def _snapshot_for(self, state: LoaderState, strict: bool, allow_pickle: bool) -> GraphTemplate | None:
-        """Returns the pipe that must be read from the state, or None if the loader uses its own pipe."""
+        """Returns a template of the pipe in the state, or None if the loader keeps its own pipe."""
         pipeline = self._pipeline
         if state.is_of_0_9:
             warn_of_0_9(stacklevel=4)
@@ -181,8 +180,8 @@ def read(state: Any, *, allow_pickle: bool = True) -> tuple[LoaderState, SavedPo
 
     Args:
         state: the state, or the states.
-        allow_pickle: whether the states may contain pickled values. The pipe may be pickled in any case, because the
-            loader need not unpickle it.
+        allow_pickle: whether the states may contain pickled values. The pickled pipe of a state is always accepted
+            here, because the loader need not unpickle it.
 
     Raises:
         TypeError, ValueError: a state is invalid, of another version, or damaged; or the states do not belong together.
@@ -246,18 +245,17 @@ def _check_alike(states: Mapping[int, LoaderState]) -> None:
 
 
 def _moment(state: LoaderState) -> tuple[str, Any]:
-    """Returns a description of the moment at which a state was saved, and the seed that determines the following
-    epoch."""
+    """Describes the moment at which a state was saved, and returns the seed of the next epoch."""
     position, randomness = state.position, state.randomness
     if position is None:
         return "between two epochs", None
     words = f"after {position.given} items of an epoch" + (" that has ended" if position.ended else "")
-    # All ranks share this seed after they have agreed on it.
+    # Ranks agree on this seed, so it must be equal in all their states.
     return words, None if randomness is None else copy.copy(randomness.generator).generate_shared_seed()
 
 
 def warn_of_0_9(stacklevel: int) -> None:
-    """Warns about a state of torchdata 0.9. The stack level refers to the user's call, counted from the caller."""
+    """Warns about a state of torchdata 0.9. `stacklevel` is counted from the caller of this function."""
     warnings.warn(
         "this state was saved by torchdata 0.9, which saves no position inside an epoch: the epoch starts again from "
         "its first item, and seeded orders are not those of torchdata 0.9",

@@ -25,7 +25,7 @@ from torchdata.datapipes.map import SequenceWrapper
 
 
 def pipe_over(dataset: Any) -> Any:
-    """Returns the pipe over a dataset, which is not copied. Returns any other object unchanged.
+    """Wraps a dataset in a pipe without copying the dataset. Returns any other object unchanged.
 
     Args:
         dataset: an object with a length that is read by index, such as PyTorch's `Dataset` or a list; an iterable that
@@ -77,7 +77,7 @@ def pipeline_over(
     else:
         pipe = source.shuffle() if shuffle else source
     if not any(is_sharding(member) or isinstance(member, ShardingRoundRobinDispatcher) for member in Graph(pipe)):
-        # Even if the code of such a dataset queries the worker, the loader divides the dataset by its indices.
+        # A map-style dataset is always divided by its indices, even if its code uses `get_worker_info`.
         own = not isinstance(source, MapDataPipe) and (splits_itself(dataset) if itself is None else itself)
         if not own or not splits_among_ranks(dataset):
             pipe = pipe.sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED if own else None)

@@ -38,7 +38,7 @@ _open_loaders: dict[int, weakref.ref[ClosableLoader]] = {}
 
 
 class Ending:
-    """The shutdown of a loader. The loader is open from the construction of this object on.
+    """The shutdown of a loader. The loader counts as open once its `Ending` object exists.
 
     Args:
         loader: the loader, which is not kept alive.

@@ -51,8 +51,8 @@ class FinishedIterator(Iterator[Any]):
     Args:
         iterator: the pipeline's iterator, if its attributes can still be read, or None.
         error: the message of the `RuntimeError` that `next` raises; None for a normal end.
-        told: the identifier of the thread that has received the error; 0 if no thread has received it. In this thread,
-            a further `next` raises StopIteration instead of the error.
+        told: the identifier of the thread in which the error was raised; 0 if the error was not raised yet. In the
+            thread that received the error, a further `next` raises StopIteration instead of the error.
     """
 
     def __init__(self, iterator: Any = None, error: str | None = None, told: int = 0) -> None:
@@ -82,7 +82,7 @@ class EpochRun:
         resume_at: the position at which to resume, and whether recomputed items are compared; None to begin an epoch.
         saved_positions: the positions of all ranks at which to resume; the number of processes may have changed.
         epochs: the number of epochs that were begun.
-        is_iterating: whether an epoch is running, and the service has not been notified of its end.
+        is_iterating: whether an epoch is running, for which `finalize_iteration` was not called yet.
         patience: the number of seconds to wait for a thread that is computing an item, before an epoch ends; None for
             no limit.
     """
@@ -99,8 +99,8 @@ class EpochRun:
         self.patience: float | None = None
         self.position = Tracker(self)
         self._knows_idle = False
-        #: The counters at the beginning of the epoch, and the name of the counted items in messages; None if no pipe
-        #: skips items that raise.
+        #: The skip counters at the beginning of the epoch, and the name of the counted items in messages; None if no
+        #: pipe skips items that raise.
         self._counted: tuple[Reading | None, str] | None = None
         self._is_paused = self._is_limited = False
 
@@ -175,8 +175,8 @@ class EpochRun:
     def _unless_begun(self) -> Iterator[None]:
         """If an epoch cannot begin, restores the loader's previous state: between two epochs, or at a loaded position.
 
-        Ctrl-C or an error may interrupt the beginning. The next `iter` then makes another attempt, and states show the
-        position before the epoch.
+        Ctrl-C or an error may interrupt the beginning of an epoch. After a failure, the next `iter` tries to begin the
+        epoch again, and states show the position before the epoch.
         """
         before, seeds = (self.resume_at, self.saved_positions), self.seeds.moment()
         end, epochs = self.position.end, self.epochs
@@ -193,7 +193,7 @@ class EpochRun:
             raise
 
     def _pass_over(self, position: Position, strict: bool) -> None:
-        """Brings the graph to the end of an epoch that has ended, and begins the next epoch."""
+        """Restores the graph at the end of an epoch that has ended, and begins the next epoch."""
         if position.workers is not None or (not position.in_main and position.graph is None):
             self.run(position, strict)
             for _ in self.delivery.source:
@@ -210,7 +210,7 @@ class EpochRun:
         Args:
             position: the position at which to resume, or None.
             strict: whether recomputed items are compared.
-            between: the end of the last epoch, if an earlier run has left the loader between two epochs.
+            between: the position at the end of the last epoch, if the loader resumes between two epochs.
         """
         pipeline = self.pipeline
         is_new = position is None
@@ -288,7 +288,7 @@ class EpochRun:
 
         Args:
             at_end: whether all items of the epoch were delivered.
-            because: the error that ended the epoch, if any. The user receives this error in any case.
+            because: the error that ended the epoch, if any. This error is raised to the user in any case.
         """
         if not self.is_iterating:
             return
@@ -322,7 +322,7 @@ class EpochRun:
 
 
 def _ended_by(error: BaseException) -> str:
-    """Returns the error in words, because the error object would keep alive what its frames refer to."""
+    """Describes the error as text, because a stored exception would keep all objects in its traceback alive."""
     return f"the epoch was ended by an error, which another thread that reads it got: {type(error).__name__}: {error}"
 
 

@@ -3,8 +3,8 @@
 Role: yields the items of one epoch while it is the loader's valid iterator. The code runs in the main process, in the
 threads that read the loader, one after another. The loader owns the epoch, whereas the iterator owns only the limit.
 
-`__next__` runs for every item, so it is in the extension (`DeliveryIterator`): it checks whether the iterator is valid
-and whether anything unusual has happened, and then requests the next item. This module handles all rarer events.
+`__next__` runs for every item, so it is in the extension (`DeliveryIterator`), which checks whether the iterator is
+valid and whether anything unusual has happened, and then requests the next item. This module handles all rarer events.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class IteratedLoader(Protocol):
 
     @property
     def _run(self) -> EpochRun:
-        """The run of the loader's epochs."""
+        """The object that runs the loader's epochs."""
 
 
 class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
@@ -72,7 +72,7 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
             raise StopIteration
 
     def _count_to_limit(self) -> None:
-        """Counts an item in the background after it has arrived, and pauses the loader when the limit is reached."""
+        """Counts a delivered item, and pauses the loader when the limit of `limit()` is reached."""
         if self.limit_threshold is not None:
             self.limit_counter = (self.limit_counter or 0) + 1
             if self.limit_counter >= self.limit_threshold:

@@ -54,7 +54,7 @@ class Pipeline:
         self._skeleton: Any = None  # a skeleton of the graph at that time; None after the length was computed
         self._length: int | str | None = None  # an error message if the length is unknown
         self.datapipe: Any = None
-        #: The graph as it is after the adapters and before the service.
+        #: The graph after the adapters were applied, and before the service changes the graph.
         self.snapshot = graph
         self.take(graph, is_adapted=is_adapted)
 
@@ -104,7 +104,7 @@ class Pipeline:
     def hand_over(self, resumed: Callable[[], Sequence[Shard] | None], in_shards: bool, full_stats: bool) -> None:
         """Lets the service take over the graph; if it fails, the loader keeps the graph as it was.
 
-        `resumed` returns the shards of the epoch that the loader resumes; None if the loader begins an epoch.
+        `resumed` returns the shards of the epoch to resume, or None to begin a new epoch.
         """
         if in_shards:
             self.service = running_shards(self.service)

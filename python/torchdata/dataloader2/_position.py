@@ -1,14 +1,14 @@
 """Saves the position of a loader inside an epoch at any moment, and resumes from a saved position.
 
 Role: runs in the main process, in any thread that requests a state, including in a signal handler. The `Delivery` of
-the loader counts the items that the user has received. The engine's books store the positions of the workers, and a
-thread that waits for an item does not lock the books. Saving a position therefore only combines references to these
-saved positions, and does not wait for any thread.
+the loader counts the items that the user has received. The engine records the positions of the workers, and a thread
+that waits for an item does not lock these records. Saving a position therefore only combines references to recorded
+positions, and does not wait for any thread.
 
 Pipes that run in the main process can be inspected only between two items. The loader therefore stores *marks*: states
-of the main process's part of the graph that were taken between two items, such as at the beginning of the epoch. A
-caller may request a state while an item is computed, after an item was interrupted (by Ctrl-C), or for an earlier item.
-A requested state consists of the newest mark before the request, and the number of items to drop after the mark.
+of the main process's part of the graph that were taken between two items, such as at the beginning of the epoch. The
+program may request a state while an item is computed, after Ctrl-C has interrupted an item, or for an earlier item. A
+state contains the newest mark that is old enough, and the number of items delivered after this mark.
 """
 
 from __future__ import annotations
@@ -75,21 +75,20 @@ class Tracker:
         self._run: PositionedRun = weakref.proxy(run)  # no reference cycle, so that `del` frees a loader at once
         self._pipeline, self._delivery = run.pipeline, run.delivery
         self.output: WorkerOutput | None = None
-        #: Whether the pipes in the main process yield one item for each item of the workers.
+        #: Whether the pipes in the main process yield exactly one item for each item of the workers.
         self.hands_on = False
-        #: Whether the state of the pipes in the main process follows from the number of their items.
+        #: Whether the number of delivered items alone determines the state of the pipes in the main process.
         self._only_counts = self._may_count = False
-        #: Whether the epoch was resumed at a position that an earlier run had reached, and whether recomputed items are
-        #: compared.
+        #: Whether this epoch resumed from a state, and whether recomputed items are compared with the originals.
         self._is_resumed, self._is_strict = False, True
-        #: The number of items that this run had delivered when the loader last continued after an interrupted item, and
-        #: the number of workers' items that were lost in the main process because of the interruption.
+        #: The number of delivered items when the loader last continued after an interrupted item, and the number of
+        #: workers' items that the main process lost by the interruption.
         self._cut_at = self._lost = 0
         #: The number of items that earlier runs of the epoch delivered.
         self._before = 0
         #: The number of workers' items that the main process's pipes had read in the earlier runs of the epoch.
         self._yielded_before = 0
-        #: Marks, oldest first. The first mark is the epoch's beginning, or the position where this run began.
+        #: Marks, oldest first. The first mark is the beginning of the epoch, or the position that was loaded.
         self._marks: list[Position] = []
         #: Whether another loader has run the epoch before the epoch that begins.
         self._is_behind_loaded = False
@@ -111,14 +110,14 @@ class Tracker:
     # -- taking ------------------------------------------------------------------------------------
 
     def take(self, items_ago: int, *, looks: bool = True) -> Position | None:
-        """Returns the position `items_ago` items ago; None for the beginning of an epoch that its seeds determine.
+        """Returns the position `items_ago` items ago; None if the state needs only the seeds of the next epoch.
 
         Args:
             looks: whether the main process's part of the graph may be inspected, instead of using an earlier mark.
 
         Raises:
-            ValueError: fewer items were delivered since the beginning of the epoch, or of this run of the epoch.
-            RuntimeError: the state that the processes keep from earlier epochs is unknown.
+            ValueError: `items_ago` exceeds the number of items delivered in this epoch, or since the epoch was resumed.
+            RuntimeError: pipes keep state from earlier epochs, and this state is unknown.
         """
         if not self._run.is_iterating:
             if items_ago:
@@ -142,7 +141,7 @@ class Tracker:
 
     @staticmethod
     def _untold(mark: Position, output: WorkerOutput) -> str | None:
-        """Returns why a mark lacks the state that is kept beyond passes, or None if the mark has that state."""
+        """Returns why a mark lacks the state that pipes keep from earlier passes, or None if nothing is missing."""
         return output.untold(None) if mark.workers is None else mark.untold
 
     def _beginning(self, output: WorkerOutput) -> Position:
@@ -154,7 +153,7 @@ class Tracker:
 
     def _taken(self, items_ago: int, looks: bool) -> tuple[Position, int]:
         """Returns the newest mark that is at least `items_ago` items old, and the number of items that were delivered
-        up to that moment."""
+        before the last `items_ago` items."""
         given = self._delivery.given - items_ago
         if given < 0:
             raise ValueError(
@@ -215,8 +214,8 @@ class Tracker:
         delivery.cut = False
 
     def _lost_in_main(self, output: WorkerOutput) -> int:
-        """Returns the number of items that the one-to-one pipes in the main process have read, but neither yielded nor
-        buffered."""
+        """Returns the number of workers' items that an interruption lost in the main process, where the pipes have read
+        these items but neither yielded nor buffered them."""
         if output.is_local:  # no pipe buffers items, and an interruption may have occurred in the shards themselves
             return output.delivered - int(self._delivery.given)
         pipes = Graph(self._pipeline.datapipe).pipes
@@ -258,15 +257,15 @@ class Tracker:
         return Position(given, graph=entries, workers=position, in_main=False, untold=output.untold(position))
 
     def _read_by_main(self, entry: PipeEntry, output: WorkerOutput) -> int | None:
-        """Returns how many items of the workers' pass the main process's part of the graph will have read when it
+        """Returns the number of workers' items that the main process's part of the graph counts as read after it
         resumes.
 
         Returns:
-            None if a later pipe is replayed and reads the whole epoch a second time, or if the main process's part has
-            reached the end of the workers' items.
+            None if the main process's part has read all workers' items, or if a pipe in this part must reread the whole
+            epoch.
         """
         if entry.restores:
-            # If the pipes that read the workers' items are replayed, they start reading at the beginning of this run.
+            # On replay, pipes read the workers' items from the beginning of this run, so earlier items are subtracted.
             return entry.yielded - self._yielded_before if output.is_in_first_pass else entry.yielded
         if not output.is_in_first_pass or output.delivered or (token_of(output).finished and not output.is_unread):
             return None
@@ -287,8 +286,8 @@ class Tracker:
         return Position(0, ended=True, graph=graph, generators=save_generators(), beginning=beginning)
 
     def _saved_graph(self) -> Sequence[PipeEntry] | None:
-        """Returns the main process's part of the graph if earlier epochs have left a state in this part that can be
-        saved, otherwise None."""
+        """Returns the state that earlier epochs have left in the main process's part of the graph; None if there is no
+        such state, or the state cannot be saved."""
         self._require_no_drift()
         try:
             return save_entries(self._pipeline.datapipe) if self._has_lasting() else None
@@ -300,8 +299,8 @@ class Tracker:
         return bool(begun) and lasts(self._pipeline.datapipe)
 
     def _require_no_drift(self) -> None:
-        """Raises RuntimeError if the main process's part of the graph has the lasting state of an epoch that has not
-        begun."""
+        """Raises RuntimeError if a pipe in the main process keeps state between epochs, and the last epoch was
+        interrupted at its beginning."""
         names = names_of_lasting(self._pipeline.datapipe) if self._epochs_before and self._has_lasting() else []
         if names:
             raise RuntimeError(
@@ -322,8 +321,8 @@ class Tracker:
         self._may_count = self.hands_on and not reads_ahead
 
     def go_back(self, end: Position | str | None, epochs: int) -> None:
-        """Restores the moment between two epochs after the second epoch failed to begin. `end` is the previous value of
-        the attribute, and `epochs` is the number of epochs that had begun by then."""
+        """Undoes the beginning of an epoch after an error. `end` is the previous value of `self.end`, and `epochs` is
+        the number of epochs that had begun before the failed epoch."""
         self.end = end
         self._epochs_before = epochs if self._run.epochs > epochs else None
 
@@ -339,7 +338,7 @@ class Tracker:
         unseeded = self._pipeline.service is None and self._run.seeds.seed is None
         self.own_seeds = unseeded and (resumed is None or resumed.own_seeds is not False)
         output = self.output
-        # Items that pipes in the main process held when a state was saved were not counted by this run.
+        # If the state contains a graph, its pipes may hold items that this run does not count.
         self._only_counts = self._may_count and (resumed is None or resumed.graph is None)
         if output is not None:
             output.resumes = resumed is not None
@@ -400,7 +399,7 @@ class Tracker:
         return iterator
 
     def _note_beginning(self, workers: WorkersPosition | None) -> None:
-        """Marks the epoch's beginning if it depends on state that is kept from the previous epoch."""
+        """Stores the state that pipes keep from the previous epoch, if any, in the first mark."""
         output, (beginning, *_) = self.output, self._marks
         looked = self._look(0, workers) if lasts(self._pipeline.datapipe) else None
         if looked is not None:
@@ -424,7 +423,7 @@ class Tracker:
             delivery.given += 1
 
     def close(self) -> None:
-        """Records the position at the end of an epoch, if the next epoch depends on this position."""
+        """Records the position at the end of an epoch if the workers' pipes keep state beyond the epoch."""
         output = self.output
         if output is None or not output.lasts:
             return
@@ -434,16 +433,14 @@ class Tracker:
         except Exception as error:
             self.end = str(error)  # storing the error itself would keep the processes alive
             return
-        # If the main process's part cannot be inspected now, the next epoch restores an earlier mark, and reads to the
-        # end again.
+        # Without a mark of the end, a loaded state restores an earlier mark, and reads to the end of the epoch again.
         is_at_end = position is not None and self._marks[-1] is not before and position.graph is self._marks[-1].graph
         if position is not None and is_at_end and position.graph is not None and position.workers is not None:
             position = position._replace(graph=self._with_output_read_out(position.graph, output))
         self.end = None if position is None else position._replace(ended=True)
 
     def _with_output_read_out(self, graph: Sequence[PipeEntry], output: WorkerOutput) -> Sequence[PipeEntry]:
-        """Returns the state of the main process's part after its end, and adds whether all workers' items had been
-        read."""
+        """Returns `graph` with the workers' output marked as finished, if all items of this output were read."""
         token = token_of(output)
         if not token.finished or output.is_unread:  # with a cache, a pipe may not need to read the workers' items
             return graph
@@ -458,7 +455,7 @@ class Tracker:
             load_generators(position.generators)
 
     def load_between(self, position: Position) -> None:
-        """Resumes the graph between two epochs, once the service has taken it over."""
+        """Restores the state of the graph between two epochs, after the service has taken over the graph."""
         if position.graph is None:
             return
         self._require_same_process(position, "after an epoch that", "as it holds what pipes remember beyond epochs")
@@ -496,13 +493,13 @@ def _below_counting(graph: Graph, kind: type) -> Any:
 
 
 def _spare_ranks(graph: Graph, drop: int) -> None:
-    """Makes `fullsync` at the end of a graph request votes only from the next item that the user receives.
+    """Prevents `fullsync` at the end of a graph from voting on items that are only recomputed.
 
-    All ranks have delivered the same number of items. Ranks may recompute different numbers of items, and the pipes
-    after `fullsync` may hold different numbers of items.
+    All ranks have delivered the same number of items. However, each rank may recompute and buffer a different number of
+    items, so votes on these items would not match.
 
     Args:
-        drop: the number of items to drop after loading the state.
+        drop: the number of recomputed items to drop after the state was loaded.
     """
     fullsync = _below_counting(graph, FullSync)
     if fullsync is not None:

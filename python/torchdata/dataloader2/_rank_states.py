@@ -111,9 +111,9 @@ class SavedPositions:
         return position
 
     def suit_seeds(self, service: ReadingServiceInterface, seeds: Seeds) -> None:
-        """Gives the resumed epoch its initial seeds.
+        """Chooses between seeds that ranks agree on and the seeds of a run without ranks.
 
-        Ranks draw all seeds from an agreed seed, so only an epoch that began with ranks resumes with an agreed seed.
+        Ranks draw all seeds from an agreed seed, but a resumed epoch does so only if the saved epoch did.
         """
         agreed = self.ranks is not None and not self.ranks[2]
         if not agreed:

@@ -45,8 +45,8 @@ class Seeds:
             self.generator.seed(self.seed)
             self.is_due = False
         elif not self.is_restored:
-            # Each epoch needs its own seed, because spawned generators depend only on the seed, and not on the numbers
-            # that were drawn.
+            # Spawned generators depend only on the seed, and not on the numbers already drawn, so each epoch needs
+            # another seed.
             self.generator.seed(None if self.seed is None else self.generator.generate_shared_seed())
         self.is_restored = False
         self.initial = copy.copy(self.generator)
@@ -61,7 +61,7 @@ class Seeds:
         self.is_restored = True
 
     def agree(self) -> None:
-        """Sets the seeds that ranks would have agreed on."""
+        """Reseeds the generator as ranks do when they agree on seeds."""
         self.generator.seed(self.generator.generate_shared_seed())
         self.initial = copy.copy(self.generator)
 

@@ -121,11 +121,11 @@ class ShardingPolicy(Adapter):
         block: the number of consecutive items per block. With blocks, `sharding_filter().batch(block)` yields the same
             batches for any number of workers; None distributes single items.
         enable: False disables the filters, so that every worker and rank gets all items.
-        splits: the number of shards of each epoch, independent of workers and ranks; None for one shard per worker. The
-            items, their order and the batches are then the same for any number of workers and ranks up to the number of
-            splits, and a state that is saved within an epoch resumes with any such number. A worker runs its shards in
-            turn. Each shard has its own buffers, and runs its own copy of the pipes before the `sharding_filter`. If
-            the pipes are read by index, these copies cost nothing.
+        splits: the number of shards of each epoch, independent of workers and ranks; None for one shard per worker.
+            With `splits`, the items, their order and the batches are the same for any number of workers and ranks up to
+            the number of splits, and a state that is saved within an epoch resumes with any such number. A worker runs
+            its shards in turn. Each shard has its own buffers, and runs its own copy of the pipes before the
+            `sharding_filter`. Copies of pipes that are read by index cost nothing.
 
     Raises:
         TypeError: `block` or `splits` is not an integer.

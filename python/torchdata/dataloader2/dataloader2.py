@@ -95,8 +95,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             the environment variable `TORCHDATA_STATS` decides, or else "counts" is used. See `stats()`.
         stall_warning: the number of seconds without an item after which a `RuntimeWarning` describes which processes
             wait for each other; 60 by default, None for no warning.
-        wait_warning: share of an epoch that the program may wait for the loader, 0.3 by default. The first epoch of 10
-            seconds or more with a larger share causes a `RuntimeWarning` with the result of `diagnose()`. None, or
+        wait_warning: share of an epoch that the program may wait for the loader, 0.3 by default. The first epoch of at
+            least 10 seconds that exceeds this share causes a `RuntimeWarning` with the result of `diagnose()`. None, or
             `TORCHDATA_WAIT_WARNING=0` in the environment, disables the warning.
         of_torchs_loader: not accepted. For an argument of torch's `DataLoader`, the error names the replacement.
 
@@ -235,8 +235,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         reads an iterable, or the indices of a sampler, completely and keeps its share. The order must therefore be the
         same in all workers; different orders are an error. To read an iterable in one process only, use
         `IterableWrapper(dataset).sharding_round_robin_dispatch()`. Some iterables divide themselves among workers, for
-        example in Hugging Face datasets, webdataset, litdata and mosaicml-streaming. The loader does not divide such
-        iterables again. For other datasets, the items and batches are the same for any number of workers.
+        example in Hugging Face datasets, webdataset, litdata and mosaicml-streaming. The loader does not divide an
+        iterable that divides itself. For other datasets, the items and batches are the same for any number of workers.
 
         If an iterable or a sampler has a method `set_epoch` and an attribute `epoch`, workers receive the epoch that
         you have set before each epoch. Before you resume from a state inside an epoch, set the epoch in which the state
@@ -419,9 +419,10 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
         Raises:
             RuntimeError: an item was requested before, or the loader was shut down.
-            TimeoutError: a thread that reads ahead for an earlier iterator does not end. TypeError, ValueError: `state`
-            is not a state of a loader, is damaged, has another version, belongs to another pipeline, needs missing
-            modules, or contains values that must not be unpickled. In these cases, the loader is unchanged.
+            TimeoutError: a thread that reads ahead for an earlier iterator does not end.
+            TypeError, ValueError: `state` is not a state of a loader, is damaged, has another version, belongs to
+                another pipeline, needs missing modules, or contains values that must not be unpickled. These two errors
+                leave the loader unchanged.
         """
         with self._ending.changing:
             if self._terminated:
@@ -460,8 +461,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     def shutdown(self) -> None:
         """Ends the epoch and the reading service. The loader cannot be iterated afterwards.
 
-        Threads of pipes in the main process end after their current item. The method waits up to 2 s for these threads,
-        because they might still draw random numbers.
+        Threads of pipes in the main process end after their current item. The method waits up to 2 s for threads of
+        pipes, because these threads might still draw random numbers.
 
         You may call this method several times, and from several threads. A thread that is reading the loader gets a
         RuntimeError. If Ctrl-C interrupts the call, the next call continues. If a forked child has inherited the

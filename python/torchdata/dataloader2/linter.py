@@ -60,9 +60,8 @@ class Finding:
         kind: the name of the mistake.
         message: one sentence with the mistake, the pipe and the remedy; `str(finding)` returns it.
         datapipe: the pipe that the finding is about.
-        silent: whether data is certainly duplicated or lost without an error. A finding is not certain if it depends on
-            your own pipes or iterables, because these pipes or iterables may divide their items among workers
-            themselves.
+        silent: whether data is certainly duplicated or lost without an error. False if your own pipes or iterables are
+            involved, because they may divide their items among workers themselves.
 
     Example:
         >>> from torchdata.dataloader2.linter import lint
@@ -381,7 +380,7 @@ class _Linter:
         return [pipe for pipe in ends.values() if id(pipe) not in self.in_main | self.dispatched]
 
     def _known(self, pipes: list[Any]) -> bool:
-        """Whether it is certain that no pipe divides its items among workers or is endless."""
+        """Whether it is certain that all pipes are finite and do not divide their items among workers."""
         return all(
             _is_ours(pipe)
             and not _is_endless(pipe)
@@ -398,7 +397,7 @@ class _Linter:
 #: Pipes that join inputs: one item after another, items in a tuple, or items that are looked up by key.
 _ONE_BY_ONE = {"Concater", "Multiplexer", "MultiplexerLongest", "SampleMultiplexer"}
 _SIDE_BY_SIDE = {"Zipper", "ZipperLongest"}
-#: Pipes that take one item of each input in turn, and pipes that yield the members of an item.
+#: Pipes that take one item of each input in turn, and pipes that yield the members of each item one by one.
 _IN_TURN = {"Multiplexer", "MultiplexerLongest"}
 _UNFOLDING = {"FlatMapper", "UnBatcher"}
 _LOOKING_UP = {"IterKeyZipper", "MapKeyZipper"}

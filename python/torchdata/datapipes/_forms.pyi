@@ -60,7 +60,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def check_hash(
         self, hash_dict: Mapping[str, str], hash_type: str = "sha256", rewind: bool = True,
     ) -> IterDataPipe[tuple[str, Any]]:
-        """Yields the files that have the expected hash. Any other hash is an error."""
+        """Yields the files that have the expected hash. Raises an error for a file with any other hash."""
 
     def collate(
         self, conversion: Any = ..., collate_fn: Callable[..., Any] | None = None, *,
@@ -123,11 +123,15 @@ class IterForms(FunctionalForms, Generic[T_co]):
 
     @overload
     def filter(self, filter_fn: Callable[[T_co], bool | bool_], input_col: None = None) -> IterDataPipe[T_co]:
-        """Yields the items that a function returns True for. Streams in other items are closed."""
+        """Yields the items that a function returns True for. Streams in items that are not yielded are
+        closed.
+        """
 
     @overload
     def filter(self, filter_fn: Callable[..., bool | bool_], input_col: Any) -> IterDataPipe[T_co]:
-        """Yields the items that a function returns True for. Streams in other items are closed."""
+        """Yields the items that a function returns True for. Streams in items that are not yielded are
+        closed.
+        """
 
     @overload
     def flatmap(self, fn: Callable[[T_co], Iterable[R]], input_col: None = None) -> IterDataPipe[R]:

@@ -73,7 +73,8 @@ def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> 
     beginning = record_of(datapipe).beginning
     if beginning is None or not beginning.whole:
         return _begun(datapipe, function, *started)
-    # The whole graph repeats its draws from the global generators. Afterwards, the generators are restored.
+    # A replay of the whole graph repeats the random numbers of the original pass. Afterwards, the generators are
+    # restored.
     halts = Halts(beginning.entries())
     load_generators(beginning.generators)
     try:
@@ -120,7 +121,7 @@ def _hook_iter(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iter
     @functools.wraps(function)
     def __iter__(self: Any) -> Iterator[Any]:
         if getattr(type(self).__iter__, "__wrapped__", None) is not function:
-            # `super().__iter__()` was called in an iteration that is already guarded.
+            # `super().__iter__()` needs no guard, because the iterator of the subclass is already guarded.
             return function(self)
         try:
             return begin_iteration(self, function)
@@ -166,7 +167,7 @@ class _PicklingHooks:
         return hook(state) if hook is not None else state
 
     #: Declares that the iteration state consists of the attributes declared by `state` and the sources' state. The
-    #: value contains the names of these attributes. A class without iteration state sets `iteration_state` to `()`.
+    #: value contains the names of the attributes. A class without iteration state sets `iteration_state` to `()`.
     iteration_state: ClassVar[tuple[str, ...]]
     _own_state: ClassVar[tuple[DeclaredState, ...]] = ()
     _declared: ClassVar[tuple[DeclaredState, ...]] = ()
@@ -174,8 +175,8 @@ class _PicklingHooks:
     _not_copied: ClassVar[frozenset[str]] = frozenset()
     #: Names of attributes that contain items. These attributes are not searched for sources of this pipe.
     item_attributes: ClassVar[frozenset[str]] = frozenset()
-    #: Names of attributes with user data, which the loader's copy of the pipe shares. Containers in other attributes
-    #: are copied, with the same members.
+    #: Names of attributes with user data, which the loader's copy of the pipe shares. In other attributes, the copy has
+    #: its own containers with the same members.
     data_attributes: ClassVar[frozenset[str]] = frozenset()
     #: Whether `state_dict` and `load_state_dict` are derived from the declaration.
     _derives_state: ClassVar[bool] = False
@@ -291,8 +292,8 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], me
     `reset()`, returns a guarded iterator and invalidates earlier iterators.
 
     A subclass that also defines `state_dict()` and `load_state_dict()` is restored by these methods. A subclass without
-    these methods is replayed (see `torchdata.datapipes.state`). Keep the iteration state in attributes that `reset()`
-    initializes, and let `__iter__` continue from these attributes.
+    `state_dict()` and `load_state_dict()` is replayed (see `torchdata.datapipes.state`). Keep the iteration state in
+    attributes that `reset()` initializes, and let `__iter__` continue from these attributes.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper, IterDataPipe

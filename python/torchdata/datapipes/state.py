@@ -6,12 +6,12 @@ the graph, between two items.
 A graph state is a dict of plain data that is never modified. The key `graph` describes the classes and arguments of the
 pipes (see `fingerprint`). The key `pipes` has an entry for each pipe (see `PipeEntry`), with sources before their
 readers. The key `checksums` contains checksums of the description and the entries. In a pipe's own state, values that
-require pickle are bytes under `"__pickled__"`, and plain data that is nested deeper than a list of numbers is under
-`"__nested__"`.
+require pickle are stored as bytes under `"__pickled__"`. Plain data that is nested deeper than a list of numbers is
+stored under `"__nested__"`.
 
 A pipe without a declared state is *replayed*: it starts over and drops the items that it had yielded. The sources of a
-replayed pipe start with the states that they had when the pipe's pass began. The last pipe of the graph is replayed
-instead if the global generators were used during its pass, or if another pipe reads a source of the replayed pipe.
+replayed pipe start with the states that they had when the pipe's pass began. If the pass of the last pipe used the
+global generators, or if another pipe reads a source of a replayed pipe, the last pipe is replayed instead.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def fingerprint(datapipe: Any) -> Fingerprint:
 
 
 class _Saving:
-    """Saves the state of a graph. An object is used only once."""
+    """Saves the state of a graph. Each object saves only one state."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.end, self.pipes = graph, graph.end, graph.pipes
@@ -181,8 +181,9 @@ class _Saving:
         """Returns the ids of the pipes that continue their passes.
 
         Args:
-            alone: whether the result includes a pipe if one of its readers has not begun. An example of such a reader
-                is the second child of a `Forker`. The reader may still begin, or the `Forker` may start over.
+            alone: whether to include pipes that can continue before all their readers have begun. For example, the
+                second child of a `Forker` may not have begun. This child may begin later, or the `Forker` may start
+                over.
         """
         used = {id(self.end)} if self._has_begun(self.end) else set()
         for reader in reversed(self.pipes):  # readers precede their sources
@@ -389,7 +390,7 @@ def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, all
         strict: whether to raise an error if pipes have other arguments than in the saved graph, or if a stream yields
             other items than before; True by default.
         allow_pickle: whether values that require pickle are unpickled; True by default. If `allow_pickle` is False, a
-            state with such values raises an error.
+            state that contains pickled values raises an error.
 
     Raises:
         ValueError: the state has another version, belongs to another graph, is damaged, or must not be unpickled.

@@ -25,7 +25,7 @@ def drawing_from(rng: Any) -> Callable[[], float]:
             `torch.Generator`.
 
     Raises:
-        TypeError: `rng` is not one of these generators.
+        TypeError: `rng` is not a supported generator.
     """
     draw: Any = getattr(rng, "random", None)
     if callable(draw):
@@ -50,8 +50,8 @@ def random_resized_crop(
     """Returns a random part of an image, by the rules of torchvision's `RandomResizedCrop`.
 
     The fraction of the area is uniform within `scale`. The logarithm of width over height is uniform within the
-    logarithms of `ratio`. If a box does not fit, another box is drawn, up to ten boxes in total. If none of them fits,
-    the largest centered box with a ratio within `ratio` is used.
+    logarithms of `ratio`. If a box does not fit, another box is drawn, up to ten boxes in total. If none of the ten
+    boxes fits, the largest centered box with a ratio within `ratio` is used.
 
     Args:
         rng: the generator to draw from: a `random.Random`, a `numpy.random.Generator` or a `torch.Generator`.

@@ -25,8 +25,8 @@ Crop = Sequence[int] | Callable[[int, int], Sequence[int]] | None
 
 #: The number of channels, and the dtype, of each mode.
 _MODES = {"RGB": (3, "uint8"), "L": (1, "uint8"), "RGBA": (4, "uint8"), "I;16": (1, "uint16")}
-#: For each filter, whether the extension implements it, with Pillow's pixels within one level. Pillow implements the
-#: other filters.
+#: For each filter, whether the extension implements it. The extension's pixels differ from Pillow's by at most one
+#: level. Pillow implements the other filters.
 _FILTERS = {"bilinear": True, "hamming": True, "nearest": False, "box": False, "bicubic": False, "lanczos": False}
 
 
@@ -110,8 +110,8 @@ def decode(
     one level of 255. In a worker, the array is allocated in shared memory, like the result of `torchdata.empty`.
 
     Args:
-        data: the contents of the file as bytes, the path of the file, or a file opened in binary mode, which is read to
-            its end and stays open.
+        data: the contents of the file as bytes, the path of the file, or a file opened in binary mode. An opened file
+            is read to its end and stays open.
         size: the size of the result: (height, width), or an integer for a square. None (the default) for the size of
             the crop.
         crop: the part of the image to use, (left, top, right, bottom) in pixels before resizing; or a function of width
@@ -185,7 +185,7 @@ def decode_batch(
         data: the images, each as for `decode`.
         size: the size of each result: (height, width), or an integer for a square.
         out: an array or a contiguous tensor of bytes to fill, with the shape of the result. None (the default) creates
-            an array, in a worker in shared memory.
+            an array; in a worker, the array is in shared memory.
         threads: the number of threads that decode concurrently, for processes with spare cores; 0 (the default) decodes
             in the calling thread.
         crop: the part to use of each image: a box, or a function of width and height, which is called for the images in

@@ -33,8 +33,8 @@ class DecodablePicture(Protocol):
     height: int
 
     def pixels(self, out: Any = None) -> Any:
-        """Returns an array (height, width, channels): `out` if it is given. Any other array is valid until the thread
-        decodes another image.
+        """Returns an array (height, width, channels): `out` if it is given. Without `out`, the array is only valid
+        until the thread decodes another image.
         """
 
     def reduce(self, width: int, height: int) -> int:

@@ -26,8 +26,8 @@ class StateFields:
 
     Args:
         node: the name of the node, for error messages.
-        state: a result of the node's `get_state`. At the beginning of an epoch, `state` is None, integers have their
-            smallest allowed value, flags have their default, lists are empty, and other fields are None.
+        state: a result of the node's `get_state`. If `state` is None, as at the beginning of an epoch, integers have
+            their smallest allowed value, flags have their default, lists are empty, and other fields are None.
         begins: whether `state` may be None.
 
     Raises:

@@ -7,7 +7,7 @@ process exits, only unfinished answers are lost. The first message to a process 
 numbers. Each replacement process has its own seed.
 
 A seed is the number that PyTorch's loader would draw from the global generator, but is drawn from a copy of this
-generator. The random numbers of the main process are therefore the same as in a program without worker processes. If a
+generator. The main process therefore draws the same random numbers as in a program without worker processes. If a
 program restores the global generator before it resumes, the processes get the same seeds as in the uninterrupted run.
 """
 
@@ -77,7 +77,7 @@ class Workers(Group):
         context: the multiprocessing context; None for Python's default.
         survived: the kinds of process exits after which the process is replaced, instead of raising an error.
         timeout: seconds until a process must have returned a result; None for no limit.
-        pages: the pages of the processes on the board of the loader; None without a loader.
+        pages: the pages for the processes' counters in the loader's statistics; None without a loader.
 
     Raises:
         ValueError: the start method does not exist.
@@ -119,7 +119,8 @@ class Workers(Group):
 
 
 class MapWorker:
-    """Calls one process from its thread in the main process. A `MapWorker` does not keep the worker group alive."""
+    """Sends calls from a thread of the main process to one process. A `MapWorker` does not keep the worker group
+    alive."""
 
     def __init__(self, group: Workers, number: int, output: Link) -> None:
         self._group, self._members, self._index = weakref.ref(group), group.members, number
@@ -134,17 +135,17 @@ class MapWorker:
         #: The number of processes that were killed because they returned no result for this item.
         self._tries = 0
         self._read(group, output)
-        #: This lock is held while the process has an item. A thread of the previous run may still wait for an answer.
+        #: This lock is held while the process has an item. A thread of the previous run may still hold it.
         self._calling = threading.Lock()
         self._number = 0
-        #: Seconds that the process spent on the last items, without the time that it waited for the main process.
+        #: Seconds that the process spent on the last items, without waiting for the main process.
         self.spent = 0.0
 
     def results(self, items: list[Any]) -> Iterator[list[Any] | BaseException | None]:
         """Calls the function with each item in the process.
 
-        Yields lists of results as they arrive, an error instead of a result if the call raised this error, and None if
-        the process returns the remaining items because it took too long.
+        Yields lists of results as they arrive. A call that raises yields its error instead. A process that took too
+        long returns its remaining items, which yields None.
 
         Args:
             items: the arguments of the calls. A list with a single item is emptied once the item is sent, so that the
@@ -287,7 +288,7 @@ class _Caller:
         while items:
             more = len(items) > 1
             try:
-                # No variable refers to the result, because memory without other references is sent without a copy.
+                # No variable refers to the result, because only memory without other references is sent without a copy.
                 send(number, function(items.pop()), spent := monotonic() - begun, more)
             except BaseException as error:  # raised by the function, or by pickling its result
                 spent = monotonic() - begun

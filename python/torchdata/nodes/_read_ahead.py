@@ -3,8 +3,8 @@
 Role: the thread that reads a node uses `ReadSource`, and the threads that read ahead use `_Work`. One thread at a time
 takes an item from the source. The thread then calls the function with the item, while another thread takes the next
 item. Items are numbered in the order in which they are taken. The queue stores the results, returns them in order if
-required, and maintains the position: a snapshot of the source after an item, and the numbers of the later items that
-were yielded. A state does not contain items in progress, because they are reread after the state is loaded.
+required, and tracks the position: a snapshot of the source, and the numbers of the items that were yielded after the
+snapshot. A state does not contain items in progress, because they are reread after the state is loaded.
 
 The source is never moved back. If the program leaves an epoch, the source is read up to the point that read-ahead would
 have reached, and begins its next epoch from this point. The counters and random draws of the source therefore depend on
@@ -53,18 +53,18 @@ class _Work(ReadAhead):
         name: the name of the node in messages and in names of threads.
         limit: the maximum number of items that are taken but not yet yielded.
         reader: reads the source, which was reset.
-        wanted: the number of items that must be read from the source before its end is accepted.
-        **options: the arguments `in_order`, `place` and `grows` of the queue. `place` is a snapshot of the source, the
-            number of items to drop after the snapshot, and the numbers of further items to drop. `grows` is the maximum
-            of `limit` for small items, the number of consecutive small items so far, and the number of items that may
-            have been taken but not yielded; None for a limit that does not grow.
+        wanted: the number of items that the source must have; an earlier end is an error.
+        **options: the arguments `in_order`, `place` and `grows` of the queue. `place` consists of a snapshot of the
+            source, the number of items to drop after the snapshot, and the numbers of later items to drop as well.
+            `grows` consists of the maximum of `limit` for small items, the number of consecutive small items so far,
+            and the number of items that may have been taken but not yielded; None for a fixed limit.
     """
 
     def __init__(self, name: str, limit: int, reader: SourceReader, wanted: int, **options: Any) -> None:
         options["when_closed"] = f"{name} was shut down: reset it, or make a new iterator of its Loader"
         super().__init__(name, limit, f"torchdata-{name}", several=True, keeps=False, **options)
         self.name, self.reader, self.wanted = name, reader, wanted
-        #: The last number to read from the source after the queue is closed.
+        #: The number of the last item to read from the source after the queue is closed.
         self.read_on_to = 0
 
     def serve(self, function: Function, prepare: Callable[[], object] | None) -> None:
@@ -100,7 +100,7 @@ class _Work(ReadAhead):
 
         Args:
             worker: calls the process.
-            sharers: the number of threads that pass items to a process.
+            sharers: the number of threads that share the items, each with its own process.
         """
         queue, most, pace = self.queue, 1, math.inf
         while (claimed := queue.claim_some(int(_WORTH_A_MESSAGE / pace), most, sharers)) is not None:
@@ -118,7 +118,7 @@ class _Work(ReadAhead):
                     done += 1
                 del results
             del items
-            # A single slow call must not reduce the number of items per message, because other programs may cause it.
+            # Other programs may cause a slow call, so one call can at most double the estimated time per item.
             pace = min(2 * pace, max(worker.spent, 1e-9) / max(done, 1))
             most = max(1, min(_MOST_TOGETHER, 2 * most, int(_TOGETHER / pace)))
 
@@ -139,7 +139,7 @@ class _Work(ReadAhead):
             self.queue.break_off(slot, ValueError(text))
 
     def _call(self, function: Callable[[Any], Any], slot: int, item: Any, index: int, snapshot: Any) -> int | None:
-        """Stores the result for an item. Returns the next slot of the queue if one is available without waiting."""
+        """Stores the result for an item. Returns the next slot of the queue, if a slot is free now."""
         try:
             result = function(item)
         except StopIteration as error:
@@ -152,7 +152,7 @@ class _Work(ReadAhead):
         return None
 
     def read_on(self) -> None:
-        """Reads and drops items, in a separate thread. Other threads no longer read the source at that time."""
+        """Reads and drops items, in a separate thread. At that time, no other thread reads the source."""
         with contextlib.suppress(BaseException):
             while self.reader.index < self.read_on_to:
                 self.reader.advance()
@@ -220,9 +220,9 @@ class ReadSource:
         reader = SourceReader(advance_of(source), source.state_dict, Unsaved, frequency, dropped, set(later))
         options = {"in_order": in_order or not repeatable, "place": position, "grows": grows}
         self.work = _Work(name, limit, reader, max(later, default=dropped - 1) + 1, **options)
-        #: Returns the next result. If the function or the source has failed, raises the error in the position of its
-        #: item, and the next call returns the following result. Raises StopIteration at the end, and RuntimeError if
-        #: the threads were shut down or belong to another process.
+        #: Returns the next result. Raises the error of the function or the source in the position of the failed item,
+        #: after which the following results can still be read. Raises StopIteration at the end, and RuntimeError if the
+        #: threads were shut down or belong to another process.
         self.next: Callable[[], Any] = self.work.queue.pop
         work = self.work
         for function in functions:
@@ -238,14 +238,14 @@ class ReadSource:
                 break
 
     def _grown(self, fields: StateFields) -> tuple[int, int]:
-        """Returns the numbers in a state by which `limit` grows; see the argument `grows` of `_Work`."""
+        """Returns the two numbers in a state that determine how far `limit` has grown; see `grows` of `_Work`."""
         growth = fields.list_of(self.GROWTH_KEY)
         if len(growth) != 2 or not all(type(one) is int and 0 <= one <= sys.maxsize for one in growth):
             raise fields.wrong(self.GROWTH_KEY, "must hold two integers from 0 on")
         return growth[0], growth[1]
 
     def _loaded(self, fields: StateFields) -> tuple[Any, int, list[int]]:
-        """Returns the position that a state contains, in the form of the argument `position` of `_Work`."""
+        """Returns the position in a state, in the form of the argument `place` of `_Work`."""
         snapshot = fields[self.SNAPSHOT_KEY]
         steps = fields.integer(self.STEPS_KEY, least=0)
         ahead = fields.list_of(self.AHEAD_KEY)
@@ -259,7 +259,8 @@ class ReadSource:
         return snapshot, steps, ahead
 
     def state(self) -> dict[str, Any]:
-        """Returns the position after the last result: a snapshot of the source, and the later items yielded."""
+        """Returns the position after the last result: a snapshot of the source, and the numbers of later items
+        yielded."""
         position = self.work.queue.place()
         assert position is not None
         snapshot, steps, given, ahead = position
@@ -279,9 +280,9 @@ class ReadSource:
         """Makes the threads stop reading, and waits until no thread uses the source.
 
         Args:
-            read_on: whether the source will begin its next epoch, and must first be read up to the point that
-                read-ahead would have reached. If reading takes longer than `patience`, it stops at the current position
-                of the source.
+            read_on: whether to read the source up to the point that read-ahead would have reached, because the next
+                epoch begins from this point. If this takes longer than `patience` seconds, the source keeps its current
+                position.
 
         Raises:
             TimeoutError: the source took longer than `patience` seconds for an item.

@@ -1,7 +1,7 @@
 """Nodes at the beginning of a graph: IterableWrapper, SamplerWrapper, MapStyleWrapper.
 
-`IteratingNode`, the base of the first two nodes, counts the items of an iterable, and saves its position. An iterable
-with a state is read by a `StatefulStream`. Any other iterable is reread up to a saved position.
+`IteratingNode`, the base of `IterableWrapper` and `SamplerWrapper`, counts the items of an iterable, and saves its
+position. An iterable with a state is read by a `StatefulStream`. Any other iterable is reread up to a saved position.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class IteratingNode(BaseNode[T]):
     )
 
     _it: Iterator[Any] = iter(())
-    #: The iterable, if it has a state, and whether the state is also exact before the first item of an epoch.
+    #: The iterable, if it has a state, and whether this state is exact even before the first item of an epoch.
     _stateful: Stateful | None = None
     _is_exact = False
     #: The stream that reads the iterable, from the first reset on.
@@ -204,7 +204,7 @@ class IterableWrapper(IteratingNode[T]):
 
     A state contains the position of the iterable if the iterable is `Stateful`, or a pipe of `torchdata.datapipes` (see
     `from_pipe`). Any other iterable is reread when a state is loaded, and the items that were already yielded are
-    dropped. If some of these items differ from the first reading, for example in an unseeded random order, a
+    dropped. If some reread items differ from the first reading, for example in an unseeded random order, a
     `RuntimeWarning` is issued. If the iterable's iterators have a state, this state is saved as well. `state_dict` of
     the iterable and its iterator is also called once at the beginning of each epoch.
 
@@ -245,7 +245,7 @@ class IterableWrapper(IteratingNode[T]):
         """Begins an epoch or resumes from a state; see `BaseNode.reset`.
 
         Raises:
-            TypeError: the state was saved within an epoch of a set with an order that differs between processes.
+            TypeError: the state was saved within an epoch over a set with an order that processes do not share.
             ValueError: a field of the state is missing or out of range.
         """
         if initial_state is None:

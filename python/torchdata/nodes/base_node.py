@@ -77,7 +77,7 @@ class BaseNode(Iterator[T]):
     #: attributes.
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance"})
 
-    #: Returns the next item of the source. A reset sets this instance attribute.
+    #: Returns the next item of the source. `reset` sets this attribute of the instance.
     _advance: Callable[[], Any]
     #: Counts and measures the items; None if the loader does not measure its nodes. Copies omit this attribute.
     _counted: IterationToken | None = None
@@ -180,7 +180,7 @@ class BaseNode(Iterator[T]):
 
 
 class PassingNode(BaseNode[T]):
-    """A node whose `reset` sets `_advance` to a function that returns the node's own next item."""
+    """A node in which `reset` sets `_advance` to a function that returns the node's own next item."""
 
     def next(self) -> T:
         """Returns the next item; see `BaseNode.next`."""

@@ -188,8 +188,8 @@ class Unbatcher(BaseNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         if self._skipped and initial_state is None:
-            # The program has loaded a state from the middle of a batch, but skips the rest of the batch. The batch is
-            # read now, because the source's next epoch starts after this batch.
+            # The program has loaded a state within a batch, but begins a new epoch instead of reading the rest of the
+            # batch. The batch must be read first, because the source's next epoch starts after this batch.
             with contextlib.suppress(Exception):
                 self._advance()
         fields = StateFields("Unbatcher", initial_state)

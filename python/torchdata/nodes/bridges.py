@@ -29,8 +29,8 @@ def from_pipe(pipe: IterDataPipe[T], seed: int | None = None) -> IterableWrapper
     Args:
         pipe: the last pipe of a graph.
         seed: the seed of the graph's random pipes in each epoch. With a seed, later epochs are the same as in an
-            uninterrupted run. None (the default) draws new seeds from the global generator for each epoch. A resumed
-            epoch is then exact, but later epochs differ from those of the uninterrupted run.
+            uninterrupted run. None (the default) draws new seeds from the global generator for each epoch. With None, a
+            resumed epoch is exact, but later epochs differ from the epochs of an uninterrupted run.
 
     Raises:
         TypeError: `pipe` is not an iterable-style pipe, or `seed` is not an integer.
@@ -67,8 +67,8 @@ class NodePipe(IterDataPipe[T]):
     NODE_KEY, UNREAD_KEY = "node", "unread"
 
     _restored: dict[str, Any] | None = None
-    #: Whether a pass has begun, and whether this pass has begun only because its state was requested, from this pipe or
-    #: from the pipe that saved the loaded state.
+    #: Whether a pass has begun, and whether it has begun only because a state was requested from this pipe, or from the
+    #: pipe that saved the loaded state.
     _begun = _began_for_state = False
 
     def __init__(self, source_node: BaseNode[T]) -> None:
@@ -86,8 +86,8 @@ class NodePipe(IterDataPipe[T]):
     def reset(self) -> None:
         """Begins the next epoch of the node."""
         if self._restored is not None and not self._began_for_state:
-            # The program has loaded a state, but skips the rest of the saved pass. The node is first reset to the
-            # saved position, because the node counts epochs.
+            # The program has loaded a state within a pass, but begins the next pass instead of finishing this pass. The
+            # node counts epochs, so it is first reset to the saved position.
             self.source_node.reset(self._restored)
             self._restored = None
 
@@ -111,7 +111,7 @@ class NodePipe(IterDataPipe[T]):
 
 
 def to_pipe(node: BaseNode[T]) -> IterDataPipe[T]:
-    """Creates a pipe from a node. The state of the pipe's graph then includes the state of the node's graph.
+    """Creates a pipe from a node. The state of the pipe's graph includes the state of the node's graph.
 
     Args:
         node: the last node of a graph.

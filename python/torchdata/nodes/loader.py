@@ -46,7 +46,7 @@ class Loader(ObservedLoader, Generic[T]):
         root: the last node.
         restart_on_stop_iteration: whether the first `iter()` after loading a state from the end of an epoch begins the
             next epoch (True, the default) or yields nothing (False).
-        stats: "counts" counts the items of the loader, and "full" also measures the time of each node. With
+        stats: "counts" only counts the items of the loader, whereas "full" also measures the time of each node. With
             `stats=None`, the environment variable `TORCHDATA_STATS` decides, or else "counts" is used. See `stats()`.
         wait_warning: the fraction of an epoch of at least 10 seconds that the program may wait for the loader without
             a warning; None for no limit.
@@ -79,7 +79,7 @@ class Loader(ObservedLoader, Generic[T]):
     def _set_up(self) -> None:
         """Sets the attributes of a loader that has not begun."""
         self._it: LoaderIterator[T] | None = None
-        #: Whether the iterator was moved to the beginning only because a state was requested.
+        #: Whether the iterator began its epoch only because a state was requested.
         self._began_for_state = False
         #: The lock that is held while an epoch begins, and the id of the process that created the lock.
         self._beginning, self._process = threading.RLock(), os.getpid()
@@ -215,11 +215,11 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
     _num_yielded = 0
     #: The number of items of the epoch that were yielded before the loaded state was saved.
     _given_before = 0
-    #: An item that `has_next` has read, and the position before the item.
+    #: The item that `has_next` has read in advance, and the position before this item.
     _item: Any = _NONE
     _before_item: Any = None
-    #: If the epoch of a loaded state was over, the number of its items; else None. If the graph ends after this number
-    #: of items, the end belongs to the loaded epoch, and the next epoch begins.
+    #: If the epoch of a loaded state was over, the number of its items; else None. If the graph ends after exactly this
+    #: number of items, the loaded epoch is over, and the next epoch begins.
     _restart_at: int | None = None
 
     def __init__(self, loader: Loader[T]) -> None:
@@ -246,7 +246,7 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
         self._advance = partial(self._take_state_of, weakref.ref(loader))
 
     def _take_state_of(self, reference: weakref.ref[Loader[T]]) -> Any:
-        """Returns the first item after the state that the loader loaded."""
+        """Applies the state that the loader has loaded, and returns the first item after this state."""
         loader = reference()
         state = None if loader is None else loader._loaded
         if loader is None or state is None or self._num_yielded > self._given_before:

@@ -176,22 +176,22 @@ class ParallelMapper(PassingNode[T]):
     process. Like PyTorch's workers, each process first seeds torch, NumPy and `random` with a base seed plus the number
     of the process. The base seed is derived from torch's global generator, so `torch.manual_seed` before the first
     `reset` makes it reproducible. With several processes, the assignment of items to processes may depend on timing. A
-    replacement process has its own seed.
+    replacement process gets a new number, and therefore another seed.
 
     Args:
         source: the node to read.
         map_fn: a function of an item. With threads, several threads may call the function at the same time. With
             processes that are not forked, the function must be picklable (lambdas and local functions are supported).
         num_workers: the number of threads or processes; 0 calls the function in the thread that reads the node.
-        in_order: whether results keep the source's order; True by default. With False, results are yielded once they
-            are ready.
+        in_order: whether results keep the source's order; True by default. With `in_order=False`, results are yielded
+            once they are ready.
         method: `"thread"` (the default) or `"process"`.
         multiprocessing_context: the start method of processes: `"fork"`, `"spawn"` or `"forkserver"`; None for Python's
             default.
         max_concurrent: the maximum number of items that are taken from the source but not yet yielded; at most
-            `num_workers`. By default (None), the maximum is twice `num_workers`. With processes, the default grows by
-            one for each eight yielded items, up to 128 times `num_workers`, while items and results are small (numbers,
-            short strings, and tuples of these). If several small items are available, they are sent together.
+            `num_workers`. By default (None), the maximum is twice `num_workers`. With processes, this default grows
+            while items and results are small (numbers, short strings, and tuples of these): by one for each eight
+            yielded items, up to 128 times `num_workers`. If several small items are available, they are sent together.
         snapshot_frequency: the number of items between saved states of the source, as for `Prefetcher`; with
             `prebatch`, the number of batches.
         prebatch: the number of items that a worker receives together, which helps if items are small; None (the

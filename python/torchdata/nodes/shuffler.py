@@ -17,7 +17,7 @@ class Shuffler(BaseNode[T]):
 
     Args:
         source_node: the node to read.
-        buffer_size: the number of items in the buffer. Each item is yielded at most this many positions early.
+        buffer_size: the number of items in the buffer. An item moves forward by at most this many positions.
         seed: the seed of the order, which is the same in each epoch. By default (None), each epoch has another order.
         store_buffer: whether a state contains the items in the buffer. If `store_buffer` is False, the state contains
             the source's position at the beginning of the epoch, and all items are reread when the state is loaded. If
@@ -75,10 +75,11 @@ class Shuffler(BaseNode[T]):
         self._advance = fields.reset(self.source, self.SOURCE_KEY)
         self._buffer: list[T] = list(fields.list_of(self.BUFFER_KEY)) if stored else []
         self._num_yielded, repeated = (count, 0) if stored else (0, count)
-        #: Whether states contain the buffer. If a state with the buffer is loaded, the source is positioned after the
-        #: buffered items.
+        #: Whether states contain the buffer. After a state with the buffer was loaded, states keep the buffer, because
+        #: the source is already past the buffered items.
         self._stores = self.store_buffer or stored or not is_repeatable(self.source)
-        #: The source's position and the random state at the beginning of the epoch, if states do not store the buffer.
+        #: The states of the source and the random generator at the epoch's beginning; None if states contain the
+        #: buffer.
         self._began = None if self._stores else (position_of(self.source), self._random.getstate())
         super().reset(initial_state)
         for number in range(repeated):

@@ -32,14 +32,14 @@ class SnapshotCadence:
     def __init__(self, every: int) -> None:
         self._every = every
         self._count, self._spent = 0, 0.0
-        #: Durations of the last snapshots. The durations of the last snapshots. The shortest one is used, because the
-        #: system may suspend a process during a snapshot.
+        #: The durations of the last snapshots. The minimum counts, because the system may suspend a process during a
+        #: snapshot.
         self._costs: deque[float] = deque(maxlen=3)
         #: The time before which no snapshot is taken.
         self.due = 0.0
 
     def is_due(self, now: float, took: float) -> bool:
-        """Returns whether to take a snapshot after the last batch; before the time `due`, the result is False."""
+        """Returns whether to take a snapshot after the last batch, which is never the case before the time `due`."""
         self._count += 1
         self._spent += took
         return self._count % self._every == 0 and now >= self.due
@@ -75,7 +75,7 @@ class GeneratorWatch:
         return bool(moved)
 
     def look_in_time(self, now: float) -> bool:
-        """Does the same as `look`, and schedules the next check. Checks end once all generators have been used."""
+        """Calls `look`, and schedules the next check. Checks end once all generators were used."""
         has_moved = self.look()
         is_done = len(self.moved) == len(GLOBAL)
         self.due = math.inf if is_done else next_due(now, time.monotonic() - now)
@@ -89,10 +89,10 @@ class GeneratorWatch:
 def next_due(now: float, took: float) -> float:
     """Returns the time of the next snapshot.
 
-    The main process receives batches from the workers in turn, so a snapshot in one worker delays all workers. The
-    delays would add up if the workers took their snapshots at different times. Workers with about equally expensive
-    snapshots therefore take them at the same multiples of a period of the shared clock. A period is a power of two
-    times the shortest period, so the multiples of a longer period are also multiples of each shorter period.
+    The main process receives batches from the workers in turn, so a snapshot in one worker delays all workers. If the
+    workers took their snapshots at different times, the delays would add up. Workers with about equally expensive
+    snapshots therefore take them at the same multiples of a period of the shared clock. Each period is a power of two
+    times the shortest period, so the times of a long period are also times of all shorter periods.
 
     Args:
         took: how long the last snapshot took, in seconds.

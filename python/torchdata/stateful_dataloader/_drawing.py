@@ -1,17 +1,17 @@
-"""Provides the random generators that a loader uses for orders and seeds. When an epoch is resumed, the positions of
-these generators are restored, even if the program has seeded the global generators differently.
+"""Provides the random generators that a loader uses for orders and seeds. A resume restores the positions of the
+generators for orders and seeds, even if the program has seeded the global generators differently.
 
 Role: runs in the main process, with one object per loader. A loader draws from torch's global generator or from its own
-generator, as PyTorch's loader does. A state contains the positions of these generators. A resume sets the loader's own
-generators to the saved positions. The global generators belong to the program, so a resume does not set them. Instead,
-the loader sees a *displaced* global generator, which starts from the saved position and advances whenever the program
-draws from the real generator. When the loader draws, the real global generator advances by the same number of words. If
-the program seeds or sets a global generator, the loader uses the new values.
+generator, as PyTorch's loader does. A state contains the positions of the generators for orders and seeds. A resume
+sets the loader's own generators to the saved positions. The global generators belong to the program, so a resume does
+not set them. Instead, the loader uses a *displaced* copy of a global generator, which starts from the saved position
+and advances whenever the program draws from the real generator. When the loader draws, the real global generator
+advances by the same number of words. If the program seeds or sets a global generator, the loader uses the new values.
 
-A sampler without a state is resumed by creating a new iterator with the generators as they were before the first index
-(`Replay`). The new iterator repeats the order, provided that only the sampler draws from these generators. If the
-program or the dataset also draws from a generator, `Draws` records the generator's position before the sampler's next
-draw. A checksum of some indices shows whether the new iterator repeats the order.
+To resume a sampler without a state, `Replay` creates a new iterator, with the generators in their states from before
+the first index. The new iterator repeats the order if only the sampler draws from these generators. If the program or
+the dataset also draws from a generator, `Draws` records the generator's position before the sampler's next draw. A
+checksum of some indices shows whether the new iterator repeats the order.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = ["Drawing", "Draws", "Replay"]
 #: The maximum number of words that can be drawn between two epochs. If more words were drawn, the program is assumed to
 #: have set the generator.
 _FAR = 1 << 28
-#: The maximum number of words that can be drawn between loading a state and the next loop.
+#: The maximum number of words that the program can draw between loading a state and the next loop.
 _NEAR = 1 << 22
 
 
@@ -104,7 +104,7 @@ class Drawing:
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """Returns a context that sets the global generators to the states that the loader sees."""
+        """Context in which the global generators have the states that the loader must draw from."""
         if self._is_under_way or not self._displaced:
             yield
             return
@@ -135,7 +135,7 @@ class Drawing:
         """Records that a state was loaded.
 
         Args:
-            names: the global generators that are already in the state that the program or the loaded state intends.
+            names: the global generators with states to record; all of them by default.
         """
         self._at_load |= {name: (read(name), self._restores[name]) for name in names}
 
@@ -149,8 +149,8 @@ class Drawing:
         self.loaded(moment)
 
     def was_set(self, name: str, saved: Any) -> bool:
-        """Returns whether a global generator was set since a state was loaded, by another loader's state, or by the
-        program to another seed than that of the saved run.
+        """Returns whether a global generator was set after a state was loaded: by another loader, or by the program to
+        a seed that differs from the saved run's seed.
 
         Args:
             name: the name of the generator.
@@ -167,7 +167,7 @@ class Drawing:
     def has_passed(self, name: str, saved: Any) -> bool:
         """Returns whether a global generator has moved to its saved state, or past it, since a state was loaded.
 
-        The program has then restored the generator itself, and may have drawn from it since.
+        In this case, the program has restored the generator itself, and may have drawn from it.
         """
         then, _ = self._at_load.get(name, (None, 0))
         is_later = then is None or _moved(saved, then, _NEAR) is not None
@@ -175,13 +175,13 @@ class Drawing:
 
     @contextmanager
     def going_on(self, moment: Moment) -> Iterator[None]:
-        """Returns a context in which the generators start from their saved states, for restoring a position.
+        """Context in which the generators continue from their saved states, so that a position can be restored.
 
-        The program's global generators are not affected. Afterwards, the loader sees the states from the end of the
-        context.
+        The program's global generators are not affected. The loader then continues with the states that the generators
+        have at the end of the context.
 
         Args:
-            moment: the generators when the state was saved.
+            moment: the saved states of the generators.
         """
         program = {name: read(name) for name in self._names}
         kept = {name for name in self._names if name in moment and self.was_set(name, moment[name])}
@@ -212,7 +212,7 @@ class Drawing:
 
         Args:
             moment: the generators.
-            first: earlier states of the same generators, which make the plain values shorter. `decoded` then needs the
+            first: earlier states of the same generators, relative to which the states are encoded. `decoded` needs the
                 same earlier states.
         """
         first = first or {}
@@ -316,7 +316,7 @@ class Draws:
 
         Args:
             number: the number of indices that `Replay` will have read before this index or batch.
-            drawn: the number of indices, or batches of indices, that the sampler had returned before.
+            drawn: the number of indices, or batches of indices, that the sampler had returned earlier.
             indices: the indices that were read.
         """
         digest = self._digest
@@ -369,7 +369,7 @@ class Replay(Iterator[Any]):
             saved: the checksum of the indices that were read; None if they are not compared.
 
         Raises:
-            ValueError: the sampler returns fewer than `given` indices, or different indices.
+            ValueError: the sampler returns fewer than `given` indices, or other indices than in the saved run.
         """
         digest, read = SampleDigest(), 0
         iterator = self._iterator if saved is None else _sampled(self._iterator, digest)

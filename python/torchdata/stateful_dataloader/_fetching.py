@@ -31,7 +31,7 @@ __all__ = ["ENDS", "NOTHING", "Indexed", "IterableFetcher"]
 NOTHING = object()
 #: Maximum number of indices that a note on an exception lists.
 _NAMED = 8
-#: Maximum number of consecutive exceptions. If more exceptions follow without a sample, the iterator counts as stuck.
+#: Maximum number of consecutive exceptions. After more exceptions in a row, the iterator counts as stuck.
 _MOST_IN_A_ROW = 10_000
 #: The message for a dataset with an iterator that is a generator, because a generator cannot continue after an
 #: exception.
@@ -138,7 +138,7 @@ class Indexed(_Fetcher, _MapDatasetFetcher):
         return data
 
     def _omits(self, error: Exception, index: Any) -> bool:
-        """Returns whether the sample of an exception is omitted, and records the sample."""
+        """Returns whether to omit the sample that raised `error`, and records an omitted sample."""
         if omits := self.skips and is_of_an_item(error):
             self.skipped.append({"index": _plain(index)} | line_of(error))
         else:
@@ -150,9 +150,9 @@ class Indexed(_Fetcher, _MapDatasetFetcher):
 
 
 class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
-    """PyTorch's fetcher for iterable datasets, which reads on after an omitted sample."""
+    """Works like PyTorch's fetcher for iterable datasets, but continues after an omitted sample."""
 
-    #: Whether Ctrl-C interrupted the dataset within a sample, so that a generator has ended or the sample is lost.
+    #: Whether Ctrl-C interrupted the dataset within a sample, which loses the sample or ends a generator.
     is_broken = False
     #: The number of samples per batch.
     wanted = 1
@@ -162,12 +162,12 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
 
     def __init__(self, *how: Any, skips: bool) -> None:
         super().__init__(*how, skips=skips)
-        #: The number of samples that the iterator has returned or failed at; None after a resume within an epoch.
+        #: The number of samples that were returned or have raised an exception; None after a resume within an epoch.
         self.position: int | None = 0
-        #: The samples of the current batch, and whether reading the batch was interrupted.
+        #: The samples of the current batch that were already read, and whether the read was interrupted.
         self._data: list[Any] = []
         self._is_cut_off = False
-        #: A checksum of some samples of the previous batches, and a checksum that also covers the current batch, to
+        #: A checksum of some samples up to the previous batch, and a checksum that also covers the current batch, to
         #: detect an iterable dataset that does not repeat its samples. None for a dataset with a state.
         self.digest: int | None = None
         self._samples = SampleDigest()
@@ -238,7 +238,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
                 return
 
     def _count(self, before: int, raised: int) -> None:
-        """Counts the samples after the first `before` samples of the batch, and `raised` samples that raised errors."""
+        """Counts the samples of the batch from number `before` on, and the `raised` samples that raised exceptions."""
         if self._in_a_row and len(self._data) > before:
             self._in_a_row, self._doubtful = 0, None
         if self.position is None:

@@ -2,8 +2,8 @@
 
 Role: pure functions in the main process. A state that was saved between two epochs also fits a loader with a larger
 dataset or another number of ranks. Within an epoch, a different loader is an error, because both the dataset and the
-number of ranks determine the order of the samples. If the state was saved before the first batch of an epoch, a loader
-with another order restarts the epoch, because no batch can be lost or repeated.
+number of ranks determine the order of the samples. If the state was saved before the first batch of an epoch, another
+order restarts the epoch instead, because no batch can be lost or repeated.
 
 The state before the first loop is created without iterating over the dataset or over a user's sampler.
 """
@@ -90,8 +90,8 @@ def unstarted_sampler(index_sampler: Any) -> tuple[Any, Any]:
 
 
 def _told(one: Any) -> Any:
-    """Returns a copy of an object's state. Returns None for an object without a state, and `UNKNOWN` for a state that
-    does not exist yet."""
+    """Returns a copy of an object's state. Returns None for an object without a state, and `UNKNOWN` for an object that
+    has a state only while it is iterated."""
     if not is_stateful(one):
         return None
     try:

@@ -150,7 +150,7 @@ def encoded(state: Any, seeded: Any = None) -> Any:
 
     Args:
         state: a result of `read`.
-        seeded: for NumPy and Python, the state at the beginning of the expected stream.
+        seeded: for NumPy and Python, an earlier state, from which the drawn words are counted.
     """
     origin: Any = None
     seed, kept = None, list[Any]()  # normal numbers are drawn in pairs, and the generator stores the second number
@@ -274,7 +274,7 @@ def seeded_in_worker(base_seed: int, worker: int) -> Any:
 
 
 def encoded_of_worker(moment: Moment, base_seed: int, worker: int) -> dict[str, Any]:
-    """Converts a worker's generators to the form that a state contains."""
+    """Converts the states of a worker's generators to their saved form."""
     seeded = seeded_in_worker(base_seed, worker)
     return {name: encoded(state, seeded.get(name)) for name, state in moment.items()}
 
@@ -295,7 +295,7 @@ def set_all(moment: Moment) -> None:
 
 #: Maximum distance from the seed, in words. A more distant position is stored as 624 words.
 LIMIT = 1 << 24
-#: The number of words to compare. An accidental match of this many bits is practically impossible.
+#: The number of words to compare. An accidental match of this many words is practically impossible.
 _NEEDLE = 8
 #: The initial and the maximum number of words that are generated in one step.
 _FIRST, _MOST = 1 << 10, 1 << 20
@@ -326,7 +326,7 @@ def torch_whole(seed: int, words: Words, rest: bytes) -> bytes:
 
 
 def stream_of(words: Words) -> torch.Generator:
-    """Returns a generator that produces these words next."""
+    """Returns a torch generator that produces the given words next."""
     stream = torch.Generator()
     write(stream, torch_whole(0, words, bytes(_SIZE - _REST)))
     return stream
@@ -343,7 +343,7 @@ def _drawn(stream: torch.Generator, count: int) -> Any:
 
 
 def moved_on(words: Words, count: int) -> Words:
-    """Returns the words after `count` more words were produced."""
+    """Returns the words of a generator after `count` more words were drawn."""
     stream = stream_of(words)
     while count > 0:
         _drawn(stream, min(count, _MOST))
@@ -360,7 +360,7 @@ class _Search:
         self.passed, self._size = 0, _FIRST
 
     def step(self, most: int) -> int | None:
-        """Returns the distance if the position is in the next section, which has at most `most` words; else None."""
+        """Searches the next section of at most `most` words, and returns the distance to the position, or None."""
         size = min(self._size, most)
         heap = numpy.concatenate([self._tail, _drawn(self._stream, size)])
         for start in numpy.flatnonzero(heap[:size] == self._needle[0]).tolist():
@@ -389,8 +389,8 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
     Args:
         origin: the first position.
         target: the second position.
-        seeded: a generator at the beginning of the stream, if known. If a search from this generator finds the target
-            first, the target was reached by seeding and not by drawing, and the function returns None.
+        seeded: a newly seeded generator of this stream, if known. If a search from this generator finds the target
+            first, returns None, because the generator was seeded again.
         most: the maximum number of words to search.
     """
     if origin[1] == target[1] and numpy.array_equal(origin[0], target[0]):
@@ -402,7 +402,7 @@ class _Known:
     """Known positions in one stream. A search tries the known positions first, which affects only its speed.
 
     Args:
-        origin: the beginning of the stream: a seed, or words as bytes and the index of the next word.
+        origin: the beginning of the stream: a seed, or the words (as bytes) and the index of the next word.
     """
 
     def __init__(self, origin: int | tuple[bytes, int]) -> None:
@@ -412,7 +412,7 @@ class _Known:
             self.seeded = stream_of((numpy.frombuffer(origin[0], dtype="<u4"), origin[1]))
         self.count, self.stream = 0, _clone(self.seeded)
         self.target: tuple[bytes, int] | None = None
-        #: A position beyond `LIMIT`. Positions shortly after this position are beyond the limit as well.
+        #: A position beyond `LIMIT`. Slightly later positions are also beyond the limit and need no search.
         self.beyond: torch.Generator | None = None
 
 

@@ -1,8 +1,8 @@
 """The iterators of a loader without workers, which read in the main process.
 
 Role: the iterators run in the thread that requests a batch. `ShardsInProcessIterator` finishes an epoch that workers
-had begun, by reading the workers' shards in turn. As in a worker process, each shard has a copy of the dataset, and its
-own random generators and worker info. Between two batches, the program's generators and worker info are restored.
+began, by reading the shards of these workers in turn. As in a worker process, each shard has a copy of the dataset, and
+its own random generators and worker info. Between two batches, the program's generators and worker info are restored.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
     """Reads batches in this process. Each batch is read when the program requests it."""
 
     def __init__(self, loader: Any, state: EpochState | None) -> None:
-        #: The global generators that had been used when the state was saved.
+        #: The global generators that the dataset had used when the state was saved, with their saved states.
         self._moved: Moment = self._set_program_s(loader._drawing, state) if state is not None else {}
         super().__init__(loader, state)
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
@@ -66,16 +66,16 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         loader._reader = self._reader
         how = self._reading
         self._reader.time_by(self._recorder.begin_here(self, how.dataset, how.is_iterable, how.collate_fn))
-        #: The global generators when the dataset's iterator was created, because they may have shuffled the dataset.
+        #: The global generators when the dataset's iterator was created, which may shuffle the dataset with them.
         self._then: Moment = {}
-        #: The marks of the global generators before the first read of this epoch; see `mark_of`.
+        #: The result of `mark_of` for each global generator before the first read of this epoch.
         self._marks: dict[str, Any] = {}
         #: The state of the collate function at the beginning, for a dataset that is reread from its beginning.
         self._collate: Any = None
-        #: The last index drawn, and the number of batches that were returned before its batch.
+        #: The last index that was drawn, and the number of batches that were returned before the batch of this index.
         self._index: Any = _NONE
         self._before = 0
-        #: The counts of skipped samples before the batch of the last index, if samples may be skipped.
+        #: The counts of skipped samples before the current batch, if samples may be skipped.
         self._counts: Counts = {}, 0
         if state is not None and not state.is_over:
             self._go_on(state)
@@ -93,8 +93,8 @@ class InProcessIterator(SharedIterator, StatefulIterator):
     def _set_program_s(self, drawing: Drawing, state: EpochState) -> Moment:
         """Restores the program's global generators if they were used while the epoch was read.
 
-        The dataset and the program share these generators. For a new epoch, a generator is not changed if the program
-        has seeded or restored it, or if another loader has restored it.
+        The dataset and the program share the global generators. A new epoch does not change a generator that the
+        program has seeded or restored, or that another loader has restored.
         """
         position = state.positions[0]
         if state.workers or position is None:
@@ -140,7 +140,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         self._pass_over()
 
     def _restore(self, position: ReadingPosition) -> None:
-        """Moves the reading to a position in this epoch."""
+        """Moves the reader to a position in this epoch."""
         if self._reads_again(position):
             # Reading starts at the beginning of the epoch, with the generators in their states from that time.
             set_all(self._then)
@@ -240,7 +240,7 @@ class LocalPool:
         pin: copies a batch to pinned memory; None returns batches unchanged.
     """
 
-    #: See `WorkerPool`. Without workers, batches never arrive out of order, and no other thread ends the epoch.
+    #: See `WorkerPool`. Without workers, batches are always in order, and no other thread ends the epoch.
     is_ordered = False
     orders: ClassVar[list[Any]] = []
 
@@ -253,7 +253,7 @@ class LocalPool:
         #: The next shard in turn.
         self.turn = 0
         self._ended: set[int] = set()
-        #: For each shard, the snapshot before the shard's first batch, if the shard provides a snapshot.
+        #: For each shard, the snapshot from before its first batch, if the shard has a state.
         self.told: dict[int, bytes] = {}
         self.is_ending = False
         #: The counters of this process; None if nothing is counted.
@@ -280,7 +280,7 @@ class LocalPool:
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
-        """Returns a context with the program's generators, even for a signal handler that runs while a shard is read.
+        """Context with the program's own generators, because a signal handler may run while a shard is read.
 
         Other threads wait until the batch is read.
         """

@@ -70,14 +70,13 @@ class StatefulIterator(_BaseDataLoaderIter):
         #: state.
         self._loading: Any = None
         self._successor: Iterator[Any] | None = None
-        #: `is_finished`: whether the epoch is over. `_lives_on`: whether the loaded state is from the end of an epoch
-        #: with workers that would also run the next epoch.
+        #: `is_finished`: whether the epoch is over. `_lives_on`: whether the loaded state is from the end of an epoch,
+        #: and its workers would also run the next epoch.
         self.is_finished = self._lives_on = False
         #: The counts of samples skipped in the epoch; None if samples are not skipped.
         self._skipped = Skipped.of(loader, None if state is None or state.is_over else state.skipped)
-        #: Three numbers of batches: batches that were not returned because all their samples were skipped, batches that
-        #: earlier runs had returned in this epoch, and batches to read and drop because a state has no position in the
-        #: dataset.
+        #: Numbers of batches: batches not returned because all their samples were skipped, batches that earlier runs of
+        #: this epoch returned, and batches to read and drop because the state has no position in the dataset.
         self._num_empty = self._given_before = self._passing_over = 0
         if state is not None and not state.is_over and state.skipped is not None:
             self._num_empty = state.order.yielded - state.given
@@ -108,7 +107,7 @@ class StatefulIterator(_BaseDataLoaderIter):
         return self._process != os.getpid()
 
     def state_was_loaded(self, loader: Any) -> None:
-        """Records that the loader loaded a state. An iterator that has returned no batch resumes from this state."""
+        """Records that the loader loaded a state. An iterator without a returned batch resumes from this state."""
         self._loading = loader
 
     def _taken_over(self) -> Iterator[Any] | None:
@@ -135,7 +134,7 @@ class StatefulIterator(_BaseDataLoaderIter):
 
     @property
     def _num_given(self) -> int:
-        """Returns the number of batches of this epoch that were returned, or not returned because they were empty."""
+        """Returns the number of batches of this epoch, including batches in which all samples were skipped."""
         return self._num_yielded + self._num_empty
 
     @property

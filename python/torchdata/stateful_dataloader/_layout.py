@@ -3,15 +3,15 @@
 Role: pure functions in the main process. No other module contains the keys. Programs inspect states, so the keys have
 the same meaning as in torchdata 0.8 to 0.11, and describe what the user has received. The keys are the same before,
 during and after an epoch, because `torch.distributed.checkpoint` loads only the keys that the state of a new loader
-has. A new loader does not know the keys of a user's iterator states, so the states of a user's iterators are stored
-only in the part of this package. This part is a tuple under a single key, `OURS`, which a checkpoint treats as one
-value. The tuple contains a dict with these keys:
+has. A new loader does not know the keys in the states of a user's iterators, so these states are stored only in this
+package's part of the state. This part is a tuple under a single key, `OURS`, which a checkpoint treats as one value.
+The tuple contains a dict with these keys:
 
 - "generators": the states of the generators for orders and seeds at the time of the state ("now"). For samplers without
-  a position, "iter" has the states when the sampler's iterator was created, and "first" the states before the first
-  index. Generators that have not changed are omitted from the later states.
-- "indices": indices that were drawn for batches that the user has not received, if the sampler's state is from after
-  these draws: before the first batch of a user's sampler, and if batches are out of order
+  a position, "iter" contains the generators from before the sampler's iterator was created, and "first" the generators
+  from before its first index. Generators that have not changed since an earlier state are omitted.
+- "indices": indices of batches that the user has not received, if the sampler returned them before its saved state:
+  before the first batch of a user's sampler, and if batches are out of order
 - "indices_since": the number of indices that were drawn after the sampler's state
 - "ahead", for a sampler without a state: the number of indices, or of samples in batches of this package, that the
   sampler had returned and the user had not received; "used_up": whether the sampler had ended; "digest": a checksum of
@@ -19,11 +19,11 @@ value. The tuple contains a dict with these keys:
 - "batch_size": the number of samples per batch, if the sampler provides it
 - "epoch": the epoch of a `DistributedSampler`
 - "skipped": if samples may be skipped, the skipped samples by kind of exception, and the number of all samples
-- "workers", or "reading" without workers: for each worker, the parts of its position that 0.11 does not have
-- "sampler": the states of a user's sampler and its iterator. A checkpoint may have lost some keys of the states in the
-  keys of 0.11, so the complete states are stored in the part of this package, together with the states of datasets.
+- "workers", or "reading" without workers: for each worker, the parts of its position that have no key in 0.11
+- "sampler": the states of a user's sampler and its iterator. A checkpoint may drop keys from the states under the keys
+  of 0.11, so the complete states are stored in this package's part, together with the states of datasets.
 - "loader": properties that must be the same in a loader that loads the state; see `_fitting`
-- "unstarted": whether the loader had read nothing when the state was saved
+- "unstarted": whether no batch had been read when the state was saved
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _WORKERS = 1 << 16
 _AGAIN = 1 << 24
 #: The maximum number of batches between two snapshots of torchdata 0.11.
 _STEPS = 1 << 31
-#: Keys of 0.11 whose values may be missing from a state, because a new loader does not know the keys of the values.
+#: Keys of 0.11 that may have no value in a state, because a new loader does not know the keys within the value.
 _HIDDEN = "_sampler_iter_state", "dataset_iter_state"
 #: The keys of 0.11 that identify a state without workers, and a state with workers.
 _KINDS = {"_num_yielded", "_snapshot"}
@@ -110,8 +110,8 @@ def _known(value: Any) -> Any:
 
 
 def _shown(order: OrderState) -> Any:
-    """Returns the state of a sampler's iterator. If the sampler is a user's sampler, returns only keys that a new
-    loader knows."""
+    """Returns the state of a sampler's iterator. For a user's sampler, returns only keys that are also in the state of
+    a new loader."""
     if not order.is_users or order.iterator is UNKNOWN:
         return order.iterator
     if not order.is_batched:
@@ -242,7 +242,7 @@ def _parsed(
     """Returns a state with the sampler's position, the seeds and the facts of its loader.
 
     Args:
-        state: the state as it was saved.
+        state: the saved state.
         main: the part of the state that contains the sampler's states and the seeds.
         ours: this package's part of the state; None for a state of another package.
         found: the incomplete state, with the number of workers, their positions and the number of batches.
@@ -326,7 +326,7 @@ def _parse_skipped(saved: Any) -> Counts | None:
 
 
 def _parse_draws(saved: Any) -> list[list[Any]]:
-    """Returns pairs (number of indices, moment), in which the numbers never decrease."""
+    """Returns pairs of a number of indices and the generators' states at this number, in ascending order."""
     numbers = [whole(number, "draws") for number, _ in saved]
     if numbers != sorted(numbers) or not all(isinstance(moment, dict) for _, moment in saved):
         raise ValueError("the state is damaged: 'draws' is not a list of moments in ascending order")
@@ -352,7 +352,7 @@ def _filled_sampler(main: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any
 
 
 def _filled(theirs: dict[str, Any], ours: dict[str, Any], key: str, fills: bool = True) -> Any:
-    """Returns the value under a key of 0.11, with missing keys filled in from this package's value, if any."""
+    """Returns the value of a key of 0.11, in which this package's value fills in missing members."""
     if not fills:
         return theirs[key]
     if key not in theirs or (theirs[key] is None and key in _HIDDEN):
@@ -364,12 +364,12 @@ def _filled(theirs: dict[str, Any], ours: dict[str, Any], key: str, fills: bool 
 
 
 def _completed(position: ReadingPosition, more: dict[str, Any], given: int) -> ReadingPosition:
-    """Adds the additional data of this package to a position.
+    """Adds to a position the data that only this package saves.
 
     Args:
         position: the position.
-        more: this package's part of the position.
-        given: an upper limit for the number of batches since the snapshot.
+        more: this package's part of the saved position.
+        given: the maximum number of batches since the snapshot.
     """
     is_list = isinstance(position.since, list)
     since, later = more.get("since", [] if is_list else 0), None

@@ -9,9 +9,9 @@ position of the user. A state depends on the kind of the sampler:
   drawn, and the number of indices that the user has received.
 - If the sampler or its iterator has `state_dict`, its state is taken after each n-th index, and kept until the user has
   received this index. `state_dict` is called only between the first and the last index of an epoch.
-- A resume iterates over any other sampler again, with the generators from the beginning of the epoch, up to the saved
-    position. Indices that the user had not received are returned next. After a resume, the generators have their saved
-    states.
+- Any other sampler is iterated again from its beginning up to the saved position, with the generators from the
+  beginning of the epoch. Indices that the user had not received are returned next. At the end, the generators are set
+  to their saved states.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class IndexOrder:
         )
         self._never_ends = type(innermost) is _InfiniteConstantSampler
         self.begin(iter(()))
-        #: The generators before the sampler's iterator was created, and before its first index.
+        #: The states of the generators before the sampler's iterator was created, and before its first index was drawn.
         self._at_iter: Moment = {}
         self._at_first: Moment | None = None
         #: Records the draws of a sampler that may draw again after its first index.
@@ -120,13 +120,13 @@ class IndexOrder:
         self._iterator: Iterator[Any] = iterator
         #: Indices that `draw` returns before further indices of the sampler.
         self._owed: deque[Any] = deque()
-        #: Indices that a restored sampler has already returned, but which count as not yet drawn, and whether this
-        #: sampler had ended.
+        #: Indices that the saved sampler had returned but the user had not received, and whether this sampler had
+        #: ended.
         self._early, self._is_used_up = deque[Any](), False
-        #: Saved states of a user's sampler, as tuples: the number of indices that the sampler had returned, the states
-        #: of the sampler and its iterator, and the generators.
+        #: Saved states of a user's sampler: the number of returned indices, the states of the sampler and its iterator,
+        #: and the states of the generators.
         self._kept: deque[tuple[int, Any, Any, Moment]] = deque()
-        #: Whether some indices that were drawn earlier were not returned, so that a state must contain these indices.
+        #: Whether indices that were drawn earlier are still outstanding, so that a state must contain these indices.
         self._has_holes = False
         #: The number of indices that the sampler has returned, and whether the sampler has ended.
         self.drawn, self._ended = 0, False
@@ -227,7 +227,7 @@ class IndexOrder:
         elif isinstance(self._iterator, (BatchIndices, RandomIndices)):
             iterator = self._iterator.state_before(self._size_of(waiting))
         state = OrderState(given, None, iterator, indices=indices, batch_size=self._size, epoch=epoch)
-        # The generator in the state of a `RandomSampler` determines its order.
+        # The saved generator of a `RandomSampler` determines the order, so no other data is needed.
         is_random = type(inner) is RandomSampler and (self._sampler is inner or type(self._sampler) is BatchSampler)
         if self._is_plain or is_random or finished:
             return state._replace(generators=self._drawing.encoded(now))
@@ -238,8 +238,8 @@ class IndexOrder:
         return sum(map(len, indices)) if isinstance(self._iterator, BatchIndices) else len(indices)
 
     def _with_beginning(self, state: OrderState, now: Moment, waiting: list[Any]) -> OrderState:
-        """Adds the data for iterating over a sampler again: the generators from its beginning, the number of indices
-        that it has returned, and its draws. Generators that have not changed are included only once.
+        """Adds the data for rereading a sampler from its beginning: the initial states of the generators, the number of
+        returned indices, and the recorded draws. Generators that have not changed are included only once.
 
         A checksum of the indices later shows whether the sampler returns the same indices again.
         """
@@ -269,7 +269,7 @@ class IndexOrder:
             self._owed.append(self._draw())
 
     def _kept_state(self, state: OrderState, waiting: list[Any]) -> tuple[OrderState, Moment]:
-        """Adds the state of a user's sampler after the indices that the user received, and returns its generators."""
+        """Adds the saved state of a user's sampler that matches the received indices, and returns its generators."""
         if not self._kept:
             own, inner = (None if one is UNKNOWN else one for one in unstarted_sampler(self._sampler))
             return state._replace(sampler=own, iterator=inner), {}
@@ -284,15 +284,15 @@ class IndexOrder:
             state = state._replace(indices=waiting[:1])
         elif given > number:
             state = state._replace(indices_since=given - number)
-        # After a resume, the sampler repeats the draws that it made after the saved state, so the generators for these
-        # draws start from the saved state.
+        # After a resume, the sampler repeats the draws that followed the saved state, so the generators must start from
+        # their states at that time.
         drawn = {key for key, last in self._draws.last.items() if last >= number}
         return state, {key: one for key, one in then.items() if isinstance(key, int) or key in drawn}
 
     # -- restoring ---------------------------------------------------------------------------------
 
     def restore(self, state: OrderState) -> Iterator[Any]:
-        """Resumes from a saved position, and returns the sampler's iterator."""
+        """Restores the saved position of the sampler, and returns the sampler's iterator."""
         iter_, first, now = self._moments(state)
         self._at_iter, self._at_first = iter_, first
         self.begin(iter(()))
@@ -300,7 +300,7 @@ class IndexOrder:
         with self._drawing.going_on(now):
             if state.at_iter is None or self._never_ends:
                 self._load(state)
-                # A PyTorch sampler draws from its own generator again.
+                # PyTorch's `RandomSampler` draws from its own generator again, so this generator is not set.
                 inner = innermost_of(self._sampler)
                 self._drawing.set(now, but=inner.generator if isinstance(inner, TorchRandomSampler) else None)
                 if self._is_kept and self.drawn:
@@ -346,7 +346,7 @@ class IndexOrder:
         """Reads a new iterator of the sampler up to the position of the saved iterator.
 
         Args:
-            first: the generators before the first index.
+            first: the states of the generators before the first index.
             state: the state.
         """
         given = self.drawn = state.yielded + len(state.indices)
@@ -356,7 +356,7 @@ class IndexOrder:
         if batches is not None:
             samples = samples_in(state.iterator)
             given = given * size if samples is None else samples
-        # A sampler that has ended may have returned indices of an incomplete batch, which was dropped.
+        # A sampler that has ended may have returned the indices of a last, incomplete batch that was dropped.
         ahead = state.ahead + (size if state.used_up else 0)
         replay = Replay(self._iterator if batches is None else iter(self._sampler.sampler))
         self._drawing.set(first)
@@ -370,7 +370,7 @@ class IndexOrder:
             batches.start_from(replay, given)
 
     def _pass_batches(self, count: int, old: int | None) -> None:
-        """Skips `count` indices of the sampler, or the indices of `count` batches with `old` indices each."""
+        """Skips `count` indices of the sampler; with batches, skips `count` batches of the saved size `old`."""
         if count == 0:
             return
         if not isinstance(self._iterator, BatchIndices) or old is None or old == self._size:
@@ -379,11 +379,11 @@ class IndexOrder:
             self._iterator.pass_samples(count * old, most_missing=old - 1)
 
     def follow(self, state: OrderState, unstarted: bool) -> None:
-        """Moves the sampler and the generators to the end of the epoch of a state.
+        """Moves the sampler and the generators to the end of the saved epoch.
 
         Args:
             state: the state.
-            unstarted: whether no batch was read yet.
+            unstarted: whether no batch had been read when the state was saved.
         """
         _, _, now = self._moments(state)
         with self._drawing.going_on(now):
@@ -397,7 +397,7 @@ class IndexOrder:
             self._drawing.set(now)
 
     def _end_again(self, state: OrderState) -> None:
-        """Exhausts a user's sampler after its state was loaded, because the next epoch may depend on its end."""
+        """Reads a user's sampler to its end after its state was loaded, because the next epoch may need this."""
         try:
             next(self._iterator)
         except StopIteration:

@@ -93,7 +93,7 @@ class PipeSource(PipePasses):
 
 
 def source_of(dataset: Any, shared_seed: Callable[[], int | None] = lambda: None) -> Any:
-    """Returns the object that the reader iterates: an adapter for a pipe whose graph restores its position without
+    """Returns the object that the reader iterates: an adapter for a pipe that can restore its position without
     rereading items, and any other dataset unchanged.
 
     Args:

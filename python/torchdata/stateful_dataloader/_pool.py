@@ -4,12 +4,12 @@ batches.
 Role: runs in the main process. Orders are sent over the command links of the worker group. A `Collector` takes batches
 from the workers in turn, and monitors the processes and the timeout.
 
-The main process never blocks on a worker that may be waiting for the main process. If a command link is full, an order
+The main process never blocks on a worker that may itself wait for the main process. If a command link is full, an order
 stays in a queue of the main process until the worker has taken an earlier order.
 
-`PinnedUnits` starts a thread that copies batches to pinned memory before the program requests them. While this thread
-runs, no other thread takes units from the workers. The pinning thread does not send orders. The thread ends with the
-epoch, or when the iterator is deleted, because the thread refers to the workers but not to the iterator.
+`PinnedUnits` starts a thread that copies batches to pinned memory before the program requests them. While the pinning
+thread runs, no other thread takes units from the workers. The pinning thread sends no orders, and ends with the
+epoch or when the iterator is deleted, because the thread refers to the workers but not to the iterator.
 """
 
 from __future__ import annotations
@@ -70,16 +70,16 @@ class WorkerPool(Group):
     def __init__(self, loader: Any, job: Job, owner: Callable[[], Any]) -> None:
         self._is_iterable, self._timeout = job.reading.is_iterable, loader.timeout if loader.timeout > 0 else None
         in_order: bool = loader.in_order
-        #: Whether workers read only what the main process orders, instead of reading ahead as long as there is space
-        #: for items. Persistent workers need orders even for an iterable dataset. If the program leaves an epoch, the
-        #: workers complete their outstanding orders.
+        #: Whether workers read only the indices that the main process orders, instead of reading ahead while there is
+        #: space. Persistent workers get orders even for an iterable dataset, because they complete their outstanding
+        #: orders if the program leaves an epoch.
         self.is_ordered = not self._is_iterable or (job.persistent and not job.lasts_one_epoch)
         self._epoch, self._first, num_shards = 0, 0, max(1, job.num_shards)
         context, workers = loader.multiprocessing_context or get_context(), min(num_shards, loader.num_workers)
         full_stats = loader._recorder.full
         super().__init__(context, workers, job, num_shards=num_shards, commands=_ORDERS, full_stats=full_stats)
-        #: For each shard, the outstanding orders by number and index, and how many of them the worker has taken, while
-        #: the other orders wait for space in the link.
+        #: For each shard, the outstanding orders by number and index, and the number of these orders that the worker
+        #: has taken; the other orders wait for space in the link.
         self.orders: list[deque[tuple[int, Any]]] = [deque() for _ in range(num_shards)]
         self._taken = [0] * num_shards
         if (restarts := self.replace_exited(_Restarts, Survived.chosen(loader), in_order)) is not None:
@@ -87,7 +87,7 @@ class WorkerPool(Group):
         try:
             outputs = self.start()
             self._senders, self._processes = self.members.commanders, self.members.processes
-            #: For each worker, the check that runs while the main process waits for space for an order.
+            #: For each worker, the check to run while the main process waits for space to send an order.
             self._looks = [self.look_at(worker) for worker in range(workers)]
             self.collector = self.collect(outputs, num_shards=num_shards, in_order=in_order, timeout=self._timeout)
             self._finish_when_shut_down()
@@ -103,8 +103,8 @@ class WorkerPool(Group):
         """Makes `shutdown` finish the epoch first, so that a worker that waits for space drops its batch."""
         self._shutdown.beforehand = partial(self.collector.finish_epoch, self._epoch)
 
-    #: `LocalPool` has the first snapshots of its shards in this attribute. The snapshots of worker processes arrive
-    #: with units.
+    #: `LocalPool` stores the first snapshots of its shards in this attribute, whereas worker processes send their
+    #: snapshots with units.
     told: ClassVar[None] = None
 
     # -- an epoch ------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class WorkerPool(Group):
 
         Args:
             ahead: how many batches each worker may be ahead of the main process.
-            shared_seed: the seed of PyTorch pipes.
+            shared_seed: the epoch's seed for pipes of torch.
             positions: for each shard, the snapshot to load; None starts from the beginning.
             fresh: whether the epoch of `positions` is over, so that only state that is kept between epochs is loaded.
             first: the shard that returns the first batch.
@@ -149,7 +149,7 @@ class WorkerPool(Group):
         return ("epoch", self._epoch, not self.is_ordered, shared_seed, fresh, self._first, starts)
 
     def instruct(self, worker: int, beginning: Sequence[tuple[Any, ...]], received: int) -> None:
-        """Sends a replacement process the orders to continue a worker's task.
+        """Sends the orders of an exited worker to its replacement process.
 
         Args:
             worker: the number of the worker. If there are orders, each worker runs the shard with its own number.
@@ -191,7 +191,7 @@ class WorkerPool(Group):
     def _send_orders(self, worker: int) -> None:
         orders = self.orders[worker]
         while (taken := self._taken[worker]) < len(orders):
-            # An idle worker is waiting for orders and accepts an order of any size.
+            # A worker without orders waits for the next order, so sending may block.
             patience = None if taken == 0 else 0.0
             try:
                 self._senders[worker].send_message(self._shown(orders[taken]), patience, None, self._looks[worker])
@@ -200,7 +200,7 @@ class WorkerPool(Group):
             self._taken[worker] += 1
 
     def _shown(self, order: tuple[int, Any]) -> tuple[int, Any]:
-        """Returns an order in the form that the worker receives."""
+        """Returns an order as it is sent to the worker; for an iterable dataset, without an index."""
         return (order[0], None) if self._is_iterable else order
 
     def wait(self, hand: list[Any]) -> None:
@@ -208,8 +208,8 @@ class WorkerPool(Group):
         empty.
 
         Args:
-            hand: an empty list, or a list with a unit that was not processed yet. If a signal handler raises an
-                exception, the unit is in `hand` or is returned by the next call.
+            hand: an empty list, or a list with one unprocessed unit. If a signal handler raises an exception, the unit
+                is in `hand` or is returned by the next call.
 
         Raises:
             StopIteration: all iterable datasets have ended.

@@ -1,8 +1,8 @@
-"""The contents of a loader's state, as typed values. `_layout.parse` creates these values, and `_layout.dump` converts
-them to a state.
+"""The contents of a loader's state, as typed values. `_layout.parse` creates the values from a state, and
+`_layout.dump` converts the values back.
 
 Role: pure data. Positions and states are created when a state or a snapshot is taken or loaded, and are never modified.
-A reader owns its `Trails`, in the process that reads. The main process has a `Progress` for each worker.
+Each reader has its own `Trails` in the process in which it reads. The main process has a `Progress` for each worker.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = [
 
 #: A placeholder for a value that a new loader cannot know.
 UNKNOWN: Any = object()
-#: Maximum number of epochs that a resume repeats, if each epoch was left before its second batch.
+#: The maximum number of abandoned epochs without a second batch that a resume repeats.
 _MOST = 256
 #: The number of skipped samples by kind of exception, and the number of all samples including skipped ones.
 Counts = tuple[dict[str, int], int]
@@ -49,8 +49,7 @@ class ReadingPosition(NamedTuple):
         dataset: the state of the dataset; None if the dataset has no state or is its own iterator.
         iterator: the state of the dataset's iterator.
         collate: the state of the collate function.
-        random: the generators at the snapshot. In the state of a loader without workers, the generators at the time of
-            saving.
+        random: the generators at the snapshot. Without workers, the generators at the time when the state was saved.
         since: the batches read after the snapshot: their number, or their indices for a map-style dataset.
         ended: whether the dataset had ended.
         digest: a checksum of some samples of the epoch, if the position is a number of batches.
@@ -58,8 +57,8 @@ class ReadingPosition(NamedTuple):
         later: the number of batches that were read in each epoch that began after the snapshot; None for a snapshot
             within the epoch.
         unbegun: whether the snapshot is from before the first epoch.
-        then: the generators at the beginning of the epoch in the saved form, if they differ from `random`.
-        now: the generator states to set before the last `now_since` batches are recomputed.
+        then: the saved generators from the beginning of the epoch, if they differ from `random`.
+        now: the states of the generators for recomputing the last `now_since` batches.
         now_since: the number of batches that were read with the generators `now`.
         unstarted: in a worker, whether the main process took the snapshot before its first loop.
     """
@@ -96,8 +95,8 @@ class ReadingPosition(NamedTuple):
             return self
         if self.base is not None or self.later:
             return self.base
-        # No epoch had begun, so the states are from before the first epoch. Only a dataset that is its own iterator has
-        # an iterator state at that time.
+        # No epoch had begun, so the states are from before the first epoch. At that time, only a dataset that is its
+        # own iterator has an iterator state.
         own = self.iterator if self.dataset is None else self.dataset
         return ReadingPosition(own, None, self.collate, unbegun=True)
 
@@ -130,15 +129,15 @@ class OrderState(NamedTuple):
         is_batched: whether the iterator belongs to a `BatchSampler`, so that a new loader knows the keys of its state.
         indices: the indices that the sampler drew before its state, but that the user has not received.
         indices_since: the number of indices that the sampler drew after its state.
-        ahead: the number of indices (or samples, in batches of this package) that a sampler without a state had
+        ahead: for a sampler without a state, the number of indices (or samples, in batches of this package) that it had
             returned but the user had not received.
         used_up: whether the sampler had ended.
-        draws: an entry for each time that the sampler drew random numbers after other code had drawn some. An entry
-            has the states of the generators before the sampler's draw, and the number of indices before it.
+        draws: an entry for each draw of the sampler that followed draws of other code. An entry contains the states of
+            the generators and the number of indices before the sampler's draw.
         digest: a checksum of the sampler's indices.
         generators: the states of the generators at the time of the state, in the saved form.
         at_iter: the states of the generators when the iterator was created, for a sampler without a position.
-        at_first: the states before the first index was drawn, for generators that have changed since `at_iter`.
+        at_first: the states before the first index, of generators that have changed since `at_iter`.
         batch_size: the number of samples per batch, if the sampler provides it.
         epoch: the epoch of a `DistributedSampler`.
     """
@@ -190,10 +189,10 @@ class EpochState(NamedTuple):
         unstarted: whether no batch was read yet.
         skipped: the counts of skipped samples; None if samples are not skipped.
         length_called: the length that an iterable dataset has reported.
-        base_seed: the seed of the workers.
-        shared_seed: the seed of PyTorch pipes.
+        base_seed: the seed from which the workers' seeds are derived.
+        shared_seed: the epoch's seed for pipes of torch.
         next_worker: the worker that returns the next batch.
-        passing_over: the number of batches that a resume reads and drops, for a state of torchdata 0.11.
+        passing_over: for a state of torchdata 0.11, the number of batches that a resume must read and drop.
         kind: PyTorch's kind of the dataset; a loaded state does not contain it.
         is_own_iterator: whether an iterable dataset is its own iterator, so that the keys of its state are known.
     """
@@ -232,8 +231,8 @@ class _Trail:
         base: a snapshot within an epoch, at its end, or before the first epoch, maybe frozen; None if unknown.
         since: the number of batches that were read after the snapshot in the same epoch.
         later: the number of batches that were read in each later epoch.
-        is_whole: whether the dataset loaded this snapshot in this process, or was at the end of an epoch. If `is_whole`
-            is False, at least one batch must have been read after the snapshot, because a generator applies a loaded
+        is_whole: whether the dataset loaded this snapshot in this process, or the snapshot is from the end of an epoch.
+            If False, the trail must contain at least one batch after the snapshot, because a generator applies a loaded
             state only with its first item.
     """
 
@@ -244,11 +243,11 @@ class _Trail:
 
     @property
     def is_walked(self) -> bool:
-        """Whether a batch was read or an epoch began after the snapshot."""
+        """Whether reading has continued after the snapshot, by a batch or by a new epoch."""
         return bool(self.since or self.later)
 
     def position(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns a position with the current states. A resume repeats the steps of the trail to reach the position."""
+        """Returns a position with the current states. A resume repeats the trail to reach this position."""
         base = self.thawed()
         bare = base and ReadingPosition(*base[:3], ended=base.ended, unbegun=base.unbegun)
         random = base.random if base else {}
@@ -260,7 +259,7 @@ class _Trail:
 
 
 class Trails:
-    """The last two trails (`_Trail`) of an iterable dataset. The older trail has at least one batch more.
+    """The last two trails (`_Trail`) of an iterable dataset. The older trail has more batches than the newer trail.
 
     Args:
         position: the snapshot that the dataset has loaded; None before the first epoch.
@@ -316,11 +315,11 @@ class Trails:
         self._trails = [trail]
 
     def at_the_beginning(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns the position, with the current states, in an epoch that has begun but has not returned a batch."""
+        """Returns a position within an epoch that has not returned a batch yet, with the current states."""
         return self._trails[0].position(now)
 
     def inside(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns the position, with the current states, in an epoch that has returned batches."""
+        """Returns a position within an epoch that has returned batches, with the current states."""
         trail = self._trails[-1]
         if trail.later:
             return trail.position(now)._replace(ended=False)
@@ -333,7 +332,7 @@ class Progress:
     """The position of one worker after the batches that the main process has received from it.
 
     Args:
-        since: the batches that the worker has returned after its last snapshot, initially none: `0` or `[]`.
+        since: the batches that the worker has returned since its last snapshot; initially `0` or `[]`.
     """
 
     def __init__(self, since: Any) -> None:
@@ -386,9 +385,9 @@ class Progress:
         """Returns the position in the form that a state contains.
 
         Args:
-            is_stateful: whether the worker's dataset has a state; without a state, the position is needed only if the
-                worker's generators were used.
-            base_seed: the seed of the workers.
+            is_stateful: whether the worker's dataset has a state; if not, a position is needed only for generators that
+                were used.
+            base_seed: the seed from which the workers' seeds are derived.
             worker: the number of the worker.
         """
         position = self.reached()
@@ -400,7 +399,7 @@ class Progress:
         return position._replace(random=encoded_of_worker(position.random, base_seed, worker))
 
     def saved_of_program(self) -> ReadingPosition:
-        """Returns the saved form for a worker that continues from a loader without workers."""
+        """Returns the saved form of a position from a loader without workers, for a worker that resumes from it."""
         position = self.reached()
         then, later = position.random or {}, position.later
         now, behind = position.now, position.now_since

@@ -5,16 +5,17 @@ Role: runs in the process that reads the dataset, which is the main process or a
 of an epoch.
 
 A `ReadingPosition` contains a snapshot of the states, taken within an epoch or at its end, and the batches that were
-read after the snapshot (`since`). A resume loads the snapshot, and then reads and drops these batches. A snapshot is
-therefore not needed at each batch.
+read after the snapshot (`since`). A resume loads the snapshot, and then reads and drops these batches. This makes a
+snapshot at each batch unnecessary.
 
-If an iterable dataset has not returned a batch in its epoch, its next items depend on the positions at which the
-previous epochs were left. The `ReadingPosition` then contains the last snapshot before these epochs (`base`), and the
-number of batches of each epoch that began after the snapshot (`later`). A resume repeats these epochs as well. A base
-from before the first epoch is `unbegun`: its states are loaded only if the dataset's current states differ.
+Until an iterable dataset has returned a batch in its epoch, its next items depend on the positions at which the
+previous epochs were left. In this case, the `ReadingPosition` contains the last snapshot before these epochs (`base`),
+and the number of batches of each epoch that began after the snapshot (`later`). A resume loads `base`, and repeats the
+epochs in `later`. A base from before the first epoch is `unbegun`, and is loaded only if the dataset's current states
+differ.
 
 While a batch is being read, the state of an iterable dataset includes a part of the batch. A position that is requested
-during a batch therefore contains the previous snapshot.
+during a batch therefore contains an earlier snapshot.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from torchdata.stateful_dataloader._position import ReadingPosition, Trails, fre
 
 __all__ = ["EpochReader", "ReadingSettings"]
 
-#: Generators to set while batches are recomputed, and the number of batches to recompute with these generators.
+#: The states of the generators for recomputing the last batches, and the number of these batches.
 _Now = tuple[Moment | None, int]
 _NO_NOW: _Now = (None, 0)
 
@@ -93,22 +94,22 @@ class EpochReader:
         self._trails = Trails()
         #: The number of batches requested from this fetcher, and the number of calls of `read` in this epoch.
         self._fetched = self.count = 0
-        #: Whether the dataset has ended; whether the last batch was read but not counted by the trails, because the
-        #: program may not have received it; and whether a batch was interrupted, for example by Ctrl-C.
+        #: Whether the dataset has ended; whether the trails do not count the last batch yet, because the program may
+        #: not have received it; and whether a batch was interrupted, for example by Ctrl-C.
         self._is_over = self._is_uncounted = self._is_cut_off = False
         #: The snapshot that this epoch resumed from; None if the epoch started from its beginning.
         self._came_from: ReadingPosition | None = None
-        #: Whether the dataset loaded a state in this process, which a generator may not have applied yet.
+        #: Whether a state was loaded into the dataset in this process, which a generator may not have applied yet.
         self._was_given_state = False
         self._trial: _Trial | None = None
-        #: Whether the reader takes snapshots that no caller has requested. `_cadence` determines when.
+        #: Whether the reader takes snapshots without a request. `_cadence` determines when.
         self._keeps, self._cadence = False, SnapshotCadence(_KEPT_EVERY)
         #: The clock that measures batches, and the number of the next batch to measure.
         self._clock: BatchClock | None = None
         self._timed_next = _NEVER
 
     def time_by(self, clock: BatchClock | None) -> None:
-        """Starts to time some of the batches."""
+        """Starts to measure the time of some batches; None stops the measurement."""
         self._clock, self._timed_next = clock, _NEVER if clock is None else self._fetched + 1
 
     # -- properties of the dataset -------------------------------------------------------------------
@@ -202,8 +203,8 @@ class EpochReader:
         later, random, base = position.later, position.random, position.origin
         now: _Now = position.now, position.now_since
         self._trails = Trails(position if self.reading.is_iterable else None)
-        # Loading a dataset's state may set the global generators, if the state contains them. A state from before the
-        # first loop contains the generators of the main process, which must not replace the generators of a worker.
+        # Loading a dataset's state may set the global generators, if the state contains them. The generators in a state
+        # from before the first loop belong to the main process, so they must not replace the generators of a worker.
         with put_back_afterwards(GLOBAL if position.unstarted or (random is None and later) else ()):
             set_all(random or {})  # `iter(dataset)` may use the generators
             if base is not None and base.unbegun:
@@ -243,8 +244,8 @@ class EpochReader:
             before = [*map(mark_of, GLOBAL)]
             self._read_again(since, now, is_left)
             if base.digest is not None and self.digest not in (None, base.digest):
-                # If samples draw from the global generators, draws of the program between two batches also change the
-                # numbers in the samples.
+                # If samples draw from the global generators, their numbers also depend on what the program draws
+                # between two batches.
                 draws = before != [*map(mark_of, GLOBAL)]
                 self._complain(since, draws or SampleDigest.differ_in_numbers_alone(base.digest, self.digest or 0))
 
@@ -289,8 +290,8 @@ class EpochReader:
         if is_stateful(dataset) and own is not None:
             if reading.is_iterable and hasattr(dataset, "__dict__"):
                 self._trial = _Trial(dict(vars(dataset)), freeze(own))
-            # A dataset that is its own iterator may reject a state before `iter`, so its state is also loaded after
-            # `iter`.
+            # A dataset that is its own iterator may refuse a state before `iter`, so its state is loaded once more
+            # after `iter`.
             with contextlib.suppress(*(() if base.dataset is not None else (Exception,))):
                 give(dataset, own)
         if is_stateful(reading.collate_fn) and base.collate is not None:
@@ -309,15 +310,15 @@ class EpochReader:
         return base.iterator if is_iterator else base.dataset
 
     def _end_again(self, base: ReadingPosition) -> None:
-        """Reads the dataset up to its end, so that it applies the loaded state now and not in a later epoch.
+        """Reads the dataset to its end, so that the dataset applies the loaded state now and not in a later epoch.
 
-        An iterator with its own state is already at its end, and reading it again would count the end twice.
+        An iterator with its own state is already at its end, so a further read would count the end twice.
         """
         if self._iterator is self._source or not is_stateful(self._iterator):
             with put_back_afterwards(GLOBAL):
                 if self._read_once_more(None) is None:
-                    # The dataset has already prepared the next epoch. Iterating over the dataset now would begin this
-                    # epoch too early.
+                    # At its end, the dataset has already prepared the next epoch. Iterating over the dataset now would
+                    # begin this epoch too early.
                     if self._of_dataset(base) is not None:
                         give(self._source, self._of_dataset(base))
                     self._trial = None
@@ -330,10 +331,10 @@ class EpochReader:
         """Reads and drops the batches after the snapshot.
 
         Args:
-            since: the number of batches, or their indices.
-            now: the generator states to set before the last batches are recomputed, and the number of these batches.
-            is_left: whether a later epoch had begun before the state was saved. In that case, the last read may have
-                reached the end of the epoch instead of a batch.
+            since: the number of batches to reread, or their indices.
+            now: the states of the generators for recomputing the last batches, and the number of these batches.
+            is_left: whether a later epoch had begun when the state was saved. If True, the last read may have reached
+                the end of the epoch instead of a batch.
         """
         indices = since if isinstance(since, list) else range(since)
         for number, index in enumerate(indices):
@@ -349,7 +350,7 @@ class EpochReader:
             )
 
     def _read_once_more(self, index: Any) -> Exception | None:
-        """Reads a batch that the program has received, and returns the error that it raises, if any."""
+        """Rereads a batch that the program has received, and returns the exception that the read raises, if any."""
         try:
             self._fetch(index)
         except Exception as error:
@@ -387,7 +388,7 @@ class EpochReader:
             self._trails.count()
 
     def _fetch(self, index: Any) -> Any:
-        """Returns the next batch. After a resume, an epoch's first batch may be read twice (see `_fetch_first`)."""
+        """Returns the next batch. The first batch after a resume may be read twice (see `_fetch_first`)."""
         if self._is_over:  # a reader that was restored at the end of the epoch has no fetcher
             raise StopIteration
         self._fetched += 1
@@ -455,7 +456,7 @@ class EpochReader:
             return self._trails.inside(self._state()) if is_inside else self._position_at_the_beginning()
         if not self.reading.is_iterable or self.count or self.has_ended:
             state = self._state()
-            # otherwise the checksum would include a batch that the program did not receive
+            # Otherwise, the checksum would include a batch that the program has not received.
             return state if is_given or not self._is_uncounted else state._replace(digest=None)
         return self._position_at_the_beginning()
 
@@ -464,21 +465,21 @@ class EpochReader:
             return self._came_from
         if not self.restores_position:
             return self._state()
-        # The current states are included, because user code may inspect the position of an epoch.
+        # The position includes the current states as well, because user code may inspect them.
         return self._trails.at_the_beginning(self._state())
 
     def took(self, position: ReadingPosition | bytes) -> None:
-        """Records a snapshot that was taken.
+        """Records a snapshot of the dataset.
 
         Args:
-            position: the snapshot, as a copy or frozen bytes that nothing modifies.
+            position: the snapshot: a copy of the states, or frozen bytes.
         """
         if self.reading.is_iterable and (self.count or self.has_ended) and not self._is_cut_off:
             self._count_last()
             self._trails.note(position, is_end=self.has_ended)
 
     def keep_position(self) -> None:
-        """Takes a snapshot at intervals, and after the first batch, because the program may leave this epoch."""
+        """Takes snapshots at intervals and after the first batch, in case the program leaves this epoch."""
         if not self._keeps or not self.count or self._is_cut_off:
             return
         if not self._cadence.is_due(now := time.monotonic(), 0.0) and self._trails.is_inside:
@@ -502,10 +503,10 @@ class EpochReader:
 
 @dataclass
 class _Trial:
-    """Tests whether a dataset applies a loaded state once, or starts each later epoch from this state as well."""
+    """Tests whether a dataset applies a loaded state only to the resumed epoch, or also to each later epoch."""
 
     #: The attributes of the dataset before the test.
     attributes: dict[str, Any]
     loaded: bytes
-    #: The states after the first batch that was read after the load; `_ENDED` if the dataset had ended.
+    #: The states of the dataset and its iterator after the first batch; `_ENDED` if the dataset had ended.
     first: tuple[bytes, bytes] | None = None

@@ -1,6 +1,6 @@
 """Skips samples of a `StatefulDataLoader` if the dataset raises an exception for them.
 
-Role: the fetcher omits these samples and reports them, in the main process or in a worker. The report is sent with the
+Role: the fetcher omits and reports these samples, in the main process or in a worker. The report is sent with the
 batch, and the main process counts the samples (`Skipped`) when the batch is returned to the user. The counts therefore
 match what the user has received, regardless of read-ahead and replaced workers. Limits, messages and log format are
 shared with pipes.
@@ -34,7 +34,8 @@ def check_on_error(how: Any, limit: Any, log: str | os.PathLike[str] | None, dat
         dataset: the dataset.
 
     Raises:
-        ValueError: an argument is out of range, or arguments exclude each other or the dataset.
+        ValueError: an argument is out of range, two arguments exclude each other, or an argument does not suit the
+            dataset.
         TypeError: the limit is not a number.
     """
     if how not in ("raise", "skip"):
@@ -92,7 +93,7 @@ class Skipped:
         """Writes the omitted samples of a batch to the log, and raises an error if the limit is exceeded.
 
         Args:
-            skipped: the log lines of these samples.
+            skipped: the log lines of the omitted samples.
             worker: the worker that read the batch; None for the main process.
 
         Raises:

@@ -7,8 +7,7 @@ indices that the workers may be ahead, and then one index with each batch.
 last snapshot, the batches received after the snapshot, and the outstanding orders. A replacement process loads the
 snapshot, and then reads and drops the batches that the main process has received. After these batches, the replacement
 receives the outstanding orders. A worker that exits before its first batch of an epoch has not sent a snapshot of that
-epoch. The replacement of such a worker therefore repeats the worker's reading of the previous epoch before it begins
-the new epoch.
+epoch. The replacement therefore repeats the previous epoch of this worker before it begins the new epoch.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ __all__ = ["RestartingIterator", "WorkersIterator"]
 _SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"
 _LEFT = "another thread has called iter(loader), which has persistent workers: the epoch that this one read is left"
 
-# The first profiler range makes torch import a module, and if the main process read files during an epoch,
+# The first profiler range makes torch import a module. An import during an epoch would read files, so that
 # `processes/positions.py` could not detect workers that share open files.
 with torch.autograd.profiler.record_function("torchdata is imported"):
     pass
@@ -122,7 +121,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     def _start(self, loader: Any, state: EpochState | None) -> None:
         """Begins the first epoch of this iterator, or resumes it."""
         if state is None or state.is_over:
-            # As in PyTorch, the sampler's iterator is created twice and the seed of pipes is drawn twice, but only the
+            # As in PyTorch, two iterators of the sampler are created and two seeds of pipes are drawn, but only the
             # first seed is used.
             seed = self._shared_seed
             self._begin_again(loader, True)
@@ -166,10 +165,10 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return found
 
     def _position_of_program(self, position: ReadingPosition | None, state: EpochState) -> ReadingPosition | None:
-        """Converts a position that was saved without workers for a worker that continues from this position.
+        """Converts a position that was saved without workers to a position for a worker.
 
-        Batches that were read before the state was saved are recomputed with the generators from the beginning of the
-        epoch. Later batches use the program's generators from the time of the state.
+        Batches before the saved state are recomputed with the generators from the beginning of the epoch. Later batches
+        use the program's generators from the time of the state.
         """
         if position is None:
             return None
@@ -185,7 +184,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
         Args:
             positions: for each worker, the snapshot to load; None starts from the beginning.
-            fresh: whether the epoch of the snapshots is over.
+            fresh: whether the epoch of the snapshots in `positions` is over.
             first: the worker that returns the next batch.
         """
         self.is_finished = False
@@ -202,7 +201,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             for progress, position in zip(self._progress, positions, strict=True):
                 progress.load(position)
         self._is_stateful = any(is_stateful(one) for one in (reading.dataset, reading.collate_fn))
-        #: Workers that have not sent a unit in this epoch, so that their known positions may be out of date.
+        #: Workers that have not sent a unit in this epoch yet, so that their last known positions may be out of date.
         tells = reading.is_iterable or self._is_stateful or self._has_begun
         self._unheard = set(range(self._num_workers)) if tells else set()
         self._has_begun = True
@@ -386,12 +385,12 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 class RestartingIterator(WorkersIterator):
     """Reads in worker processes, and replaces workers that exit.
 
-    A pinning thread may replace a worker while the program's thread sends orders. The pinning thread also reads this
-    data, so the data is modified only under the lock for sending.
+    A pinning thread may replace a worker while the program's thread sends orders. The pinning thread also reads the
+    data of the iterator, so the data is modified only under the lock for sending.
     """
 
-    #: For each worker, the snapshot that the worker loaded at the beginning of this epoch, or None, and orders that
-    #: repeat earlier, finished epochs.
+    #: For each worker, the snapshot loaded at the beginning of this epoch (or None), and the orders that repeat
+    #: earlier, finished epochs.
     _beginnings: list[tuple[Any, list[tuple[Any, ...]]]]
 
     # -- epochs --------------------------------------------------------------------------------------
@@ -399,7 +398,7 @@ class RestartingIterator(WorkersIterator):
     def _begin(self, positions: Sequence[Any], fresh: bool, first: int) -> None:
         ways = [self._as_it_was_left(worker) if self._has_begun else [] for worker in range(self._num_workers)]
         self._beginnings = list(zip(positions, ways, strict=True))
-        #: Whether the epoch of these snapshots was over, and the seed of PyTorch pipes in this epoch.
+        #: Whether the epoch of these snapshots was over, and this epoch's seed for pipes of torch.
         self._fresh, self._seed_then = fresh, self._shared_seed
         #: For each worker, the number of processed units of this epoch.
         self._seen = [0] * self._num_workers
@@ -416,8 +415,8 @@ class RestartingIterator(WorkersIterator):
         """Returns the steps that bring a process to a worker's current position in this epoch.
 
         Returns:
-            Orders that repeat finished epochs, a snapshot, whether the snapshot's epoch is over, and the indices that
-            were read after the snapshot.
+            Orders that repeat finished epochs, the snapshot to load, whether the epoch of this snapshot is over, and
+            the indices to read after loading the snapshot.
         """
         progress, (position, before) = self._progress[worker], self._beginnings[worker]
         if progress.position is not None:
@@ -426,8 +425,8 @@ class RestartingIterator(WorkersIterator):
         return before, position, self._fresh, since
 
     def _as_it_was_left(self, worker: int) -> list[tuple[Any, ...]]:
-        """Returns orders that repeat everything that a worker has read, or was ordered to read, in the abandoned
-        epoch."""
+        """Returns the orders with which a worker repeats all reads of the abandoned epoch, including its outstanding
+        orders."""
         before, position, fresh, since = self._way_to(worker)
         ordered = [] if self._progress[worker].ended else [index for _, index in self._pool.orders[worker]]
         if position is None and not since and not ordered and not self._reading.is_iterable:
@@ -437,7 +436,7 @@ class RestartingIterator(WorkersIterator):
     # -- replacing a worker ----------------------------------------------------------------------------
 
     def instruct(self, worker: int, accounts: Sequence[Account]) -> None:
-        """Sends a replacement process its orders.
+        """Sends the orders of a worker to its replacement process.
 
         Args:
             worker: the number of the worker.
@@ -450,15 +449,15 @@ class RestartingIterator(WorkersIterator):
             starts.append(start)
         _, _, fresh, _ = self._way_to(shards[0])
         beginning = self._pool.beginning(self._seed_then, fresh, starts)
-        # Orders, and earlier epochs to repeat, exist only if each worker runs one shard.
+        # There are orders and earlier epochs to repeat only if each worker runs one shard.
         self._pool.instruct(worker, [*before, beginning], received)
 
     def _start_of(self, shard: int, account: Account) -> tuple[list[tuple[Any, ...]], EpochStart, int]:
         """Returns how a replacement process begins a shard after the units that were already received.
 
         Returns:
-            Orders that repeat finished epochs; the start of this epoch; and the number of outstanding orders that need
-            no answer.
+            Orders that repeat finished epochs, the start of this epoch, and the number of outstanding orders that the
+            process need not answer.
         """
         progress, orders = self._progress[shard], self._pool.orders[shard]
         unseen = 0 if progress.ended else account[0] - self._seen[shard]

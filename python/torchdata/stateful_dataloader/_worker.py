@@ -1,10 +1,10 @@
-"""The program of a `StatefulDataLoader` worker, which reads the samples that the main process orders, and sends the
+"""The program of a `StatefulDataLoader` worker: reads the samples for each order of the main process, and sends the
 batches.
 
 Role: runs in the worker process, as the program of a worker group of the engine. Orders of the main process arrive over
 the command link, and are executed in sequence: begin an epoch, read an index, stop. The engine reads units from the
-iterator `Batches`, which returns one batch for each order, and sends these units over another link. An iterable dataset
-is read without orders, because the main process grants the number of batches that the worker may read ahead.
+iterator `Batches`, which returns one batch for each order, and sends these units over another link. For an iterable
+dataset, the main process sends no orders, but limits the number of batches that the worker may read ahead.
 
 A worker runs one shard: a part of the dataset, with its own reader, random generators and worker info. If a loader with
 more workers saved the state, a worker runs several shards in turn, each with a copy of the dataset.
@@ -57,7 +57,7 @@ class EpochStart:
     Args:
         position: the snapshot to resume from; None starts from the beginning.
         account: the number of units received, and their checksum.
-        again: the indices of those units that the snapshot does not cover.
+        again: the indices of received units that were read after the snapshot.
         ended: whether the iterable dataset had ended.
     """
 
@@ -71,14 +71,14 @@ class News(NamedTuple):
     """The data that a unit may contain in addition to its batch.
 
     Args:
-        before: the frozen snapshot from before this batch.
+        before: the frozen snapshot from before the batch.
         after: the frozen snapshot from after the batch.
         failure: the error that was raised instead of returning the batch.
         skipped: the skipped samples of the batch.
-        seen: the number of samples of the batch, including skipped samples; None if this number equals the number of
-            samples that were ordered.
+        seen: the number of samples of the batch, including skipped samples; None if it equals the number of ordered
+            samples.
         empty: whether all samples were skipped, so that the batch is missing.
-        digest: a checksum of some samples of this epoch, for a dataset without a state; None if it has not changed.
+        digest: a checksum of some samples of this epoch, for a dataset without a state; None if unchanged.
         ended: whether the iterable dataset has ended.
     """
 
@@ -124,7 +124,7 @@ class ShardReader:
 
     @classmethod
     def failed(cls, number: int, worker: _Worker) -> ShardReader:
-        """Returns a shard that sends the error of its worker instead of batches."""
+        """Returns a shard that sends the worker's error instead of batches."""
         shard = cls.__new__(cls)
         shard.number, shard.worker, shard.failure = number, worker, worker.failure
         return shard
@@ -159,8 +159,8 @@ class ShardReader:
 
         Args:
             iterates: whether the epoch runs without orders.
-            shared_seed: the seed of PyTorch pipes.
-            fresh: whether the snapshot's epoch is over, so that only state that is kept between epochs is loaded.
+            shared_seed: the epoch's seed for pipes of torch.
+            fresh: whether the epoch of the snapshot is over, so that only state that lasts beyond an epoch is loaded.
             start: the snapshot at the beginning of the epoch, and the batches that were already received.
         """
         position, again = start.position, start.again
@@ -227,10 +227,10 @@ class _Worker:
         #: The error that prevents the worker from reading.
         self.failure: tuple[Any, ...] | None = None
         self.shards: list[ShardReader] = []
-        #: Decides which shard provides the generators and the worker info of the process. This object has no shards
-        #: until all shards are prepared.
+        #: Decides which shard's generators and worker info the process has. The list of shards is empty until all
+        #: shards are prepared.
         self._turns = ShardTurns((), self._exchange, 0)
-        #: Orders of the last epoch that were not read before the next epoch began.
+        #: Orders of the last epoch that were still unread when the next epoch began.
         self._left: list[Any] = []
 
     def prepare(self, program: Job) -> None:
@@ -270,7 +270,7 @@ class _Worker:
     def _run_epoch(
         self, epoch: int, iterates: bool, shared_seed: int | None, fresh: bool, first: int, starts: Sequence[EpochStart]
     ) -> None:
-        """Reads until another command arrives, or the main process has ended the epoch."""
+        """Reads batches until another command arrives, or until the main process ends the epoch."""
         self.child.counting.begin(epoch)
         turn = next((place for place, shard in enumerate(self.setup.shards) if shard >= first), 0)
         self.sender.start_epoch(epoch, 1, [(one.account, 0, None) for one in starts], turn)
@@ -307,14 +307,14 @@ class Job(Program):
     persistent: bool
     #: The number of batches between two snapshots of a worker.
     every: int = 1
-    #: The number of shards, or 0 for a worker that resumes an epoch that a loader without workers has begun, and that
-    #: has the program's global generators instead of a worker info.
+    #: The number of shards. 0 for a worker that resumes an epoch of a loader without workers; this worker has the
+    #: program's global generators instead of a worker info.
     num_shards: int = 0
     generators: Moment = field(default_factory=dict)
     #: Whether the workers exit after their first epoch, because the next epoch has another number of shards.
     lasts_one_epoch: bool = False
-    #: Copies of the dataset and the functions if processes run several shards, in which case the job itself does not
-    #: contain these objects.
+    #: Copies of the dataset and the functions, if processes run several shards; the job itself then lacks these
+    #: objects.
     copies: Copies | None = None
 
     def copied(self) -> Job:
@@ -332,7 +332,7 @@ class Job(Program):
         )
 
     def holds_shared_memory(self) -> bool:
-        """Returns whether the job contains copies, which refer to shared objects."""
+        """Returns whether the job contains copies, which refer to objects in shared memory."""
         return self.copies is not None
 
     @classmethod
@@ -363,7 +363,7 @@ class Batches(Iterator[Unit]):
         self._order = NO_ORDER
         #: The `News` of the next unit, and the `News` of the last unit.
         self.news = self._brought = NO_NEWS
-        #: `is_over`: whether all batches were read. The other flag: whether snapshots contain the position in the
+        #: `is_over`: whether all batches were read. `_takes_positions`: whether snapshots contain the position in the
         #: dataset, and not only the generators.
         self.is_over = self._takes_positions = False
         self._cadence = SnapshotCadence(shard.job.every) if shard.failure is None else SnapshotCadence(1)
@@ -377,9 +377,9 @@ class Batches(Iterator[Unit]):
 
         Args:
             reader: the reader, after the beginning of its epoch.
-            went_on: whether the epoch resumes from a saved position that the main process already has.
-            told: whether the main process has unprocessed units of this epoch. If `told` is True, no snapshot is taken,
-                because the main process would assign the snapshot to the wrong unit.
+            went_on: whether the epoch resumes from a saved position, which the main process already has.
+            told: whether the main process has unprocessed units of this epoch. If True, no snapshot is taken, because
+                the main process would assign this snapshot to the wrong unit.
         """
         self._reader, self._digest = reader, reader.digest
         self._takes_positions = reader.is_stateful and reader.restores_position
@@ -474,7 +474,7 @@ class Batches(Iterator[Unit]):
         return frozen
 
     def _with_skipped(self, news: News, reader: EpochReader, index: Any) -> News:
-        """Adds the skipped samples of a batch to the `News` of the batch's unit."""
+        """Adds the skipped samples of a batch to the `News` that is sent with the batch."""
         reading, (skipped, seen) = self._shard.job.reading, reader.skipped
         if not reading.skips or (not skipped and seen == reading.samples_of(index)):
             return news

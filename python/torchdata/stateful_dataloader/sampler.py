@@ -117,7 +117,7 @@ class RandomIndices(Iterator[int]):
         else:
             for _ in range(sampler.num_samples // there):
                 yield torch.randperm(there, generator=generator).tolist()
-            # The order is drawn even if it is not used, because the random numbers of later epochs depend on this draw.
+            # The order is drawn even if no index is used, because later epochs depend on this draw.
             yield torch.randperm(there, generator=generator).tolist()[: sampler.num_samples % there]
 
     def state_dict(self) -> dict[str, Any]:
@@ -156,8 +156,8 @@ class BatchSampler(torch.utils.data.BatchSampler):
     """PyTorch's `BatchSampler`, with iterators that can be saved and restored.
 
     Args:
-        sampler: the sampler that provides the indices. If neither the sampler nor its iterator has `state_dict` and
-            `load_state_dict`, a restored iterator skips the indices that were already yielded.
+        sampler: the sampler that provides the indices. If neither the sampler nor its iterator has the methods
+            `state_dict` and `load_state_dict`, a restored iterator skips the indices that were already yielded.
         batch_size: the number of indices per batch.
         drop_last: whether to drop a shorter last batch.
 
@@ -229,7 +229,7 @@ class BatchIndices(Iterator[list[int]]):
         self._iterator, self.samples_yielded = iterator, yielded
 
     def pass_samples(self, count: int, most_missing: int = 0) -> None:
-        """Skips `count` indices of the sampler, which may end before the last `most_missing` of these indices."""
+        """Skips `count` indices of the sampler, which may end up to `most_missing` indices earlier."""
         if self._iterator is None:
             self._iterator = iter(self._batches.sampler)
         pass_over(self._iterator, count - most_missing)

@@ -56,7 +56,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
     `load_state_dict`, the next loop resumes after the last batch, or begins the next epoch if the last epoch was over.
 
     Datasets, their iterators, samplers and collate functions that have `state_dict` and `load_state_dict` are saved and
-    restored by these methods. Other iterable datasets and samplers are reread from the beginning.
+    restored by these methods. Iterable datasets and samplers without these methods are reread from the beginning.
 
     Threads may share an iterator, and each batch goes to one of the threads. A copy of a loader (by `copy` or pickle)
     is an independent loader that has not begun.
@@ -81,9 +81,9 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         pin_memory_device: deprecated by PyTorch.
         in_order: whether batches are returned in the order of their indices. With `in_order=False`, batches are
             returned as soon as they are ready.
-        snapshot_every_n_steps: the number of batches between snapshots of datasets and samplers. A state is exact at
-            each batch, because a resume rereads and drops the batches after the last snapshot. Snapshots that take long
-            are taken less often.
+        snapshot_every_n_steps: the number of batches between snapshots of datasets and samplers. A state is
+            nevertheless exact at each batch, because a resume rereads and drops the batches after the last snapshot.
+            Snapshots that take long are taken less often.
         on_worker_exit: what happens if a worker process exits. "error" raises `WorkerExitedError`. "restart" replaces
             the worker, issues a `RuntimeWarning`, and continues: no batch is lost or repeated, and the order is the
             same. Batches after the worker's last snapshot are reread. The third exit in a row at the same batch always
@@ -200,7 +200,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         self.error_log = None if error_log is None else os.fspath(error_log)
         #: The number of epochs that have begun, which `error_log` contains.
         self._epochs_begun = 0
-        # PyTorch refuses to replace samplers. The new samplers have the same order, so the check is bypassed.
+        # PyTorch refuses to replace samplers. The new samplers have the same order, so `vars` bypasses this check.
         own = vars(self)
         if sampler is None and type(self.sampler) is torch.utils.data.RandomSampler:
             own["sampler"] = RandomSampler(self.sampler.data_source, generator=generator)
@@ -271,12 +271,12 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         return {**self.__dict__, "_iterator": None, "_recorder": self._recorder.copied()}
 
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
-        """Makes the next loop resume from a saved state, which torchdata 0.8 to 0.11 may have saved.
+        """Makes the next loop resume from a saved state of this package, or of torchdata 0.8 to 0.11.
 
-        The number of workers may differ. An iterable dataset still sees the state's number of workers until the epoch
-        ends. If the loader has fewer workers, a process reads several copies of the dataset, which must be picklable.
-        Persistent workers are stopped. An existing iterator also resumes from the state if it has returned no batch. If
-        an existing iterator has returned a batch, its next batch raises `RuntimeError`.
+        The number of workers may differ. Until the epoch ends, an iterable dataset still sees the number of workers
+        with which the state was saved. If the loader has fewer workers, a process reads several copies of the dataset,
+        which must be picklable. Persistent workers are stopped. An existing iterator also resumes from the state if it
+        has returned no batch. If an existing iterator has returned a batch, its next batch raises `RuntimeError`.
 
         Within an epoch, the next loop raises `ValueError` if the class of the sampler, the length of a map-style
         dataset or the number of ranks differs. If the epoch had not returned a batch, the epoch starts over instead of
@@ -285,8 +285,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         Args:
             state_dict: a result of `state_dict`; with an empty dict, the next loop begins an epoch.
             strict: whether the next loop raises `ValueError` if the order differs, or if an iterable dataset or a
-                sampler without a state yields different items when it is reread. With False, the loop skips the number
-                of batches in the state in both cases, so samples may be repeated or missing.
+                sampler without a state yields different items when it is reread. With False, the loop skips the saved
+                number of batches instead, so samples may be repeated or missing.
 
         Raises:
             TypeError: `state_dict` is not a dict.

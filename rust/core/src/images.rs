@@ -1,4 +1,4 @@
-//! Resizes parts of decoded images like Pillow, by a convolution whose width depends on the reduction.
+//! Resizes parts of decoded images like Pillow, by a convolution that is wider for stronger reductions.
 //!
 //! The crate `fast_image_resize` implements the convolution with vector instructions. Callers provide the memory, and
 //! can call from any thread. Each thread keeps its scratch memory (`SCRATCH`) for the next image.
@@ -128,7 +128,7 @@ fn holds(found: usize, width: u32, height: u32, channels: usize) -> Result<(), R
 }
 
 /// Resizes into rows of pixels from left to right. The pixel type is a parameter, so only the code for two types is
-/// compiled. Supporting floating-point channels would give different results in two builds of the same sources.
+/// compiled. Floating-point channels are not supported, because their results could differ between two builds.
 fn convolve<P: PixelTrait>(
     resizer: &mut Resizer,
     source: Pixels<'_>,

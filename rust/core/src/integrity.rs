@@ -12,13 +12,13 @@ const NOT_ZERO: u64 = 0x5bd1;
 const KEYS: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 const STEPS: [u64; 2] = [0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
 
-/// The number of bits of a sealed value. The upper bits of the word contain the check.
+/// The number of bits of a sealed value. The upper bits of a sealed word contain a check of the value.
 pub const SEALED_BITS: u32 = 48;
 const SEALED: u64 = (1 << SEALED_BITS) - 1;
 
 /// Seals a value for shared memory. The result contains the lower 48 bits of `value`, and a check in the upper bits.
 ///
-/// Access to one word is atomic. The check detects all changes in one byte, and others with a probability of 1 - 2^-16.
+/// The check always detects a change within one byte, and detects any other change with a probability of 1 - 2^-16.
 #[inline]
 pub const fn seal(value: u64) -> u64 {
     let value = value & SEALED;
@@ -32,7 +32,7 @@ pub const fn open(word: u64) -> Option<u64> {
 }
 
 /// Returns the first value at or after `known` whose lower 48 bits are in this sealed word, or None if the word is
-/// damaged. The value must be less than 2^48 after `known`.
+/// damaged. The value must be less than `known` + 2^48.
 #[inline]
 pub const fn open_after(known: u64, word: u64) -> Option<u64> {
     match open(word) {
@@ -78,9 +78,9 @@ impl Checksum {
         }
     }
 
-    /// Copies `len` bytes and adds them to the checksum. The words that were added before must determine `len`. Each
-    /// byte is read only once, so that the copied bytes are the bytes in the checksum. One loop copies and adds,
-    /// because reading the copy would have to wait for its stores.
+    /// Copies `len` bytes and adds them to the checksum. The checksum does not include `len`, so the words that were
+    /// added before must contain it. Each byte is read only once, so that the copied bytes are the bytes in the
+    /// checksum. One loop copies and adds, because a second loop would have to wait until the copy is stored.
     ///
     /// Bytes after the end of the copy, up to a multiple of 8, are also written: zeros, unless the source is `PADDED`.
     ///
@@ -166,7 +166,7 @@ const SAMPLES: usize = 16;
 pub unsafe fn sample(data: *const u8, len: usize) -> u64 {
     let mut sum = fold(len as u64 ^ KEYS[0], KEYS[1]);
     let mut look = |at: usize| {
-        // SAFETY: the offset is at least 8 bytes before the end, and the caller guarantees that this is readable.
+        // SAFETY: at least 8 bytes follow the offset, and the caller guarantees that all bytes are readable.
         let word = unsafe { data.add(at).cast::<u64>().read_unaligned() };
         sum = fold(sum ^ word, STEPS[0]).rotate_left(23);
     };
@@ -214,7 +214,7 @@ mod tests {
                 }
             }
         }
-        // A change within one byte changes the product by one of these amounts, which exceed the bits below the check.
+        // Each amount by which a change within one byte can change the product is large enough to change the check.
         for byte in 0..6 {
             for change in 1..=255_u64 {
                 let moved = (change << (8 * byte)).wrapping_mul(WORD);
@@ -262,7 +262,7 @@ mod tests {
             // If no readable byte follows the source, the copy is padded with zeros.
             let exact = bytes[..len].to_vec();
             let mut copy = vec![255; padded];
-            // SAFETY: the source has `len` bytes, and the copy has that length, padded.
+            // SAFETY: the source has `len` bytes, and the copy has the padded length.
             let summed = unsafe {
                 Checksum::at(4096).words(0, 3).copy::<false>(exact.as_ptr(), copy.as_mut_ptr(), len).finish()
             };

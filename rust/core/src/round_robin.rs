@@ -12,7 +12,7 @@ pub struct RoundRobin {
     /// For each peer, whether it has ended in this epoch.
     ended: Vec<bool>,
     live: usize,
-    /// The next peer. The next peer is active if any peer is active.
+    /// The next peer, which is active unless all peers have ended.
     current: usize,
     in_order: bool,
 }
@@ -59,8 +59,8 @@ impl RoundRobin {
         }
     }
 
-    /// Marks a peer as ended, unless it has already ended. If it is the next peer, the following active peer becomes
-    /// the next peer. Panics if the peer does not exist.
+    /// Marks a peer as ended, unless it has already ended. If `peer` was the next peer, the following active peer
+    /// becomes the next peer. Panics if the peer does not exist.
     pub fn end(&mut self, peer: usize) {
         if !std::mem::replace(&mut self.ended[peer], true) {
             self.live -= 1;
@@ -80,8 +80,8 @@ impl RoundRobin {
         self.ended.len()
     }
 
-    /// Returns the next peer if it is `ready`. If it is not, returns None in strict order, and otherwise the first
-    /// ready peer after it, which becomes the next peer. Call [`advance`](Self::advance) after taking the peer's item.
+    /// Returns the next peer if it is `ready`. If it is not ready, returns None in strict order, or else makes the
+    /// first ready peer the next peer and returns this peer. Call [`advance`](Self::advance) after taking the item.
     #[inline]
     pub fn choose(&mut self, mut ready: impl FnMut(usize) -> bool) -> Option<usize> {
         let current = self.next()?;

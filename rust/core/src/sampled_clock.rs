@@ -24,7 +24,7 @@ impl SampledClock {
         Self { least, most, near, looked: Instant::now(), step: least, left: least }
     }
 
-    /// Returns the time if this call reads the clock, otherwise None.
+    /// Returns the time, or None if this call does not read the clock.
     #[inline]
     pub fn sample(&mut self) -> Option<Instant> {
         self.left = self.left.wrapping_sub(1);

@@ -16,7 +16,7 @@ pub struct MersenneTwister {
 }
 
 impl MersenneTwister {
-    /// Starts from a state. `drawn` is the number of words that were already used. Values above `WORDS` mean all words.
+    /// Starts from a state. `drawn` is the number of words that were already used, at most `WORDS`.
     pub fn new(words: [u32; WORDS], drawn: usize) -> Self {
         Self { words, next: drawn.min(WORDS) }
     }

@@ -1,9 +1,10 @@
 //! Creates the seeds for all random operations of a pipeline from one number.
 //!
-//! There are two streams of ChaCha12 (D. J. Bernstein, "ChaCha, a variant of Salsa20", 2008; `rand_chacha`). The
+//! A generator consists of two streams of random numbers, computed by ChaCha12 (Bernstein 2008, `rand_chacha`). The
 //! *shared* stream is the same on all ranks and workers with the same seed. The *worker* stream is a copy of the shared
-//! stream until `spawn` makes it independent. Therefore pipes before the sharding produce the same order in each worker
-//! as in a single process. A generator is defined by a key and a position, so its state is small and exact.
+//! stream until `spawn` makes it independent. The seeds of pipes before the sharding come from the shared stream, so
+//! these pipes produce the same order in each worker as in a single process. A generator is defined by a key and a
+//! position, so its state is small and exact.
 
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -60,7 +61,7 @@ impl SeedGenerator {
         self.shared.next_u64()
     }
 
-    /// Returns a seed that differs between ranks and workers, or without `spawn` the seed of `generate_shared_seed`.
+    /// Returns a seed that differs between ranks and workers. Without `spawn`, equals `generate_shared_seed`.
     pub fn generate_seed(&mut self) -> u64 {
         self.worker.next_u64()
     }
@@ -68,8 +69,8 @@ impl SeedGenerator {
     /// Returns the generator of child `id`. The child's generator continues the shared stream of this generator, and
     /// has an independent worker stream. This generator does not change.
     ///
-    /// The child's key is drawn from a stream whose key combines the parent's key and position with `id`. Therefore the
-    /// children of a child, such as the workers of a rank, are also independent.
+    /// The child's key is drawn from a stream whose key combines the parent's key and position with `id`. Because the
+    /// parent's key is included, children of different parents, such as workers of two ranks, are independent.
     pub fn spawn(&self, id: u64) -> Self {
         let mut mixer = self.worker.clone();
         // Ordinary draws never use this part of the key stream, because the nonce identifies the child.
@@ -116,7 +117,7 @@ impl SeedGenerator {
 mod tests {
     use super::*;
 
-    /// Recorded seeds, because other seeds would change the order of every seeded pipeline.
+    /// Compares recorded seeds, because other seeds would change the order of every seeded pipeline.
     #[test]
     fn known_seeds_do_not_change() {
         let mut seeds = SeedGenerator::new(42);

@@ -1,9 +1,9 @@
 //! Copies elements with gaps between them, such as those of a flipped or cropped image, into contiguous memory.
 //!
-//! The type of the elements does not matter. Axes that can be traversed as one axis are merged. The remaining axes are
-//! copied line by line. In most images, an element of a line is a pixel of a few bytes.
+//! Elements of every type are copied as bytes. Axes that can be traversed as one axis are merged. The remaining axes
+//! are copied line by line. In most images, an element of a line is a pixel of a few bytes.
 //!
-//! The owner of both memory areas can call this module from any thread, because the module has no state.
+//! This module has no state, so any thread that owns both memory areas can call it.
 
 /// The elements along one axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub struct Strided {
 }
 
 /// Returns the order of an array's axes in memory, outermost first. Copying in this order reads the memory as
-/// sequentially as possible. Axes with equal strides keep their order, as do all axes if the array repeats elements.
+/// sequentially as possible. Axes with equal strides keep their order. All axes keep it if the array repeats elements.
 pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
     let mut axes: Vec<usize> = (0..shape.len()).collect();
     if shape.iter().zip(strides).any(|(&count, &stride)| count > 1 && stride == 0) {
@@ -51,7 +51,7 @@ pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
 }
 
 impl Strided {
-    /// Creates the layout for axes of (count, byte stride), outermost first; None if it exceeds the address space.
+    /// Creates the layout for axes of (count, byte stride), outermost first, or None if it exceeds the address space.
     pub fn new(size: usize, axes: impl IntoIterator<Item = (usize, isize)>) -> Option<Self> {
         let mut joined: Vec<Axis> = Vec::new();
         let mut len = size;
@@ -102,10 +102,10 @@ impl Strided {
     }
 
     /// # Safety
-    /// The same as for `copy`, for the elements within `around`, which have `len` bytes.
+    /// The conditions of `copy` hold for the elements within `around`, which have `len` bytes.
     unsafe fn copy_around(&self, around: &[Axis], from: *const u8, to: *mut u8, len: usize) {
         let Some((outer, inner)) = around.split_first() else {
-            // SAFETY: the part is one line.
+            // SAFETY: without outer axes, the elements are one line.
             return unsafe { self.copy_line(from, to) };
         };
         let part = len / outer.count;
@@ -116,7 +116,7 @@ impl Strided {
     }
 
     /// # Safety
-    /// The same as for `copy`, for one line.
+    /// The conditions of `copy` hold for one line.
     unsafe fn copy_line(&self, from: *const u8, to: *mut u8) {
         let Self { line, group, run, .. } = *self;
         let bytes = group.count * run;
@@ -149,11 +149,11 @@ unsafe fn place(from: *const u8, axis: Axis, index: usize) -> *const u8 {
 /// The runs along `axis` are readable, and their targets are writable.
 unsafe fn copy_runs(from: *const u8, axis: Axis, to: *mut u8, step: usize, run: usize) {
     /// # Safety
-    /// The same as for the enclosing function.
+    /// The conditions of `copy_runs` hold.
     #[inline(always)]
     unsafe fn copy<const RUN: usize>(from: *const u8, axis: Axis, to: *mut u8, step: usize) {
         for index in 0..axis.count {
-            // SAFETY: guaranteed by the caller; bytes are always aligned.
+            // SAFETY: the caller guarantees that both elements are valid, and bytes are always aligned.
             unsafe { *to.add(index * step).cast::<[u8; RUN]>() = *place(from, axis, index).cast::<[u8; RUN]>() };
         }
     }

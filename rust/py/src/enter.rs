@@ -1,7 +1,7 @@
 //! Waits for events without the GIL. A wait consists of slices, and Python's signals are handled between two slices.
 //!
 //! This code runs in the thread that waits. An exception of a signal handler ends the wait and is returned. No event is
-//! lost: after an event during a slice, the wait ends before signals are handled, and a later event remains pending.
+//! lost: an event during a slice ends the wait before signals are handled, a later event ends the next wait.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 
 const LONGEST_SLICE: Duration = Duration::from_millis(100);
 
-/// The slices of a wait. The first slice takes `first`, and each one is twice as long as the last, up to `longest`.
+/// The slices of a wait. The first slice takes `first`. Each later slice takes twice as long, up to `longest`.
 #[derive(Clone, Copy)]
 pub struct Slices {
     first: Duration,

@@ -18,7 +18,7 @@ use pyo3::types::{PyBool, PyDict, PyType};
 
 use crate::panics::caught;
 
-/// The maximum number of attempts. Each additional attempt means another Ctrl-C during the previous attempt.
+/// The maximum number of attempts. An attempt is repeated only if a Ctrl-C has interrupted it.
 const TRIES: usize = 1000;
 
 /// Creates the type. A derived class inherits `__del__`, and must have a method `_finalize(interrupted)`.
@@ -68,7 +68,7 @@ unsafe extern "C" fn finalize(object: *mut ffi::PyObject) {
 
 /// Returns whether `_ended` is true. Reads the object's dictionary, because an attribute lookup could run Python code.
 fn has_ended(object: &Bound<'_, PyAny>) -> bool {
-    // SAFETY: the object exists, and NULL means no context.
+    // SAFETY: the object exists, and the context may be NULL.
     let found = unsafe {
         Bound::from_owned_ptr_or_err(object.py(), ffi::PyObject_GenericGetDict(object.as_ptr(), std::ptr::null_mut()))
     };

@@ -2,8 +2,8 @@
 //!
 //! The hook of the C library is used because it runs after Python's own hooks, which may release the GIL. The GIL is
 //! not released between this hook and the fork. Therefore a thread that has drawn a random number must wait for the GIL
-//! before it draws another number. If another thread waits for the lock without the GIL, it gets the lock while this
-//! thread repeatedly takes and releases the lock.
+//! before it draws another number. A thread that waits for the lock without the GIL gets the lock, because the forking
+//! thread takes and releases it repeatedly.
 
 use std::cell::RefCell;
 use std::io;
@@ -12,18 +12,18 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-/// If taking the lock takes longer, the lock was not free. PyTorch holds it for 3 µs to copy 5 KB.
+/// If taking the lock takes longer than this, another thread held the lock. Without a wait, `take` copies 5 KB in 3 µs.
 const FREE: Duration = Duration::from_micros(30);
-/// If the lock was not free at first, it must then be free in this many consecutive attempts, and other threads can
-/// take the lock during `PAUSE` between two attempts.
+/// If an attempt finds that the lock is not free, the lock must be free in this many further attempts. Other threads
+/// can take the lock during `PAUSE` between two attempts.
 const QUIET: u32 = 3;
 const PAUSE: Duration = Duration::from_micros(200);
 /// The maximum total time of the wait. All other threads that need the GIL are blocked during this time.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 thread_local! {
-    /// The function that takes and releases the lock. Only set in a thread that is about to fork. `RETURNED` keeps the
-    /// results of the function until after the fork, because dropping a tensor releases the GIL.
+    /// The function that takes and releases PyTorch's lock. Only set in a thread that is about to fork. `RETURNED`
+    /// keeps the results of the function until after the fork, because dropping a tensor releases the GIL.
     static TAKE: RefCell<Option<Py<PyAny>>> = const { RefCell::new(None) };
     static RETURNED: RefCell<Vec<Py<PyAny>>> = const { RefCell::new(Vec::new()) };
 }

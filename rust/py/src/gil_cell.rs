@@ -1,8 +1,8 @@
 //! Values that are only accessed by threads that are attached to the interpreter.
 //!
 //! With a GIL, one thread is attached at a time, so no locked instructions are needed. A free-threaded interpreter
-//! attaches many threads at once, so the extension for it uses a mutex and atomic operations. Other builds use no
-//! mutex, because an uncontended mutex takes ten times as long as a `RefCell`: several percent of a small item's time.
+//! attaches many threads at once, so the extension for it uses a mutex and atomic operations. With a GIL, a `RefCell`
+//! is used, because a mutex takes ten times as long, which is several percent of a small item's time.
 //!
 //! FORK: on a free-threaded interpreter, `os.fork` first stops all attached threads. A thread stops only between calls
 //! into the interpreter, never during an access, so a child inherits no locked mutex.
@@ -15,12 +15,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::prelude::*;
 
-/// A value that attached threads access one at a time. A reader that waits does not borrow the value, so signal
-/// handlers and other threads find a consistent value.
+/// A value that attached threads access one at a time. The value is never borrowed during a wait, so signal handlers
+/// and other threads find a consistent value.
 pub struct GilCell<T>(Cell<T>);
 
 // SAFETY: `with` requires a token of the interpreter, which one thread has at a time, and no `look` releases the GIL.
-// If one did, the cell would refuse the second thread.
+// If a `look` did release the GIL, the `RefCell` would refuse the access of another thread.
 #[cfg(not(Py_GIL_DISABLED))]
 unsafe impl<T: Send> Sync for GilCell<T> {}
 

@@ -25,7 +25,7 @@ static TABLE: AtomicPtr<*const c_void> = AtomicPtr::new(std::ptr::null_mut());
 /// Whether NumPy 2 is loaded. NumPy 2 has another layout of dtypes than NumPy 1.
 static SECOND: AtomicBool = AtomicBool::new(false);
 
-/// The feature version of NumPy 2.0. Later versions have a higher number.
+/// The feature version of the C API in NumPy 2.0. Later releases have higher feature versions.
 const SECOND_FEATURES: c_uint = 0x12;
 
 /// A built-in dtype of NumPy 2: the start of `_PyArray_LegacyDescr` in its headers.
@@ -66,7 +66,7 @@ fn look_up(py: Python<'_>) -> PyResult<NumPy> {
     if loaded(py, "numpy")?.is_none() {
         PyModule::import(py, "torchdata._importing")?.getattr("import_whole")?.call1(("numpy",))?;
     }
-    // NumPy before version 2 uses the second name.
+    // Before NumPy 2, the module has the name `numpy.core._multiarray_umath`.
     let module = match loaded(py, "numpy._core._multiarray_umath")? {
         Some(module) => module,
         None => loaded(py, "numpy.core._multiarray_umath")?
@@ -112,7 +112,7 @@ impl NumPy {
     /// Returns entry `index` of the table. `T` is the type of this entry in NumPy's headers.
     ///
     /// # Safety
-    /// `T` is a pointer or a function pointer of that type.
+    /// `T` is the pointer type or function pointer type of this entry.
     unsafe fn entry<T: Copy>(self, index: usize) -> T {
         const { assert!(size_of::<T>() == size_of::<*const c_void>()) };
         // SAFETY: the table has more than 300 entries in every version, and is never freed.
@@ -156,7 +156,7 @@ impl NumPy {
     /// # Safety
     /// `dtype` is an existing built-in dtype.
     pub unsafe fn has_metadata(self, dtype: *const c_void) -> bool {
-        // SAFETY: for the same reasons as in `item_size`.
+        // SAFETY: see `item_size`.
         unsafe {
             let metadata = if SECOND.load(Ordering::Relaxed) {
                 (*dtype.cast::<SecondDescr>()).metadata
@@ -172,7 +172,7 @@ impl NumPy {
     /// # Safety
     /// `dtype` is an existing `datetime64` or `timedelta64`.
     pub unsafe fn unit_of(self, dtype: *const c_void) -> *mut PyArray_DatetimeDTypeMetaData {
-        // SAFETY: for the same reasons as in `item_size`.
+        // SAFETY: see `item_size`.
         unsafe {
             if SECOND.load(Ordering::Relaxed) {
                 (*dtype.cast::<SecondDescr>()).unit.cast()
@@ -230,7 +230,7 @@ impl NumPy {
     /// # Safety
     /// `scalar` is a NumPy scalar.
     pub unsafe fn dtype_of<'py>(self, scalar: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        // SAFETY: the entry is PyArray_DescrFromScalar. It returns a new reference, or NULL with an exception set.
+        // SAFETY: the entry is PyArray_DescrFromScalar. The call returns a new reference, or NULL with an exception.
         unsafe {
             let dtype: unsafe extern "C" fn(*mut ffi::PyObject) -> *mut ffi::PyObject = self.entry(57);
             Bound::from_owned_ptr_or_err(scalar.py(), dtype(scalar.as_ptr()))
@@ -255,7 +255,7 @@ impl NumPy {
     /// `dtype` is a built-in dtype, and `from` points to an aligned element of it.
     pub unsafe fn scalar<'py>(self, dtype: &Bound<'py, PyAny>, from: *mut c_void) -> PyResult<Bound<'py, PyAny>> {
         type Make = unsafe extern "C" fn(*mut c_void, *mut ffi::PyObject, *mut ffi::PyObject) -> *mut ffi::PyObject;
-        // SAFETY: the entry is PyArray_Scalar. It returns a new reference, or NULL with an exception set.
+        // SAFETY: the entry is PyArray_Scalar. The call returns a new reference, or NULL with an exception.
         unsafe {
             let make: Make = self.entry(60);
             Bound::from_owned_ptr_or_err(dtype.py(), make(from, dtype.as_ptr(), std::ptr::null_mut()))

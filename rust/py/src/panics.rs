@@ -1,7 +1,7 @@
 //! Prevents panics of Rust code from reaching C code, in slots and callbacks that PyO3 does not wrap.
 //!
-//! A panic that leaves an `extern "C"` function aborts the process. If a panic occurs nevertheless, it is converted to
-//! an exception, as in functions that PyO3 wraps.
+//! A panic that leaves an `extern "C"` function aborts the process. Therefore panics are converted to exceptions, as in
+//! functions that PyO3 wraps.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

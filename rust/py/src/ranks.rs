@@ -29,7 +29,7 @@ pub struct PyMeeting {
 impl Drop for PyMeeting {
     fn drop(&mut self) {
         if self.process == std::process::id() {
-            // SAFETY: only dropped here, and `self` is not used afterwards.
+            // SAFETY: the field is only dropped here, and `self` is not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.meeting) }
         }
     }
@@ -149,7 +149,7 @@ impl PyMeeting {
         Ok(self.get()?.descriptors())
     }
 
-    /// Informs all ranks that this rank leaves, and closes its connections. No effect if repeated or in a forked child.
+    /// Informs all ranks that this rank leaves, and closes its connections. Does nothing in a forked child.
     fn close(&self, py: Python<'_>) {
         if self.process == std::process::id() {
             let meeting = self.meeting.lock().unwrap_or_else(PoisonError::into_inner).take();

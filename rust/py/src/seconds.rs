@@ -1,4 +1,4 @@
-//! Converts times that Python code passes.
+//! Converts times in seconds, which Python code passes, to durations.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Exchanges the module variables and states of random number generators that each shard of a process has for itself.
 //!
 //! A shard may run for only a few microseconds before another shard runs, so the exchange takes no Python code. Signal
-//! handlers therefore never see a part of one shard and a part of another.
+//! handlers therefore never find variables of two shards at the same time.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -11,10 +11,10 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-/// The variables and generators to exchange when another shard runs; replaced if another library is loaded.
+/// The variables and generators to exchange when another shard runs. Replaced if another library is loaded.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Exchange {
-    /// Entries of dicts, or attributes of other objects, and the values that they have. None also means a missing entry.
+    /// Dicts or other objects, names of entries or attributes, and expected values. Missing entries count as None.
     expected: Vec<(Py<PyAny>, Py<PyString>, Py<PyAny>)>,
     /// Modules' dicts, and the names of the variables in them.
     variables: Vec<(Py<PyDict>, Py<PyString>)>,
@@ -65,7 +65,7 @@ pub struct SavedGlobals {
     /// Whether another shard runs.
     #[pyo3(get)]
     is_away: bool,
-    /// Whether the shard needs nothing else than `save` and `load` before and after another shard runs.
+    /// Whether `save` and `load` are sufficient to exchange this shard with another shard.
     #[pyo3(get, set)]
     is_all: bool,
 }

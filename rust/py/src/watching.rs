@@ -7,7 +7,7 @@ use torchdata_core::process::watching::{self, Stall, Watch};
 
 /// The function that is called with (key, seconds, thread) if a call does not return.
 ///
-/// FORK: set during an import, while Python's import lock is held.
+/// FORK: this cell is set during an import, while Python's import lock is held.
 static ON_STALL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 /// Returns the watch of this process. The caller must hold the GIL.

@@ -32,7 +32,7 @@ fn holds(what: &str, setting: &Shards) -> Explored {
     }
 }
 
-/// Explores a setting with different events, such as exits of workers. An event can happen after any step.
+/// Explores a setting with different events, such as exits of workers. Events can happen after any step.
 fn all_hold(setting: &Shards) {
     for window in [1, 2] {
         let setting = Shards { window, ..setting.clone() };

@@ -41,8 +41,8 @@ pytestmark = [
 FEW = {"arrays", "random", "arrays, dealt", "two passes"}
 #: The number of items in a pipeline of a test that kills a process.
 LONG = 900
-#: Skips the backend with Ray on one node. One node is only needed for tests of the order, and for tests of states and
-#: exits without dispatching.
+#: Skips the backend with Ray on one node. Ray on one node is only used in tests of the order, and in tests of states
+#: and exits without dispatching.
 not_on_one_node = pytest.mark.parametrize("backend", MOST_BACKENDS, indirect=True)
 
 
@@ -80,7 +80,7 @@ def epochs(make: Any, service: Any, count: int = 2) -> list[list[Any]]:
 
 @functools.cache
 def of_forked_workers(make: Any, count: int = 2) -> list[list[Any]]:
-    """Returns the expected items, which are computed once for all backends."""
+    """Returns the items that a loader with forked workers yields, which every backend must yield, too."""
     return epochs(make, local(), count)
 
 
@@ -177,7 +177,9 @@ def _kill_some(backend: Spawned, deals: bool, victims: list[str]) -> None:
 
 @functools.cache
 def _long(deals: bool, function: Any) -> Any:
-    """Returns a function that builds a pipe. The pipe is long enough for a process to be killed before the end."""
+    """Returns a function that builds a pipe. The pipe has enough items for a process to be killed before the end of the
+    epoch.
+    """
 
     def make() -> Any:
         pipe = dealt(LONG, lambda pipe: pipe.map(double)) if deals else numbered(LONG)

@@ -23,7 +23,8 @@ from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.datapipes.map import SequenceWrapper
 from torchdata.datapipes.utils import StreamWrapper
 
-#: The calls that the services of the current test have received. The list is global because loaders copy a service.
+#: The calls that the services of the current test have received. The list is global, so that all copies of a service
+#: record their calls in this list.
 calls: list[str] = []
 
 

@@ -68,8 +68,7 @@ def run_chaos(folder: Path, *arguments: str) -> list[dict[str, Any]]:
 def outcomes_of(make: Callable[[], Path], plans: list[dict[str, Any]], strikes: bool) -> list[dict[str, Any]]:
     """Returns the results of jobs with the given plans. An inconclusive run is repeated up to three times.
 
-    On a busy machine, all ranks may be late, or a rank may miss its timeout before the fault occurs. A repetition of
-    such a run usually succeeds.
+    A run is also repeated if its ranks were too late, which may happen on a busy machine.
 
     `make` creates a folder for the jobs in `plans`. With `strikes`, jobs whose fault did not occur are inconclusive.
     """

@@ -187,7 +187,7 @@ GOING = {
     "a break, and then the end": "break",
 }
 
-#: A user's program for each rank. On rank 1, the program ends without leaving its loop normally.
+#: The user's program of each rank. Rank 1 runs `going` at its fourth item, to leave the loop early.
 GOES = """
 class Reported(Exception):
     pass

@@ -76,9 +76,9 @@ def main(rank):
     return found
 """
 
-#: Maps each case to the number of items before the saved state. In each case, one of the two ranks has a property that
-#: the other rank lacks: its pipes have snapshots, its graph is replayed, it keeps more items after `fullsync`, or its
-#: workers send no snapshots.
+#: Maps each case to the number of items before the saved state. In each case, the two ranks differ in one property:
+#: whether pipes have snapshots, whether the graph is replayed, how many items are kept after `fullsync`, or whether
+#: workers send snapshots.
 CASES = {"looked at": 5, "replayed on one": 5, "held behind": 6, "workers": 5}
 
 
@@ -119,7 +119,7 @@ def test_a_rank_that_cannot_recompute_its_items_raises_an_error_on_all_ranks() -
 
 
 class Agreeing(Alone):
-    """Simulates a second rank, which has an item whenever this rank has one."""
+    """Simulates a second rank, which always has an item if this rank has an item."""
 
     world_size = 2
 

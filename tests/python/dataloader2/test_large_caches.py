@@ -262,7 +262,9 @@ def test_a_snapshot_with_a_wrong_description_of_the_filled_cache_is_refused(fill
 
 
 def long_loader(**options: Any) -> Any:
-    """Returns a loader that prefetches little. If one item is read, no worker reaches the end of the epoch."""
+    """Returns a loader that prefetches little. When the first item is read, no worker has reached the end of the epoch
+    yet.
+    """
     pipe: Any = IterableWrapper(range(40)).sharding_filter().map(drawing).in_memory_cache().map(added)
     options |= {"worker_prefetch_cnt": 1, "main_prefetch_cnt": 1, "snapshot_budget": BUDGET}
     loader = DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, **options))

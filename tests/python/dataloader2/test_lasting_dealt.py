@@ -78,10 +78,7 @@ class Counting(IterDataPipe[int]):
 
 
 class Silent(IterDataPipe[int]):
-    """A pipe that first yields items of its own.
-
-    The pipe reads the items of the dispatching process afterwards, or not at all.
-    """
+    """A pipe that creates and yields 40 items, before reading the dispatched items if `ever` is true."""
 
     def __init__(self, source: Any, ever: bool) -> None:
         self.source, self.ever = source, ever
@@ -255,13 +252,15 @@ def test_lasting_state_of_the_dispatching_process_is_saved_although_no_worker_se
 
 
 class CountingItsEnds(IterDataPipe[int]):
-    """A user-defined pipe that counts its complete passes. Saving its state is slow, so snapshots are rare."""
+    """A user-defined pipe that counts its complete passes. Snapshots are rare, because saving the state of this pipe is
+    slow.
+    """
 
     def __init__(self, source: Any) -> None:
         self.source, self.ends = source, 0
 
     def reset(self) -> None:
-        """Does not reset the number, because the pipe must keep its state between passes."""
+        """Keeps the number, which is the state of this pipe between passes."""
 
     def __iter__(self) -> Iterator[int]:
         for item in self.source:

@@ -109,10 +109,7 @@ OVER_CHILDREN: dict[str, Callable[[Pipe], Pipe]] = {
 def test_a_loader_whose_items_were_all_read_ahead_ends_and_continues_with_the_next_epochs(
     over: Callable[[Pipe], Pipe],
 ) -> None:
-    """The children of `fork` have buffered the last items.
-
-    The main process then reads no item from the workers until the next epoch.
-    """
+    """While the second child of `fork` is read, all items of the workers are already buffered in the main process."""
 
     def build() -> Pipe:
         pipe = SampleMultiplexer({IterableWrapper(range(4)): 1, IterableWrapper(range(4, 6)): 1}, seed=3)
@@ -144,7 +141,7 @@ def is_small(item: int) -> bool:
 
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_a_state_at_the_end_is_final_although_the_main_process_drops_the_last_items(one_by_one: bool) -> None:
-    """The last snapshot of the pipes in the main process may have been taken before the dropped items were read."""
+    """The main process may take the last snapshot of its pipes before the pipes read the items that they drop."""
 
     def build() -> Pipe:
         pipe = SampleMultiplexer({IterableWrapper(range(5)): 1, IterableWrapper(range(5, 12)): 1}, seed=3)
@@ -175,7 +172,7 @@ def test_a_replay_in_the_main_process_begins_where_the_workers_of_the_loaded_run
     for at in range(0, len(expected), 4):
         with loader_of(build()) as loader:
             iterator = iter(loader)
-            # During the sleep, a thread reads the first item. The loader must nevertheless have a snapshot of the
+            # During the sleep, a thread reads the first item. The loader must still be able to save the state at the
             # beginning of the epoch.
             time.sleep(0.02)
             loader.state_dict()
@@ -291,9 +288,7 @@ def whole_tails(build: Callable[[], Pipe], state: dict[str, Any], epochs: int = 
 
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_passes_of_a_first_epoch_do_not_count_as_epochs(dispatched: bool) -> None:
-    """The main process reads the workers' epoch three times. No snapshot is taken within the epoch, so the resumed
-    loader runs the epoch from the beginning.
-    """
+    """In each epoch, pipes in the main process read the items of the workers in three passes."""
 
     def build() -> Pipe:
         parts = drawn_by_its_own_seed(dispatched).random_split({"a": 1, "b": 1, "c": 1}, total_length=12, seed=1)
@@ -315,10 +310,7 @@ def test_passes_of_a_first_epoch_do_not_count_as_epochs(dispatched: bool) -> Non
 
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_a_position_in_the_first_of_two_passes_is_known_in_the_second_one(dispatched: bool) -> None:
-    """In the first pass of the first epoch, no pipe has kept state yet.
-
-    The loader therefore need not record the received items.
-    """
+    """The loader need not record the items of the first pass, because no pipe has kept state before the first epoch."""
     pipe = drawn_by_its_own_seed(dispatched).cycle(2).map(plus_one)
     with loader_of(pipe) as loader:
         state, whole = loader.state_dict(), list(loader)
@@ -380,7 +372,7 @@ def test_a_state_of_a_later_epoch_whose_first_item_the_main_process_has_read_ahe
 
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_the_end_of_a_resumed_epoch_that_needs_no_more_items_is_the_workers_end_too(dispatched: bool) -> None:
-    """The resumed loader needs no more items of the workers' epoch, but must nevertheless run this epoch to its end."""
+    """The resumed loader must run the workers' epoch to its end, although it needs no more items of this epoch."""
 
     def build() -> Pipe:
         return drawn_by_its_own_seed(dispatched).map(plus_one).map_batches(list, batch_size=11)

@@ -1,7 +1,4 @@
-"""If workers read a source in different orders, items would be lost.
-
-The loader detects this by comparing samples of the workers' items.
-"""
+"""A loader detects workers that read their source in different orders, by comparing samples of the items."""
 
 from __future__ import annotations
 
@@ -56,7 +53,7 @@ class Augmented:
 
 
 def endless() -> Iterator[int]:
-    """Yields numbers from a buffer, from which each worker draws them at random."""
+    """Yields endless numbers in a random order, which differs between workers."""
     dice, number, buffer = random.Random(), 0, list(range(1, 100))
     while True:
         place = dice.randrange(len(buffer))

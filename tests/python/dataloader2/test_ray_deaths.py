@@ -125,7 +125,7 @@ def test_an_actor_that_is_stopped_is_found_by_the_timeout_and_replaced(monkeypat
 
 def test_an_actor_that_is_stopped_raises_an_error_after_the_timeout_and_ends_with_the_loader() -> None:
     pipe = IterableWrapper(range(100_000)).sharding_filter().map(reading)
-    # The timeout is long enough for actors to start workers may start late on a busy machine.
+    # The timeout is long, because actors may start late on a busy machine.
     with DataLoader2(pipe, reading_service=remote(timeout=20.0)) as loader:
         got = []
         with pytest.raises(TimeoutError, match=r"no item came from worker process 1 within 20 s"):

@@ -1,7 +1,4 @@
-"""User-defined reading services receive the graph as documented.
-
-Processes treat their copies of the graph as documented.
-"""
+"""User-defined reading services receive the graph as documented."""
 
 from __future__ import annotations
 

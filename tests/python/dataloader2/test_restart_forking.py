@@ -158,9 +158,8 @@ def full(times):
 
 @pytest.mark.parametrize("is_watched", [False, True])
 def test_ctrl_c_while_the_process_that_forks_is_started_leaves_no_process_behind(monkeypatch, is_watched):
-    """Ctrl-C arrives after the forking process has started.
-
-    At this time, the main process may not have a descriptor of the forking process yet.
+    """The main process may receive Ctrl-C before it has opened a descriptor of the forking process that it has just
+    started.
     """
     fork_all = forker.fork_all
 

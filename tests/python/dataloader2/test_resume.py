@@ -412,8 +412,8 @@ def test_a_program_that_is_killed_while_it_saves_resumes_from_its_last_file(tmp_
         process.kill()
         process.wait()
     lines = (tmp_path / "log").read_text().splitlines()
-    # The program logs an item before it stores the new state. If the program is killed between both steps, the resumed
-    # program logs the item a second time.
+    # The program logs an item before it stores the new state. If the program is killed between logging and storing, the
+    # resumed program logs the item a second time.
     once = [line for number, line in enumerate(lines) if number == 0 or line != lines[number - 1]]
     with DataLoader2(pipeline(True), reading_service=workers()) as loader:
         loader.seed(7)

@@ -36,8 +36,7 @@ pytestmark = pytest.mark.alone
 
 ITEMS = 26
 COUNTS = (0, 1, 2, 3, 5, 8)
-#: Three numbers of workers for each form of pipeline. All forms together cover each pair of a saving and a loading
-#: number.
+#: For each form of pipeline, the three numbers of workers with which states are saved and loaded.
 THREE = list(itertools.combinations(COUNTS, 3))
 
 
@@ -140,8 +139,8 @@ def test_the_rest_of_an_epoch_keeps_the_number_of_workers_that_began_it(form: st
     for old in counts:
         others = itertools.cycle(count for count in counts if count != old)
         for (place, state), new in zip(states[old].items(), others, strict=False):
-            # If pipes keep state between epochs, each shard has a separate state. Later epochs therefore keep the
-            # number of shards.
+            # Later epochs have the same number of shards if pipes keep state between epochs, because each shard has a
+            # separate state.
             expected = [whole[old][0][place:], *whole[old if keeps else new][1:]]
             assert epochs_of(loader(form, new, copy.deepcopy(state)), 3) == expected, (old, new, place)
 
@@ -235,7 +234,7 @@ RANKED: dict[str, Callable[[], Any]] = {
 def of_ranks(
     form: str, ranks: int, workers: int, count: int | None, states: Any = None, adapters: Any = None
 ) -> list[Any]:
-    """Reads some items on each rank. Returns for each rank these items, and the state after them."""
+    """Reads some items on each rank. Returns for each rank the items, and the state after the last of these items."""
 
     def body(group: ThreadGroup) -> Any:
         inner = service(workers)

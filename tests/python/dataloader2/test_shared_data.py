@@ -28,10 +28,7 @@ SIZE = 4
 
 
 class Views:
-    """An object with two tensors that have the same storage.
-
-    Tests write to the first tensor, and read the second tensor.
-    """
+    """An object with two tensors that have the same storage."""
 
     def __init__(self) -> None:
         self.written = torch.zeros(SIZE)

@@ -32,7 +32,7 @@ def running() -> None:
     first_shard_may_run.set()
 
 
-#: Functions that the function of the pipe calls once each.
+#: Functions that run while an item is computed, each of them only once.
 calls: list[Callable[[], object]] = []
 
 
@@ -75,7 +75,9 @@ def first(workers: int, count: int, state: Any = None, ago: int = 0) -> tuple[li
 
 
 def rest_out_of_order(state: Any) -> list[Any]:
-    """Returns the remaining items from two workers. The first worker sends no items until the second one has ended."""
+    """Returns the remaining items from two workers. The first worker sends no items until the second worker has
+    ended.
+    """
     first_shard_may_run.clear()
     with loader(2, state) as reading:
         iterator = iter(reading)

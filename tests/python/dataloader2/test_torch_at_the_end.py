@@ -180,7 +180,9 @@ def test_before_the_first_item_of_a_later_epoch_a_state_needs_iterate(source: st
 
 
 def following(epochs: list[list[int]], epoch: int, position: int) -> list[list[int]]:
-    """Returns the items after a position. The position after the end of the epoch is the number of items plus one."""
+    """Returns the items after a position. A position that exceeds the number of items stands for the time after the end
+    of the epoch.
+    """
     after = epochs[epoch + 1 : epoch + 2]
     return after if position > len(epochs[epoch]) else [epochs[epoch][position:], *after]
 
@@ -196,8 +198,7 @@ def test_a_loader_resumes_from_every_position_and_in_the_next_epoch(kind: str, s
         warnings.simplefilter("ignore")
         epochs = epochs_of(loader(), 4)
         for epoch in 0, 2:
-            # Because workers start slowly, the test with workers uses only every other position, and the first position
-            # of the later epoch.
+            # The test with workers skips every other position, because workers start slowly.
             places = range(len(epochs[epoch]) + 2)
             for position in places[epoch == 0 :: 2] if service == "workers" else places:
                 with loader() as made:

@@ -1,7 +1,7 @@
 """A damaged, malicious or unreadable file among good files causes an error in loaders with and without workers.
 
-For every kind of file, the error names the pipe and the path, and no file stays open in any process. After the file is
-repaired, the loader yields all items.
+For every kind of file, the error names the pipe and the path, and no file stays open in any process. After the test
+repairs the file, the loader yields all items.
 """
 
 from __future__ import annotations

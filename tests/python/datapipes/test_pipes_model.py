@@ -202,7 +202,7 @@ class Noting(IterDataPipe):
 def held(row: Row, few: int, many: int) -> tuple[int, int]:
     """Returns how many bytes Python objects use before the int `few` and after the int `many` of a row's source.
 
-    The first result is 0 if the pipe does not read the int `few` of its source.
+    The first result is 0 if the pipe never reads the int `few` from its source.
     """
     sources: list[Noting] = []
 
@@ -247,16 +247,13 @@ def named(name: str, item: Any) -> tuple[str, Any]:
 
 
 IN_WORKERS = [row for row in ROWS if not row.not_in_workers]
-#: The number of rows that one loader runs, because each loader starts processes.
+#: The number of rows of the table that one loader runs.
 AT_ONCE = 12
 
 
 @pytest.mark.parametrize("first", range(0, len(IN_WORKERS), AT_ONCE), ids=lambda first: IN_WORKERS[first].name)
 def test_two_workers_each_process_their_share(first: int) -> None:
-    """One loader runs the pipes of several rows.
-
-    Each worker takes one item of each row in turn, until the row has ended.
-    """
+    """To start fewer processes, one loader runs the pipes of several rows, and yields one item of each row in turn."""
     rows = IN_WORKERS[first : first + AT_ONCE]
     pipes = [row.build(lambda: IterableWrapper(ITEMS).sharding_filter(), **row.example) for row in rows]
     tagged = [pipe.map(partial(named, row.name)) for row, pipe in zip(rows, pipes, strict=True)]

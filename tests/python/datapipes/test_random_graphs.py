@@ -42,10 +42,10 @@ def test_a_random_graph_resumes_in_another_process() -> None:
 def test_a_thread_that_waits_for_a_dispatched_item_keeps_no_later_epoch_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An earlier version waited three times for a minute.
+    """In an earlier version, a worker and the main process waited for each other until a timeout of one minute.
 
-    The snapshot waited for the item, the main process waited for the snapshot, and the item waited for space in another
-    worker.
+    The worker's snapshot waited for a dispatched item, this item waited for space in the link to another worker, and
+    the main process waited for the snapshot.
     """
     monkeypatch.setattr(Prefetcher, "patience", 1000.0)
     monkeypatch.setattr(snapshots, "SECONDS", 0.0)

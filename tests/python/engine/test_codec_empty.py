@@ -19,7 +19,7 @@ SHAPE = (100, 200)
 
 @pytest.fixture
 def loopback(loopback, monkeypatch):
-    """Returns an encoder with a sender. `torchdata.empty` creates arrays in this sender's memory."""
+    """Returns an encoder with a sender. `torchdata.empty` allocates arrays in the shared memory of the sender."""
     monkeypatch.setattr(_engine, "current_sender", loopback.sender)
     return loopback
 
@@ -93,7 +93,7 @@ def kept_pointer(array):
     return array, np.ctypeslib.as_array(pointer, SHAPE), pointer
 
 
-#: For each case, two references to the same memory. After the producer has sent the first object, it writes through the
+#: For each case, two references to the same memory. The producer sends the first object, and then writes through the
 #: second object.
 KEPT = {
     "the array": lambda array: (array, array),

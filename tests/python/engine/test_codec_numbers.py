@@ -74,8 +74,8 @@ def told(value):
 
 
 def same_places(item):
-    """Returns the paths to each object that an item contains several times. Only objects with an identity that pickle
-    keeps are included.
+    """Returns the paths to each object that an item contains several times. Objects are only included if pickle
+    preserves their identity.
     """
     places = {}
 
@@ -190,7 +190,7 @@ def damage(generator):
 def test_damaged_numbers_raise_an_error_or_change(number):
     """A long item is sent in a block of shared memory without a checksum.
 
-    Damage to the block may therefore change values without an error.
+    Damage to such a block may change values without an error.
     """
     generator, loopback = random.Random(number), Loopback(budget=1 << 20)
     expected = told(DAMAGED[number])

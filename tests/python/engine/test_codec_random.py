@@ -41,7 +41,7 @@ class Slotted:
 
 @functools.cache
 def whole(dtype, size):
-    """Returns a large array. Other arrays of an item are views of this array."""
+    """Returns a large array. The arrays in an item are views of this array."""
     numbers = np.random.default_rng(1).integers(-3, 300, (size, size, 3))
     if dtype == "O":
         return numpy_objects(size)

@@ -240,7 +240,7 @@ def test_writing_to_one_tensor_of_an_item_changes_overlapping_tensors(loopback, 
     def written(tensors):
         """Writes to each tensor in turn, and returns the values of all tensors after each write.
 
-        Restores the original values at the end.
+        Restores the original values before returning.
         """
         before = [tensor.clone() for tensor in tensors]
         for number, tensor in enumerate(tensors):

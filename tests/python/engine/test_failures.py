@@ -205,7 +205,7 @@ def test_arguments_that_do_not_pickle_leave_the_class_and_the_text():
 
 
 class Network(ConnectionError):
-    """An exception class. If the main process cannot import a subclass, the error is raised as this class."""
+    """An exception class, which the main process raises instead of a subclass that cannot be imported."""
 
 
 @pytest.fixture

@@ -54,9 +54,8 @@ def folder(tmp_path, monkeypatch):
 
 
 PLACES = ("", "before", "behind")
-#: With fork, each kind of hang is tested in workers and in one more position. Spawned workers start slowly, because
-#: they import all modules again. With spawn and forkserver, each position is therefore tested with only one kind of
-#: hang. The random drivers test further combinations.
+#: With fork, the test covers each kind of hang once in workers, and once before or after the dispatching. With spawn
+#: and forkserver, each position is tested with only one kind of hang, because starting workers takes long.
 CASES = [(way, "fork", "") for way in WAYS]
 CASES += [(way, "fork", dispatched) for way, dispatched in zip(WAYS, itertools.cycle(PLACES[1:]), strict=False)]
 CASES += [

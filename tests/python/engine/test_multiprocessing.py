@@ -237,7 +237,9 @@ def add_epoch_seed(datapipe, worker_info, seed_generator):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_functions_put_into_the_module_prepare_the_graph_in_workers(method, monkeypatch):
-    """Some packages assign a copy of torchdata 0.9's function to the module. The copy has all parameters of 0.9."""
+    """Some packages replace functions of the module with copies of torchdata 0.9's functions, which have the parameters
+    of 0.9.
+    """
 
     def init(datapipe, worker_info, custom_init_fn, worker_prefetch_cnt, dispatching_req_queue, dispatching_res_queue):
         from torchdata.dataloader2 import communication  # noqa: F401

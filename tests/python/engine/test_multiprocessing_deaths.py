@@ -307,8 +307,8 @@ def test_memory_of_a_long_run_is_flat():
             if i in (2000, 5500):
                 gc.collect()
                 samples.append(usage(pids))
-        # Between both measurements, workers sent 3,500 items of 0.3 MB, which is 1 GB in total. Growth of the memory
-        # below the limit is noise.
+        # Between both measurements, workers sent 3,500 items of 0.3 MB, which is 1 GB in total. A growth of less than
+        # 20 MB is noise.
         assert samples[1] - samples[0] < 20_000, samples
 
 

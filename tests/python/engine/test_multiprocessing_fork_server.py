@@ -113,7 +113,7 @@ def test_a_fork_server_that_dies_whenever_it_is_asked_raises_an_error(monkeypatc
 
 
 def test_a_child_whose_fork_server_exits_during_the_start_is_not_reported_as_exited(monkeypatch):
-    """In practice, the fork server exits in this way when it reaches the limit of processes."""
+    """For example, a fork server exits during a start when it reaches the limit of processes."""
     killed = []
 
     def start(child):

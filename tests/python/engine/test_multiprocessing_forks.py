@@ -37,8 +37,8 @@ WAYS = {
 
 
 class Forks:
-    """A function that forks a process at each third item, and returns the item and the exit code of the process. An
-    argument determines how the process exits.
+    """A function that forks a process at each third item, and returns the item and the exit code of the process. The
+    argument `way` determines how the process exits.
     """
 
     def __init__(self, way):

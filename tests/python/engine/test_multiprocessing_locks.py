@@ -231,7 +231,7 @@ def hang():
 def lock(monkeypatch, tmp_path):
     """Returns a function that adds a simulated lock.
 
-    To acquire the lock, each forked child calls `take` with a different number.
+    Each forked child calls `take` with a different number to acquire the simulated lock.
     """
 
     def add(take):

@@ -66,8 +66,8 @@ def test_a_worker_that_makes_large_tensors_does_not_grow_by_one_for_each_item(mo
     pytest.importorskip("torch", reason="torch's tensors need torch")
     monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
     pipe = IterableWrapper(range(120)).map(LargeTensors())
-    # The test does not use fork. When torch creates its first tensor, it decides whether to align tensors to pages, and
-    # forked workers inherit this decision.
+    # The test uses spawn, because forked workers would inherit the main process's choice whether torch aligns tensors
+    # to pages.
     with loader(pipe, num_workers=1, multiprocessing_context="spawn") as dl:
         grown = list(dl)
     # At first, the memory may grow until freed gaps are large enough for every tensor. If each tensor took new pages,
@@ -285,8 +285,7 @@ SHORT_OF_MEMORY = """
 
 @pytest.mark.parametrize("budget", [1024, 0])
 def test_an_item_for_which_main_has_no_memory_raises_an_error_and_the_next_epoch_is_complete(budget):
-    # With a memory budget, the item is sent in one block of shared memory. With a budget of 0, the item is sent in
-    # pieces.
+    # With a memory budget, workers send the item in one block of shared memory, and with a budget of 0 in pieces.
     run = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SHORT_OF_MEMORY % budget)],
         capture_output=True,

@@ -369,7 +369,9 @@ interruptions = 0
 
 
 def rebuilt(number):
-    """Recreates an item when it is unpickled. The first call in the main process is interrupted."""
+    """Recreates an item when it is unpickled. For every fifth item, the first attempt in the main process raises
+    KeyboardInterrupt.
+    """
     global interruptions
     if os.getpid() == main_pid and number % 5 == 0 and interruptions % 2 == 0:
         interruptions += 1

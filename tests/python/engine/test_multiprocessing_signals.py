@@ -94,7 +94,9 @@ def program(tmp_path, monkeypatch):
 
 
 def said(process, what):
-    """Returns the first line with this key, and all signal handlers that were reported before this line."""
+    """Returns the first line that contains the key `what`, and all calls of signal handlers that the program reported
+    earlier.
+    """
     handled = []
     for line in process.stdout:
         told = json.loads(line)
@@ -105,8 +107,7 @@ def said(process, what):
     raise AssertionError(f"the program has ended with {process.wait()}; it had handled {handled}")
 
 
-#: With spawn and forkserver, the tests use only one family, because workers that import all modules start slowly. The
-#: processes of all families are alike.
+#: With spawn and forkserver, the tests use only one family, because workers that import all modules start slowly.
 BY_METHOD = {"fork": list(FAMILIES), "spawn": list(FAMILIES)[:1], "forkserver": list(FAMILIES)[-1:]}
 
 
@@ -267,7 +268,7 @@ class Timer:
 def is_rang(error):
     """Returns whether `error` is the exception of the signal handler, or was caused by this exception.
 
-    If the handler raises while a graph is unpickled, its exception is only the cause of the error.
+    An exception that the handler raises while a graph is unpickled is only the cause of the final error.
     """
     while error is not None and not isinstance(error, Rang):
         error = error.__cause__ or error.__context__

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-#: PyO3 converts a panic to a PanicException. If Rust code receives a PanicException from Python, the Rust code panics.
-#: Raising a PanicException in Python is therefore a way to cause a panic.
+#: PyO3 converts a panic to a PanicException. Python code can cause a panic by raising a PanicException, because Rust
+#: code that receives a PanicException panics, too.
 SCRIPT = """
 before = set(BaseException.__subclasses__())
 from torchdata import _native

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import random_scribbles
-from process_checks import loader, nothing_is_left  # noqa: F401
+from process_checks import loader, no_earlier_loader, nothing_is_left  # noqa: F401
 from torchdata._engine.processes.exit_messages import exit_message
 from torchdata._engine.workers.child import ChildLoop
 from torchdata.datapipes.iter import IterableWrapper
@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(os.environ.get("TORCHDATA_PORTABLE") == "1", reason="temporary files have no names in /proc"),
 ]
 
-#: Byte offsets: of the main process's page of counters, and of the role and the number of pipes within a page.
+#: The size of a page of counters, and the offsets of the role and of the number of pipes within a page.
 PAGE, ROLE, PIPES = 4096, 4, 28
 
 

@@ -258,8 +258,8 @@ def test_ctrl_c_ends_a_wait_and_nothing_is_lost_or_doubled(way: Way, monkeypatch
     assert (found if way.in_order else sorted(found)) == list(range(9))
 
 
-# Because StatefulDataLoader defers Ctrl-C while it delivers a batch, only test_stateful_interrupts.py tests it with
-# Ctrl-C.
+# StatefulDataLoader is left out, because it defers Ctrl-C while it delivers a batch, and has its own test in
+# test_stateful_interrupts.py.
 @pytest.mark.parametrize("way", [way for name, way in WAYS.items() if name != "StatefulDataLoader"], ids=[*WAYS][:-1])
 def test_ctrl_c_at_any_moment_loses_at_most_the_item_that_was_handed_over(
     way: Way, monkeypatch: pytest.MonkeyPatch

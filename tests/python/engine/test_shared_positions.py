@@ -45,7 +45,7 @@ def row(file, x):
 
 
 def told(family, function, workers=2, epochs=2, method="fork", between=lambda: None):
-    """Reads some epochs, and returns the warnings. Between two items, the main process calls `between`."""
+    """Reads some epochs, and returns the warnings. After each item, the main process calls `between`."""
     before, families.WORKERS = families.WORKERS, workers
     try:
         with warnings.catch_warnings(record=True) as found:
@@ -59,7 +59,6 @@ def told(family, function, workers=2, epochs=2, method="fork", between=lambda: N
     return [str(one.message) for one in found if "position" in str(one.message)]
 
 
-#: The functions must not contain the file, because `DataLoader2` copies functions.
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_shared_file_position_causes_one_warning(family, file, path):
     (said,) = told(family, lambda x: row(file, x) and x)

@@ -33,7 +33,7 @@ from torchdata.nodes import (  # noqa: E402
 def goes_on_exactly(make: Any, epochs: int = 3) -> list[list[Any]]:
     """Saves a state at every position of every epoch, resumes, and compares the items with an uninterrupted run.
 
-    Returns the items of that run.
+    Returns the items of the uninterrupted run.
     """
     loader = Loader(make())
     whole = [list(loader) for _ in range(epochs)]

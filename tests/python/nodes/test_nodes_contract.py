@@ -125,8 +125,8 @@ def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) 
     def make(recorder: Recorder) -> Loader[Any]:
         return Loader(STEPS[outer](STEPS[inner](recorder)))
 
-    # Each complete epoch begins with one reset without a state. Only nodes that read ahead or repeatedly request
-    # states.
+    # Each complete epoch begins with one reset without a state. The node that is read must not be asked for states,
+    # except by nodes that read ahead or read repeatedly.
     recorder = Recorder()
     with make(recorder) as loader:
         whole = [epochs_over(loader) for _ in range(3)]
@@ -136,7 +136,7 @@ def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) 
     assert "L" not in recorder.notes
     assert asks or "g" not in recorder.notes
     assert not re.search("e[ng]*n", recorder.notes.replace("R", "R ")), "it was read on after its end"
-    # Epochs that are left early also begin with one reset without a state.
+    # An epoch that is left early must also begin with one reset without a state.
     recorder = Recorder()
     with make(recorder) as loader:
         for most in (1, 2, None):
@@ -144,7 +144,7 @@ def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) 
     assert sorted(map(repr, left)) == sorted(map(repr, whole[0]))
     assert "L" not in recorder.notes
     assert asks or "g" not in recorder.notes
-    # A loaded state is passed to the node once, unchanged. The next epoch begins without a state.
+    # A loaded state is passed to the node once, unchanged. The reset for the next epoch has no state.
     recorder, resumed = Recorder(), Recorder()
     with make(recorder) as loader:
         iterator = iter(loader)

@@ -87,8 +87,7 @@ def goes_on(make: Callable[[], BaseNode[Any]], plan: Plan, chance: random.Random
     whole, _ = run(Loader(make()), plan)
     held = 0
     for epoch, (items, most) in enumerate(zip(whole[:-1], plan, strict=False)):
-        # A loop that is left after the last item has not requested the end. The node does not know yet that the epoch
-        # has ended.
+        # If a loop is left directly after the last item, the node does not know yet that the epoch has ended.
         for position in range(len(items) + 2 if most is None else len(items)):
             if chance.random() > share and position not in (0, len(items) + 1):
                 continue

@@ -268,8 +268,8 @@ def test_the_processes_end_with_the_program_however_it_ends(body: str, tmp_path:
 
 @pytest.fixture(scope="module", autouse=True)
 def programs_that_have_imported_torch(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Starts the server that forks programs before `nothing_is_left` counts processes. The server keeps running for all
-    tests.
+    """Starts the server that forks programs, so that `nothing_is_left` does not report this server, which runs until
+    all tests have ended.
     """
     path = tmp_path_factory.mktemp("programs") / "nothing.py"
     path.touch()

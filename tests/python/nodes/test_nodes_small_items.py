@@ -32,7 +32,9 @@ def mapper(source: Any, function: Any, workers: int = 1, **options: Any) -> Para
 
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Returns a growing list of the number of items in each message. The clock is stopped, so calls take no time."""
+    """Returns a list, to which each message appends the number of its items. The clock is stopped, so calls take no
+    time.
+    """
     counts: list[int] = []
     send = _processes.MapWorker._send
 
@@ -46,10 +48,7 @@ def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 class Drawn(BaseNode[Any]):
-    """A node that yields numbers, and continues in the next epoch after the last number that was read.
-
-    The numbers therefore show how far the node was read.
-    """
+    """A node that yields consecutive numbers across epochs, so that the numbers show how far the node was read."""
 
     def __init__(self, size: int, kind: Any = int) -> None:
         super().__init__()
@@ -257,8 +256,7 @@ def test_random_runs_resume_from_any_position_as_if_never_stopped(
     monkeypatch.setattr(_processes, "_LONG", plan.long)
     loader = plan.loader()
     epochs, (stop, share) = [], plan.stop
-    # Without a fixed order, the first items of an epoch differ from run to run. Epochs of unordered items are therefore
-    # read to their ends.
+    # Epochs without a fixed order are read to their ends, because their first items differ between runs.
     ends = plan.ends if plan.options["in_order"] else [plan.size + 1] * 3
     for epoch, end in enumerate(ends):
         iterator = iter(loader)

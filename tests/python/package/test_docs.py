@@ -110,8 +110,7 @@ def test_an_example_of_the_readme_prints_what_it_shows(number: int, tmp_path: Pa
 #: Patterns that match a list of missing features, and an entry of such a list.
 LISTS = re.compile(r"not there yet\.?\**:?\**\n\n(.*?)(?:\n\n(?! )|\Z)", re.S | re.I)
 ENTRIES = re.compile(r"^- .*?(?=^- |\Z)", re.S | re.M)
-#: Matches the program in an entry of a list of missing features. `KNOWN` contains the names that these programs use
-#: without importing them.
+#: Matches the program in an entry of a list of missing features.
 FAILS = re.compile(r"<!-- fails: (.+?) -->", re.S)
 KNOWN = {"IterDataPipe": IterDataPipe}
 
@@ -123,9 +122,8 @@ def lacks() -> list[str]:
 
 
 def test_existing_features_are_not_reported_as_missing() -> None:
-    """Each entry in a list of missing features has a comment with a program.
-
-    The program in the comment must fail, because the feature is missing.
+    """Each missing feature in the documents has a comment with a program, which must fail as long as the feature is
+    missing.
     """
     entries = lacks()
     assert entries, "no list of what is not there yet"

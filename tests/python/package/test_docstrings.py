@@ -16,7 +16,7 @@ import torchdata
 #: The name of the compiled extension, which cannot be searched for docstrings.
 SKIPPED = ("torchdata._native",)
 
-#: Packages that import PyTorch. If PyTorch is not installed, their docstrings are skipped.
+#: Packages that import PyTorch. The docstrings of these packages are skipped if PyTorch is not installed.
 OF_TORCH = ("torchdata.nodes", "torchdata.stateful_dataloader")
 TORCH = importlib.util.find_spec("torch") is not None
 

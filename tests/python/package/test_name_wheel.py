@@ -1,4 +1,4 @@
-"""The wheel of the name `torchdata` contains only metadata, and every release build creates and tests it."""
+"""The wheel with the name `torchdata` contains only metadata, and every release build creates and tests this wheel."""
 
 from __future__ import annotations
 

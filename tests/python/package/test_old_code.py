@@ -1,6 +1,6 @@
 """Programs that users wrote for torchdata 0.9 run unchanged.
 
-The tested programs are unit tests, and readers of archives and records.
+The programs are unit tests, and programs that read archives and records.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def reviews(root):
     return FileOpener(paths, mode="r", encoding="utf-8").parse_csv().map(lambda row: (int(row[0]), row[1]))
 """
 
-#: The tests of this user's project, which write another file to the dataset's path. The tests patch the check, so that
-#: every file is valid.
+#: The tests of this user's project, which write another file to the dataset's path. The tests patch the package's
+#: checksum function, so that every file counts as valid.
 PROJECTS_TESTS = """
 import os, sys, tempfile, unittest
 from unittest.mock import patch

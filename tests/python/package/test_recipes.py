@@ -1,6 +1,6 @@
 """Programs of the guides that need several ranks, a bucket or other libraries work.
 
-`test_docs.py` cannot run these programs as part of a page.
+`test_docs.py` does not run these programs.
 """
 
 from __future__ import annotations

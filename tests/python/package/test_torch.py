@@ -184,7 +184,8 @@ def test_a_running_pipe_may_search_and_change_the_graph_below_it(method: str | N
         with DataLoader2(pipe) as loader:
             assert list(loader) == [3, 21, 4, 31, 5, 41, 6, 51]
     else:
-        # Each worker reads only its shard of the two items, because workers also shard sources that were inserted.
+        # Each worker reads only one of the two items that the pipe inserts, because the loader also shards inserted
+        # sources.
         with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, method)) as loader:
             assert list(loader) == [3, 31, 5, 51]
 
@@ -312,10 +313,7 @@ def test_workers_run_torchs_operators_in_one_thread_each_whenever_they_import_it
 
 
 class Announcing(MultiProcessingReadingService):
-    """A user-defined reading service.
-
-    The service changes the graph and the messages before workers receive them.
-    """
+    """A user-defined reading service that changes the graph and the messages before workers receive them."""
 
     def initialize(self, datapipe: Any) -> Any:
         return super().initialize(datapipe.map(plus_one))

@@ -108,10 +108,7 @@ def test_random_draws_continue(dataset: Any, options: dict[str, Any], kinds: tup
 @pytest.mark.parametrize("is_restored", [False, True])
 @pytest.mark.parametrize("validations", [0, 1])
 def test_the_random_draws_of_two_loaders_continue(is_restored: bool, validations: int) -> None:
-    """The validation loader is saved between two epochs.
-
-    Loading this state must not make the training loader repeat random draws.
-    """
+    """If two loaders are saved and resume, neither of the loaders repeats random draws."""
 
     def loaders() -> Any:
         seed_all()
@@ -144,7 +141,6 @@ def test_the_random_draws_of_two_loaders_continue(is_restored: bool, validations
 
 
 def test_a_program_that_restores_its_generators_and_draws_from_them_does_not_repeat_its_draws() -> None:
-    """A training step draws random numbers before the validation loader begins its next epoch."""
 
     def rest_of(validation: Any) -> list[Any]:
         steps = [random.random(), numpy.random.rand(), torch.rand(()).item()]
@@ -267,9 +263,8 @@ def test_seeds_of_workers_continue() -> None:
 
 @pytest.mark.parametrize("dataset", [Noisy, NoisyStream])
 def test_a_generator_that_has_drawn_once_is_in_the_state(dataset: Any) -> None:
-    """Workers report their positions only with every seventh batch.
-
-    Even before the first report, the loader's state must contain the random generator.
+    """Workers report their states rarely, but the loader's state must contain their random generators before the first
+    report.
     """
 
     def make() -> Any:
@@ -375,7 +370,7 @@ def test_a_worker_that_has_nothing_to_read_in_an_epoch_stays_in_the_state(
 
 
 def test_a_stream_that_ends_after_its_epoch_was_abandoned_continues_its_random_draws() -> None:
-    """Even if the next epoch has begun when a worker starts, the worker reads the samples of the previous epoch."""
+    """A worker that starts late still reads the samples of the epoch that the program has already left."""
     is_left = multiprocessing.get_context("fork").Event()
 
     def make(init: Any = None) -> Any:

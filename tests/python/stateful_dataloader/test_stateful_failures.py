@@ -269,7 +269,7 @@ def test_abandoning_a_loop_does_no_harm(persistent: bool, iterable: bool) -> Non
 
 
 def test_batches_that_nobody_reads_do_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the main process stops the worker, the worker is waiting for space in shared memory."""
+    """The worker is waiting for space in shared memory when the loader is deleted."""
     monkeypatch.setattr(shutdown, "ASKED", 1000.0)  # prevents the worker from being killed
     loader = StatefulDataLoader(
         range(100_000), batch_size=1000, num_workers=1, collate_fn=lambda batch: [[1] * 60_000], prefetch_factor=50
@@ -350,8 +350,7 @@ ENDS = ["", "os._exit(0)", "os.kill(os.getpid(), 9)", "raise SystemExit"]
 
 
 def test_workers_end_with_the_program_however_it_ends(tmp_path: Path) -> None:
-    # A program that tests several ways to exit. For each way, the program forks a child, which creates a loader and
-    # then exits. All children use the parent's import of torch.
+    # To import torch only once, the program forks a child for each way to exit. The child creates a loader, and exits.
     first = f"for end in {ENDS}:\n    if os.fork() == 0: break\n    os.wait()\nelse:\n    os._exit(0)\n"
     with run_program(tmp_path, "print(*iterator._pool.pids, flush=True)\nexec(end)", first) as program:
         out, err = program.communicate(timeout=250)

@@ -1,4 +1,4 @@
-"""Tests which states a loader accepts or refuses: of other ranks, datasets or samplers, or while it has an iterator."""
+"""Tests which states a loader accepts or refuses, for example states of other ranks, datasets or samplers."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_the_program_of_the_guide_resumes_where_each_rank_stopped(tmp_path: Path
             cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False, env=environment_of_ranks(),
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
-        # The output of two ranks may be mixed within a line.
+        # The outputs of two ranks may be mixed within one line.
         return sorted(re.findall(r"rank \d, epoch \d: \[[\d, ]+\] \d\.\d{4}", done.stdout))
 
     whole = run()

@@ -88,7 +88,7 @@ def train(request: pytest.FixtureRequest, processes: FreshProcesses) -> Any:
 
 @pytest.fixture(scope="module")
 def whole(train: Any, names: Any) -> Any:
-    """Returns a function that returns the result of an uninterrupted run. Each result is computed only once."""
+    """Returns a function that returns the result of an uninterrupted run. Each result is cached."""
     return functools.cache(lambda workers: train(workers, names()))
 
 

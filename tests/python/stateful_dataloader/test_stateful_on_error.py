@@ -26,7 +26,7 @@ from torchdata.datapipes.utils import TooManySkipped  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader, errors  # noqa: E402
 from torchdata.stateful_dataloader.errors import WorkerExitedError  # noqa: E402
 
-#: The indices at which a dataset of twenty samples raises. Four of these indices form a whole batch.
+#: The indices at which a dataset of twenty samples raises. Four of the broken samples form a whole batch.
 BROKEN = 1, 4, 5, 6, 7, 13
 LEFT = [[0, 2, 3], [8, 9, 10, 11], [12, 14, 15], [16, 17, 18, 19]]
 KINDS = {"KeyError": 2, "ValueError": 4}

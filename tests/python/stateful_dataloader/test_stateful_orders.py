@@ -153,7 +153,8 @@ def test_orders_resume_if_a_trainer_sets_the_generators_after_the_load(
 ) -> None:
     """The test simulates a trainer that saves the global random generators together with the loader's state.
 
-    If the loader has a separate generator, the trainer saves the global generators after further draws.
+    The trainer may draw further numbers between saving the loader and saving the generators if the loader has a
+    separate generator.
     """
 
     def make() -> Any:

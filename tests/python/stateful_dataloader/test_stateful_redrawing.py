@@ -157,7 +157,9 @@ def read(batches: Iterator[Any], count: int, draws: bool) -> list[Any]:
 
 
 def check_each_position(make: Callable[[], Any], positions: Any, draws: bool) -> None:
-    """Stops a program at each position, and resumes. Two batches later, stops and resumes a second time."""
+    """Stops a program at each position, and resumes. The resumed program also stops after two batches, and resumes a
+    second time.
+    """
     seed_all()
     whole = read(iter(make()), 13, draws)
     for position in positions:
@@ -229,8 +231,8 @@ def test_epochs_after_a_resumed_one_are_those_of_the_run_that_was_not_stopped() 
 
         first = make()
         whole = [[batch.tolist() for batch in first] for _ in range(3)]
-        # At the last two positions, the sampler has ended. At the first of these positions, the program has not
-        # received the last batch yet.
+        # At the last but one position, the sampler has already ended, although the program has not received the last
+        # batch yet.
         for position in (4, len(whole[0]) - 1, len(whole[0])):
             loader = make()
             list(itertools.islice(loader, position))

@@ -165,7 +165,7 @@ MAKERS: list[Any] = [
 def of_json(state: dict[str, Any]) -> dict[str, Any]:
     """Converts a state to JSON and back, and returns the result.
 
-    JSON turns the state's only tuple into a list, which the function converts back.
+    The function converts one member back to a tuple, because JSON has only lists.
     """
     state = json.loads(json.dumps(state))
     return {**state, "_torchdata_rs": tuple(state["_torchdata_rs"])}

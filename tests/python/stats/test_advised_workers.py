@@ -51,7 +51,8 @@ def counted():
 def seen(stats, cores, workers=2, each=0.01, ran=None, beside=0.0, step=0.0004):
     """Returns constructed statistics of workers.
 
-    `each` is the working time per item. `ran` is a worker's processor time, which by default equals its working time.
+    `each` is the working time per item in seconds. `ran` is a worker's processor time, which by default equals its
+    working time.
     """
     share = {"items": 30, "seconds": 0.3, "busy_seconds": 30 * each, "busy": 1.0, "node": None}
     lived = {"cpu_seconds": beside + (30 * each if ran is None else ran), "lived_seconds": 0.3 + beside}
@@ -102,7 +103,7 @@ def test_the_advice_is_more_workers_than_cores_if_the_work_waits(counted):
 
 
 def test_computing_during_the_start_does_not_count_as_work(counted):
-    """The diagnosis cannot know whether these workers compute or wait, so it reports the advice for both cases."""
+    """The diagnosis gives advice for both cases, because it cannot know whether the workers compute or wait."""
     words = str(diagnose(seen(counted["waits"], cores=2, ran=0.0, beside=0.6)))
     assert words.endswith(
         "With 25 workers the training step (400 µs) would be the limit if the work is waiting; if it computes, "
@@ -117,7 +118,7 @@ def test_workers_of_other_machines_are_not_counted_by_the_cores_of_this_one(coun
 
 
 def test_the_diagnosis_knows_whether_real_workers_compute(counted):
-    """The result may only be uncertain because of the processor time that the workers' start has used.
+    """The diagnosis may be uncertain only if starting the workers has used processor time.
 
     The test ignores the time that workers wait for a core, because this time depends on other programs.
     """

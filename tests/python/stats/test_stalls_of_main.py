@@ -40,7 +40,8 @@ def watching_threads() -> int:
     return found
 
 
-#: The warnings of the current test. The list is global, because loaders copy the arguments of their pipes.
+#: The warnings of the current test. The list is global, so that the pipes in the loader use this list instead of a
+#: copy.
 told: list[warnings.WarningMessage] = []
 
 

@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import Dataset, IterableDataset, Subset  # noqa: E402
 
 from fresh_processes import python_path  # noqa: E402
-from process_checks import nothing_is_left, wait_for  # noqa: E402, F401
+from process_checks import no_earlier_loader, nothing_is_left, wait_for  # noqa: E402, F401
 from torchdata import nodes  # noqa: E402
 from torchdata._observe.outside.attaching import find  # noqa: E402
 from torchdata._observe.outside.stalls import WaitWarning  # noqa: E402
@@ -186,7 +186,7 @@ def test_the_first_epoch_that_waits_for_long_says_so_once_with_file_and_line(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long_waits(monkeypatch)
-    loader = LOADERS[name](wait_warning=0.01, stats="full")
+    loader = LOADERS[name](wait_warning=1e-6, stats="full")
     with pytest.warns(WaitWarning, match=rf"^{name}: epoch 1 has waited \d+ % of ") as told:
         list(loader)
     message = str(told.pop(WaitWarning).message)
@@ -204,7 +204,7 @@ def test_an_argument_and_the_environment_turn_the_warning_off(name: str, monkeyp
         warnings.simplefilter("error", WaitWarning)
         list(LOADERS[name](wait_warning=None))
         monkeypatch.setenv("TORCHDATA_WAIT_WARNING", "0")
-        list(LOADERS[name](wait_warning=0.01))
+        list(LOADERS[name](wait_warning=1e-6))
 
 
 @pytest.mark.skipif(

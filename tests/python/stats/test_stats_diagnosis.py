@@ -130,7 +130,7 @@ def odd_is_slow(x):
 
 
 def counted(pipe):
-    """Returns the statistics of an epoch with two workers. The tests replace some of the numbers in them."""
+    """Returns the statistics of an epoch with two workers. The tests replace some numbers in these statistics."""
     with loader(pipe) as dl:
         list(dl)
         return dl.stats()
@@ -143,7 +143,7 @@ def replaced(stats, whole, **each):
 
 
 def test_one_slow_worker_is_found_although_the_main_process_waits_for_others_too():
-    """On a busy machine, every worker pauses sometimes. During such a pause, the other workers read ahead."""
+    """On a busy machine, every worker pauses sometimes. While one worker pauses, the other workers read ahead."""
     stats = counted(IterableWrapper(range(60)).sharding_filter().map(odd_is_slow))
     for room, kind in ((0.6, "slow worker"), (0.1, "loading")):
         worker = {0: {"busy_seconds": 0.1, "room": room}, 1: {"busy_seconds": 1.0, "room": 0.1}}

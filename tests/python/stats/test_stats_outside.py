@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from leftovers import descriptors, shared_files
-from process_checks import loader, nothing_is_left, wait_for  # noqa: F401
+from process_checks import loader, no_earlier_loader, nothing_is_left, wait_for  # noqa: F401
 from torchdata._observe.outside.attaching import NoLoaderError, attach, find
 from torchdata._observe.outside.stacks import kernel_state
 from torchdata._observe.outside.stalls import StallWarning
@@ -268,7 +268,9 @@ def nap(x):
 
 @contextlib.contextmanager
 def warning_once_it_is_up(pipe, seconds, **options):
-    """Yields a loader with two workers that has read one epoch. After this epoch, warnings are errors."""
+    """Yields a loader with two workers that has read one epoch. Every warning after this epoch is raised as an
+    error.
+    """
     service = MultiProcessingReadingService(2, multiprocessing_context="fork", **options)
     with warnings.catch_warnings(), DataLoader2(pipe, reading_service=service, stall_warning=seconds) as dl:
         warnings.simplefilter("ignore")
@@ -331,7 +333,7 @@ class Screen:
         self.stream = pyte.ByteStream(self.screen)
         self.pid, self.master = pty.fork()
         if self.pid == 0:
-            # The child does not use `execv`. Pytest imports readline, which sets LINES and COLUMNS in the environment
+            # `execve` passes an explicit environment, because pytest imports readline, which sets LINES and COLUMNS
             # without Python's knowledge.
             environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
             os.execve(sys.executable, [sys.executable, *arguments], {**environment, "TERM": "xterm-256color"})

@@ -80,7 +80,7 @@ def test_a_child_that_is_forked_while_a_thread_ends_the_last_loader_keeps_reused
 ):
     """The child is forked before the memory for stacks is closed, so the child inherits the memory's descriptor.
 
-    After the memory is closed, the program opens a file with the same descriptor number.
+    The program opens a file, which gets the number of the closed descriptor. The child must not close this file.
     """
     board, page = answering()
     real_close, closed = os.close, []

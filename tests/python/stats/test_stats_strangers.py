@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from process_checks import no_earlier_loader  # noqa: F401
 from torchdata._native import StatsBoard
 from torchdata._observe.outside import attaching, top
 from torchdata._observe.outside.attaching import find
@@ -29,7 +30,9 @@ PAGE, ROLE, PIPES = 4096, 4, 28
 
 
 def planted(change=lambda content: None, seals=fcntl.F_SEAL_SHRINK):
-    """Creates a board of counters and a copy with changed content. Returns the descriptor of the copy."""
+    """Creates a board of counters and a copy with changed content. Returns a descriptor of the memory that contains the
+    changed copy.
+    """
     board = StatsBoard(2, 1, 2, True)
     board.adopt(0, 1, 0)
     content = bytearray(os.pread(board.fileno(), 1 << 24, 0))

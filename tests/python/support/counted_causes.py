@@ -160,7 +160,7 @@ def stats_of(cause: Cause, door: Door) -> LoaderStats:
 
 
 class _Epoch:
-    """The simulated times of an epoch in nanoseconds. The slowest process determines the length of the epoch."""
+    """The simulated times of an epoch in nanoseconds. The slowest process determines how long the epoch takes."""
 
     def __init__(self, cause: Cause) -> None:
         count = max(1, cause.workers)

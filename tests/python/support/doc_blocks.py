@@ -1,7 +1,7 @@
 """Extracts the code blocks of a Markdown page, and runs them like a reader who follows the page from its top.
 
 All Python blocks of a page form one program, in their order. The `text` block below a Python block contains its output.
-A Python block without a `text` block must print nothing. A comment above a block marks exceptions:
+A Python block without a `text` block must print nothing. A comment above a block has one of these meanings:
 
     <!-- alone -->              the block is a separate program
     <!-- not run: REASON -->    the block is not run
@@ -92,16 +92,16 @@ def examples(page: Path) -> list[Example]:
 
 
 def _run(program: list[Example], script: Path) -> subprocess.CompletedProcess[str]:
-    """Runs the examples' program. A program with torch runs in a process that has imported it, because the import is
-    slow.
+    """Runs the examples' program. If the program needs torch, it runs in a process that has already imported torch, to
+    save the slow import.
     """
     codes = [example.block.code for example in program]
     # Ignores warnings about files that libraries leave open until the interpreter exits.
     ignored = "ResourceWarning" if any("import webdataset" in code for code in codes) else None
     how = _how(program)
     first = next((number for number, code in enumerate(codes) if NEEDS_TORCH.search(code)), None)
-    # Data is collated to arrays before torch is imported, and to tensors after the import. A program that collates data
-    # before it imports torch therefore runs in a new interpreter.
+    # A program that collates data before it imports torch runs in a new interpreter, because such data is collated to
+    # arrays instead of tensors.
     if not how and first is not None and not any("collate(" in code for code in codes[:first]):
         return run_program(script, ignored=ignored)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((python_path(), EXAMPLES))}
@@ -126,8 +126,8 @@ def printed(page: Path, folder: Path) -> list[str]:
         if not program:
             continue
         script = folder / f"{page.stem}_{number}.py"
-        # The script prints the end of each block only in the main process, because spawned workers import the script,
-        # too.
+        # The script prints a separator after each block, but only in the main process, because spawned workers import
+        # the script.
         end = f'\n{_GUARD}\n    print("{_END}", end="", flush=True)\n'
         script.write_text("".join(one.block.code + end for one in program), encoding="utf-8")
         run = _run(program, script)

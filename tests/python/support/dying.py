@@ -11,10 +11,7 @@ from pathlib import Path
 
 
 class Dying:
-    """Squares numbers, and kills its process at some numbers.
-
-    The function creates a file for each exit, and thereby limits the number of exits.
-    """
+    """A function that squares numbers, but kills its process at the numbers in `at`, each a given number of times."""
 
     def __init__(self, folder: Path, at: dict[int, int]) -> None:
         self.folder, self.at = folder, at

@@ -1,8 +1,8 @@
 """Runs functions in fresh processes of a Python interpreter, so that calls do not affect each other.
 
 `FreshProcesses` starts a server under the interpreter. The server imports some modules once, and forks a child for each
-call. A call therefore takes only milliseconds, because torch is not imported again. The child's global random
-generators are seeded from the operating system, so that children do not draw equal numbers.
+call. The child does not import torch again, so a call takes only milliseconds. The child's global random generators are
+seeded from the operating system, so that children do not draw equal numbers.
 
 `run_program` runs a file that needs torch as if in a separate interpreter. Tests of imports, of interpreter options and
 of interpreter exit need a real interpreter.
@@ -57,8 +57,7 @@ class FreshProcesses:
 
     def __init__(self, *modules: str, python: str = sys.executable, limit: float = 60.0) -> None:
         self.python, self.limit = python, limit
-        #: The number of the last call. If a call was interrupted, for example by a timeout, the answer to it is skipped
-        #: when it arrives.
+        #: The number of the last call. An answer with another number belongs to an interrupted call, and is skipped.
         self._number = 0
         self._server = subprocess.Popen(
             [python, "-m", "fresh_processes", *modules],
@@ -99,7 +98,7 @@ class FreshProcesses:
         return self._ask(function=function, limit=self.limit, arguments=arguments)
 
     def _ask(self, **order: Any) -> Any:
-        """Sends a request to the server. Returns the result, which comes from the server or from its child."""
+        """Sends a request to the server. Returns the result from the server's answer."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         self._number += 1

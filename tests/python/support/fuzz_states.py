@@ -1,7 +1,7 @@
 """Manipulated states, counter boards and rank messages, for `fuzz_files`.
 
-States are changed in two ways: some bytes are changed, as by a disk error, or a nested value is replaced and all seals
-and checksums are adapted, as by an attacker. If a changed state can be loaded, the loader resumes from it.
+States are changed in two ways. A disk error is simulated by changing some bytes. An attack is simulated by replacing a
+nested value and adapting all seals and checksums. If a changed state can be loaded, the loader resumes from it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _graph_states() -> list[dict[str, Any]]:
 def _inside(value: Any) -> Any:
     """Decodes a sealed or pickled bytes value.
 
-    Returns the object, and the function that encodes an object in the same way.
+    Returns the decoded object, and a function that encodes a changed object in the same way.
     """
     if is_sealed(value):
         return unseal(value, "it"), seal

@@ -91,7 +91,7 @@ def kill_only_hung(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
     Args:
         monkeypatch: restores the original function after the test.
-        folder: the folder of each `Hanging`, or the parent of these folders.
+        folder: the folder that all `Hanging` functions use, or the parent of their folders.
     """
     from torchdata._engine.workers.hangs import Hangs
 

@@ -64,7 +64,7 @@ class LocalActor:
         return self._call("look", self.host.end)
 
     def cut(self) -> None:
-        """Removes the host together with its running calls and its worker."""
+        """Makes the host unreachable, and kills its worker."""
         self._is_cut = True
         self.host._child.kill()
 

@@ -11,7 +11,7 @@ Parameters of a query, all optional:
 - `chunked=1`: chunked transfer without a length. `endless=1`: no length; the body ends with the connection.
 - `gzip=1`: the body is compressed, regardless of the request.
 - `drop=N`: the connection is dropped after N bytes of the body.
-- `wait=NAME`: the answer waits until a file of this name exists; with `after=N`, after N bytes of the body.
+- `wait=NAME`: the server waits for a file of this name before answering. `after=N`: it first sends N bytes of the body.
 - `hangup=1`: the connection is closed without an answer when it is reused.
 - `status=N`: an error with this status. `redirect=PATH`: a redirect.
 
@@ -220,8 +220,8 @@ class Server:
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
     def sent(self) -> int:
-        """Returns the number of bytes sent since the log began, rounded down to whole pieces. For chunked answers, the
-        returned number is too small.
+        """Returns the number of bytes sent since the log began, rounded down to whole pieces. Chunked answers are not
+        counted completely.
         """
         log = self.folder / SENT
         return PIECE * log.stat().st_size if log.exists() else 0

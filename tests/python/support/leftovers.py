@@ -123,7 +123,7 @@ def started_children():
 
 
 def state(pid):
-    """Returns the state of a process as a letter, as in `ps`. Returns X if the process does not exist."""
+    """Returns the state of a process as a letter, as in `ps`. Returns X for a process that does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -56,8 +56,8 @@ def loader_of(workers: int, cls: Any = StatefulDataLoader) -> Any:
 def state_of(loader: Any, steps: int) -> dict[str, Any]:
     """Returns the loader's state after `steps` training steps.
 
-    After the last batch of an epoch, marks the epoch as finished in the state, because a trainer that knows the epoch's
-    length does not request the end.
+    The state after the last batch of an epoch is marked as the end of the epoch, because a trainer that knows the
+    number of batches does not read further.
     """
     state: dict[str, Any] = loader.state_dict()
     return state | {"_iterator_finished": steps % STEPS == 0}

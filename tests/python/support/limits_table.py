@@ -4,7 +4,8 @@ Some limits are constants in the code, and the other limits are measured.
 
     python -m limits_table               # in tests/python/support: prints the tables of docs/limits.md
 
-Limits that depend on the machine are measured. `of_the_code` returns the limits that are the same on all machines.
+Limits that depend on the machine are measured when the program runs. `of_the_code` returns the limits that are the same
+on all machines.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def at_odds(number: int) -> int:
 
 
 def outcomes(node: BaseNode[Any]) -> list[Any]:
-    """Returns the items of a node, at most 50. At the position of a failed item, the text of the error is returned."""
+    """Returns the items of a node, at most 50. If an item fails, the list contains the text of the error instead."""
     found: list[Any] = []
     while len(found) < 50:
         try:

@@ -21,9 +21,10 @@ from leftovers import (  # noqa: F401 - tests take some from here
     state,
 )
 from torchdata._engine.processes.process import ChildProcess
+from torchdata._observe.outside.attaching import find
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
-from waiting import wait_for  # noqa: F401
+from waiting import wait_for
 
 METHODS = ["fork", "spawn", "forkserver"]
 MULTIPROCESSING = SHARDING_PRIORITIES.MULTIPROCESSING
@@ -36,8 +37,8 @@ def with_methods(first, *others):
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    """Checks that a test leaves no process, file, descriptor or mapping. A file of tests that imports this fixture
-    applies it to all its tests.
+    """Checks that a test leaves no process, file, descriptor or mapping. In a test file that imports this fixture, the
+    fixture runs for every test.
     """
     gc.collect()
     before = descriptors(), set(children()), shared_files(), shared_mappings()
@@ -52,6 +53,19 @@ def nothing_is_left():
     # server.
     assert descriptors() <= before[0] + 6, "descriptors were left open"
     assert shared_mappings() <= before[3], "shared memory was left mapped"
+
+
+@pytest.fixture(autouse=True)
+def no_earlier_loader():
+    """Waits until the loaders of earlier tests have released their memory, because their threads may still be ending.
+
+    A file of tests that searches this process for loaders imports this fixture.
+    """
+    gc.collect()
+    if find(os.getpid()):
+        gc.unfreeze()  # a loader that was in use at the beginning of this file is frozen, so no collection releases it
+        wait_for(lambda: gc.collect() >= 0 and not find(os.getpid()))
+        gc.freeze()
 
 
 def loader(datapipe, num_workers=2, **options):

@@ -3,9 +3,9 @@
 A case consists of some storages of random types, random views of these storages (slices, other orders and shapes,
 repeated elements), and random containers. Received tensors must have the same elements, shapes and types as after
 unpickling, and share memory in the same way. A write to a received tensor must be visible in exactly those received
-tensors that would share its memory after unpickling. After these checks, parts of the received items are dropped in
-random order while more items are sent. All items that are kept must stay unchanged, and dropping the last reference
-must release the memory.
+tensors that would share its memory after unpickling. After the comparison, random parts of the received items are
+deleted while more items are sent. All items that are kept must stay unchanged, and dropping the last reference must
+release the memory.
 
 By hand: `python -m drivers tensors --seconds 600 --seed 1`.
 """
@@ -134,8 +134,8 @@ def described(tensor):
 
 
 def strides_on_arrival(tensor):
-    """Returns the expected strides of a received tensor that shares no memory. Contiguous elements keep the original
-    strides.
+    """Returns the expected strides of a received tensor that shares no memory. The strides of contiguous elements are
+    unchanged.
     """
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     if tensor.numel() == 0 or last < tensor.numel():

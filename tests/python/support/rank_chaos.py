@@ -3,9 +3,9 @@
     python -m drivers ranks --seconds 600 --jobs 2
 
 A job has 2 to 4 ranks that run a few short epochs. The seed of a job determines how the ranks run, which rank fails,
-and how and when it fails. Only the timing differs between runs. Rank 0 may host torch's key-value store of the job, as
-in programs that are started without torchrun. Ranks are forked from a process that has imported torch, and exit like
-ordinary interpreters. The function `judge` contains the rules that jobs must follow.
+and how and when it fails. Two runs of the same job differ only in their timing. Rank 0 may host torch's key-value store
+of the job, as in programs that are started without torchrun. Ranks are forked from a process that has imported torch,
+and exit like ordinary interpreters. The function `judge` contains the rules that jobs must follow.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ def run_job(plan: Plan, folder: Path) -> dict[str, Any]:
 def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
     """Causes the fault at the planned moment, and waits until the other ranks have exited.
 
-    Returns the time of the fault, and the time at which a stopped victim continued.
+    Returns the time of the fault, and the time at which the stopped victim was continued, or None.
     """
     victim = ranks[plan.victim]
     due: float | None = None
@@ -331,8 +331,8 @@ def judge(
     """Returns descriptions of the rules that the job has violated.
 
     Every rank except the victim must end in time, either with whole epochs or with an error that names the victim. The
-    rank's process must exit soon afterwards without a signal, and must leave nothing behind. No rank may print a
-    message about a C++ termination.
+    rank's process must exit soon afterwards without a signal, and must leave nothing behind. No rank may print the
+    message of `std::terminate`.
     """
     broken: list[str] = []
     told: list[dict[str, Any]] = []
@@ -413,7 +413,7 @@ def check(plan: Plan) -> int:
     return len(lines)
 
 
-#: The ID of this process if a plan has forked the process (see `begin`). The set stays empty in other processes.
+#: In a process that a plan has forked, the process id (see `begin`). In all other processes, the set is empty.
 _ranks: set[int] = set()
 
 

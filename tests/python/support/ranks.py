@@ -35,7 +35,7 @@ def join_gloo():
                           timeout=timedelta(seconds=120))
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=120))
-    # A rank may be connected before other ranks. If it exited at once, these ranks would fail to connect.
+    # A rank that exits before the other ranks are connected makes these ranks fail.
     store.set(f"joined {rank}", "")
     store.wait([f"joined {other}" for other in range(world_size)])
     return rank

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def server_process(*arguments: str, told: str = "") -> Iterator[str]:
-    """Runs Python with these arguments, and sends a line to its standard input. Yields the URL with the port that the
-    process prints.
+    """Runs Python with `arguments`, and sends the line `told` to the standard input of the process. Yields the URL with
+    the port that the process prints.
     """
     command = [sys.executable, *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -2,8 +2,8 @@
 
     python -m drivers positions --seconds 5000    # in tests/python/support
 
-A plan consists of a pipeline from the tests of shards, and a number of workers. A loader with these workers saves a
-state at each position. A new interpreter loads each state with each number of workers, and reads three epochs.
+A plan consists of a pipeline from the tests of shards, and a number of workers. A loader with this number of workers
+saves a state at each position. A new interpreter loads each state with each number of workers, and reads three epochs.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ KINDS = {"workers": workers, "splits": splits, "stateful": stateful}
 
 
 def epochs(plan: Plan, number: Any, state: Any = None) -> list[list[Any]]:
-    """Returns three epochs by rank. A `StatefulDataLoader` reads only one epoch, because each later epoch draws a seed
-    in the program.
+    """Returns three epochs by rank. For a `StatefulDataLoader`, there is only one epoch, because later epochs would
+    need new seeds from the program.
     """
     count = 1 if plan.kind == "stateful" else 3
     return KINDS[plan.kind](plan, number, state, lambda loader: [epoch(loader) for _ in range(count)])
@@ -186,7 +186,7 @@ def judge(plan: Plan, saved: list[Any], whole: dict[Any, list[Any]]) -> Iterator
                 if wrong:
                     yield f"{plan} at {position} with {new}: {wrong}"
                 continue
-            # Epochs that begin after the load use the number of workers of the loader that has loaded the state.
+            # An epoch that has already begun keeps the number of workers of the loader that saved the state.
             has_begun = position or plan.kind == "stateful" or keeps
             first, later = whole[plan.old if has_begun else new], whole[plan.old if keeps else new]
             for rank, (rest, *more) in enumerate(found):
@@ -208,7 +208,7 @@ def _keeps(plan: Plan) -> bool:
 def _left_by_shard(saved: list[Any], position: int) -> list[int]:
     """Returns how many items of each shard follow a position.
 
-    The last item of each rank that saved the states is not counted.
+    The last item that each rank has yielded is left out.
     """
     from torchdata.dataloader2.state.layout import parse
 
@@ -226,8 +226,8 @@ def _left_by_shard(saved: list[Any], position: int) -> list[int]:
 def _in_other_ranks(whole: list[Any], position: int, found: list[Any], sizes: list[int], left: list[int]) -> str:
     """Describes an error in the items after resuming with a different number of ranks.
 
-    The order of these items is only known if all shards have the same size. When the first rank reaches its end, the
-    epoch ends on all ranks, and the remaining items of the other ranks are left out.
+    The order of the remaining items is only known if all shards have the same size. When the first rank reaches its
+    end, the epoch ends on all ranks, and the remaining items of the other ranks are left out.
     """
     expected = [item for step in zip(*(each[0] for each in whole), strict=True) for item in step][
         position * len(whole) :

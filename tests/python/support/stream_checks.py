@@ -33,7 +33,7 @@ def _is_open_file(descriptor: str) -> bool:
 
 
 def read(item: Any) -> Any:
-    """Returns an item for comparisons. The content of a stream replaces the stream."""
+    """Returns the item, in which a stream is replaced by its content so that items can be compared."""
     if isinstance(item, tuple) and len(item) == 2 and hasattr(item[1], "read"):
         with item[1] as stream:
             return item[0], stream.read()
@@ -43,12 +43,12 @@ def read(item: Any) -> Any:
 def check_restore(
     build: Callable[[], Any], *, keep: Callable[[Any], Any] = read, seeded: bool = False, sockets: bool = True
 ) -> list[Any]:
-    """Saves the pipe of `build()` at every position, and restores it during and after its iteration.
+    """Saves the pipe of `build()` at every position, and restores the pipe during and after an iteration.
 
-    Returns all its items. Items are compared after applying `keep`. A `seeded` pipe yields later epochs in another
-    order, and its buffer keeps streams open after the iterator is deleted. Pipes that are not seeded must close all
-    files when the iterator is deleted. With `sockets=False`, open sockets are not counted, for libraries that keep
-    connections open.
+    Returns all its items. The function `keep` converts the items before the comparison. If `seeded` is true, later
+    epochs have another order, and the pipe's buffer keeps streams open after the iterator is deleted. Pipes that are
+    not seeded must close all files when the iterator is deleted. With `sockets=False`, open sockets are not counted,
+    for libraries that keep connections open.
     """
     epoch = sorted if seeded else list
     before = open_files(sockets=sockets)

@@ -23,7 +23,7 @@ reads = Reads()
 
 
 class TakesOnce(IterableDataset[Any]):
-    """A stream that applies a loaded position once, in the first line of its generator. The next epoch starts at the
+    """A stream that applies a loaded position once, in the first line of its generator. Every other epoch starts at the
     beginning.
     """
 
@@ -98,8 +98,8 @@ class BeginsAnew(TakesOnce):
 
 
 class TakesAgain(TakesOnce):
-    """A stream that applies a loaded position in each later epoch, like Hugging Face's streams. Before its first epoch,
-    the stream has no state.
+    """A stream that applies a loaded position in each later epoch, like Hugging Face's streams. The state is None until
+    the first epoch begins.
     """
 
     def __init__(self, size: int) -> None:
@@ -167,8 +167,8 @@ class LiveState(CountsEpochs):
 
 
 class Draws(CountsEpochs):
-    """A stream that draws its order from a generator. The stream's state includes the generator's state before the
-    epoch.
+    """A stream that draws its order from a generator. The state contains the generator's state from the beginning of
+    the epoch.
     """
 
     def __init__(self, size: int) -> None:
@@ -202,7 +202,7 @@ class CountedWalk(Walk):
 
 
 class Walked(IterableDataset[Any]):
-    """A stream without a state, but with states of its iterators."""
+    """A stream without a state, but with iterators that have a state."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -232,8 +232,8 @@ class WalkedInOrder(Walked):
 
 
 class NeedsArguments(TakesOnce):
-    """A stream with a `state_dict` method that needs an argument. The loader cannot call the method, so it rereads the
-    stream.
+    """A stream with a `state_dict` method that needs an argument. A loader cannot call this method, and rereads the
+    stream instead.
     """
 
     def __iter__(self) -> Iterator[Any]:

@@ -122,7 +122,7 @@ CASES = [
 
 
 def loader_of(dataset: str, options: str, workers: int) -> Any:
-    """Returns the loader for a case. The installed torchdata provides its class."""
+    """Returns the loader for a case. The loader class comes from the torchdata version that is installed."""
     from torchdata.stateful_dataloader import StatefulDataLoader
     from torchdata.stateful_dataloader.sampler import RandomSampler, StatefulDistributedSampler
 

@@ -1,6 +1,6 @@
 """Pickles objects that the extension cannot encode: the part of the item codec that needs Python.
 
-Role: called by the extension (rust/py/src/codec) for the slow cases. The code runs in the sending or receiving process.
+Role: the extension (rust/py/src/codec) calls this module. The code runs in the sending or receiving process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torchdata.datapipes.datapipe import DataChunk as DataChunk
 UNSENT = "_torchdata_unsent"
 
 
-#: The first byte of a pickle that refers to tensors stored after it, which no other pickle has.
+#: The first byte of each pickle that is followed by tensors. No other pickle begins with this byte.
 _WITH_TENSORS = b"T"
 
 #: The slot for a pickler's table of reducers. The slot is set directly, because a pickler ignores the attribute if the

@@ -7,8 +7,8 @@ be pickled for any exception.
 
 Exceptions that the interpreter acts on (`SystemExit`, `StopIteration`, `KeyboardInterrupt`) are meant for the process
 that raised them. A worker's `sys.exit()` would silently end the main process, and a worker's `StopIteration` would be
-mistaken for the end of the data. For such an exception, the main process therefore raises a `RuntimeError` with the
-exception as its cause.
+mistaken for the end of the data. If a child raises an exception like `SystemExit`, the main process raises a
+`RuntimeError` with that exception as its cause.
 """
 
 from __future__ import annotations

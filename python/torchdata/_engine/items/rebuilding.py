@@ -1,16 +1,16 @@
 """Takes an exception apart so that another process can rebuild it, regardless of how its class is implemented.
 
-Role: a child lists several forms of an exception for sending (`forms_of`), best form first, and the main process uses
-the first form that can be rebuilt there (`rebuilt`). Pickle alone is not sufficient, because it calls the class with
-the arguments that the exception has stored. If the constructor has other parameters, this call fails or creates an
-exception with another message. The child therefore rebuilds each form itself, and compares the type, the results of
-`str` and `repr`, and the attributes. The forms are
+Role: a child sends several forms of an exception, best form first (`forms_of`). The main process uses the first form
+that it can rebuild (`rebuilt`). Pickle alone is not sufficient, because it calls the class with the arguments that the
+exception has stored. If the constructor has other parameters, this call fails or creates an exception with another
+message. A child checks each form by rebuilding the exception, and compares the type, the results of `str` and `repr`,
+and the attributes with the original. The forms are
 
 - "pickle": the exception's own pickle;
-- "parts": its class, arguments and attributes, rebuilt without its constructor. An attribute that cannot be pickled, or
-  is large, is left out, and a note reports this;
+- "parts": the exception's class, arguments and attributes, rebuilt without the constructor. An attribute that cannot be
+  pickled, or is large, is left out, and a note reports this;
 - "group": the parts of an exception group, with a list of forms for each of its members;
-- "text": its class with only the text, followed by each of its base classes with the text.
+- "text": the exception's class with only the text, followed by each base class with the text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LARGEST = 1 << 20
 #: Maximum depth of nested groups.
 _DEEPEST = 8
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
-#: Types of values that are compared with `==`. For other types, the result of `==` is unknown.
+#: Types of values that are compared with `==`. For values of other types, the result of `==` is unknown.
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
 
@@ -153,8 +153,8 @@ def _attributes(error: BaseException) -> dict[str, Any]:
 
 
 def _members(error: BaseException, of_builtins: bool) -> dict[str, Any]:
-    """Returns the values in slots, either of Python's own exceptions (such as the `filename` of an OSError) or of all
-    other classes."""
+    """Returns the values in an exception's slots: with `of_builtins`, the slots of Python's own exceptions (such as the
+    `filename` of an OSError), otherwise the slots of all other classes."""
     found: dict[str, Any] = {}
     for cls in type(error).__mro__:
         if cls not in (BaseException, object) and (cls.__module__ == "builtins") is of_builtins:

@@ -30,7 +30,8 @@ def _users_reducers() -> dict[type, Reducer]:
     """Returns the reducers that users registered with the pickler of multiprocessing, which torch.multiprocessing also
     uses.
 
-    Reducers that these two libraries registered are excluded, because they send descriptors and handles differently.
+    Reducers that multiprocessing and torch registered themselves are excluded, because they send descriptors and
+    handles differently.
     """
     reduction = sys.modules.get("multiprocessing.reduction")
     if reduction is None:
@@ -52,15 +53,15 @@ def has_own_reducer(cls: type) -> bool:
 class Reducers(dict[type, Reducer]):
     """A pickler's table: the reducer of each exact type, determined when an object of the type is first pickled.
 
-    A pickler looks up every object in its table. A missing entry costs more than pickling a small object, as does a
-    method that the pickler calls instead (`reducer_override`).
+    A pickler looks up every object in its table. A missing entry, or a call of the method `reducer_override`, takes
+    longer than pickling a small object.
     """
 
     def __init__(self, base: Any, users: dict[type, Reducer]) -> None:
         super().__init__(users)
         #: The registries of reducers: the tables of pickler classes, and `copyreg`.
         self.base = base
-        #: The user registrations that the table contains, if the table may be reused.
+        #: The value of `Tables._seen` when the table was created; None if the table must not be reused.
         self.made_for: object = None
         #: The tensors of the object that is being pickled.
         self.tensors = DepartingTensors()
@@ -82,9 +83,9 @@ class Reducers(dict[type, Reducer]):
 class Tables:
     """Tables that are reused between items. In any thread, one pickler at a time uses a table.
 
-    The tables are rebuilt when a type is registered with `copyreg`, and when a module is imported. The pickler of
-    multiprocessing returns a copy of its registrations, which is too slow for each item. If a reducer is registered for
-    a type that is already in the tables, the reducer therefore takes effect at the next import.
+    The tables are rebuilt when a type is registered with `copyreg`, and when a module is imported. Reducers that users
+    register with the pickler of multiprocessing are not compared for each item, because this pickler returns a copy of
+    its registrations. If a type is already in the tables, such a reducer takes effect at the next import.
     """
 
     #: A larger table is not reused, because it would keep its types alive, and users may create types repeatedly.

@@ -106,21 +106,22 @@ def main_without_file() -> str | None:
 class ChildName(str):
     """The name of a child process. Unpickling the name in the child runs code that must run before everything else.
 
-    The name is unpickled before the child imports the main module, and therefore before the imports of the user's
-    program. This code uses only the standard library, because the child may not be able to import this package yet. In
-    other contexts, the name is pickled as an ordinary string.
+    The child unpickles the name before it imports the main module and the user's program. The code in the pickle uses
+    only the standard library, because the child may not be able to import this package yet. If the name is pickled for
+    another purpose, such as a log record, the pickle contains an ordinary string.
 
-    The code makes the child exit together with the main process. Without this code, a child whose imports take a minute
-    would outlive the main process by up to a minute. Unpickling also raises the threshold of cyclic garbage collection.
-    If the program imports torch, starting two children by spawn takes 2.8 s of processor time with the higher threshold
-    and 3.6 s without it (medians of 4 alternating runs). If the program is not in a file, a child does not import it.
+    The code makes the child exit together with the main process. Without this code, a child that imports its modules
+    for a minute would outlive the main process by up to a minute. Unpickling also raises the threshold of cyclic
+    garbage collection. If the program imports torch, starting two children by spawn takes 2.8 s of processor time with
+    the higher threshold and 3.6 s without it (medians of 4 alternating runs). If the program is not in a file, a child
+    does not import it.
     """
 
     __slots__ = ()
 
     def __reduce__(self) -> Any:
         start: Any = get_spawning_popen()
-        # For another purpose, such as a log record or the process object, the name is pickled as an ordinary string.
+        # Only the first pickle of a child that is being started contains the code.
         if start is None or getattr(start, "_was_told", False):
             return str, (str(self),)
         start._was_told = True
@@ -212,17 +213,17 @@ def warn_of_lacks() -> None:
 class SharedPickle:
     """A pickle in anonymous shared memory, which any number of children can load.
 
-    The buffers of arrays and tensors follow the pickle. Each child maps this memory privately: its arrays and tensors
-    are views of the memory that all children share, and a page is copied when a child writes to it. Objects that share
-    a read-only buffer, such as the slices of an Arrow table, also share it in the children.
+    The buffers of arrays and tensors follow the pickle. Each child maps this memory privately. A child's arrays and
+    tensors are views of the memory that all children share, and the kernel copies a page when a child writes to the
+    page. Objects that share a read-only buffer, such as the slices of an Arrow table, also share it in the children.
 
     Args:
         pickled: the pickle.
         buffers: the buffers of the pickle.
-        modules: the names of the modules that unpickling imports, as far as they need much memory.
+        modules: the names of the modules that unpickling imports and that need much memory.
     """
 
-    #: The names of the modules. In a child, the list is empty.
+    #: The names of the modules; empty in a child that has received the object.
     modules: Sequence[str] = ()
 
     def __init__(self, pickled: bytes, buffers: Sequence[memoryview] = (), modules: Sequence[str] = ()) -> None:
@@ -337,7 +338,7 @@ class Parcel:
         self._shared.close()
 
 
-#: The descriptors that arrived with a parcel.
+#: The descriptors that have arrived with a parcel.
 _received: list[int] = []
 
 

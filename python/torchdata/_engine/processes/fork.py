@@ -1,21 +1,22 @@
 """Forks children in such a way that they can use locks that other threads of the main process may hold at the fork.
 
-Role: a fork copies every lock in its current state, but only the thread that calls fork. If another thread holds a lock
-during the fork, the lock stays locked in the child forever. Python and the C library handle their own locks, but not
-the locks of PyTorch's and NumPy's global generators (held without the GIL while numbers are drawn, for example by a
-loader in another thread), the locks that `torch.manual_seed` takes for devices, or the lock of a module that a thread
-is importing. A thread that forks a child of the engine therefore first waits until these locks are free. Until the
-fork, the thread holds NumPy's and the devices' locks, which Python can acquire. The extension acquires the lock of
-PyTorch's generator last (`forking.rs`). The buffers of standard output and error also have locks. Because a thread that
-prints continuously never leaves these locks free, the child recreates its buffers.
+Role: a fork copies all locks in their current state, but only one thread: the thread that calls fork. If another thread
+holds a lock during the fork, the lock stays locked in the child forever. Python and the C library handle their own
+locks, but not the locks of PyTorch's and NumPy's global generators (held without the GIL while numbers are drawn, for
+example by a loader in another thread), the locks that `torch.manual_seed` takes for devices, or the lock of a module
+that a thread is importing. Before a thread forks a child of the engine, the thread waits until the locks of PyTorch,
+NumPy and imports are free. Until the fork, the thread holds NumPy's and the devices' locks, which Python can acquire.
+The extension acquires the lock of PyTorch's generator last (`forking.rs`). The buffers of standard output and error
+also have locks. The fork does not wait for these locks, because a thread that prints continuously never leaves them
+free. Instead, the child recreates the buffers.
 
-Another thread may still take a lock between the wait and the fork. As its first step, a child therefore acquires each
-lock once. The kernel kills a child that cannot acquire a lock, and the main process forks another child before it
-continues. At that point, no user code has run in the killed child.
+Another thread may still take a lock between the wait and the fork. To detect a held lock, a child acquires each lock
+once as its first step. The kernel kills a child that cannot acquire a lock, and the main process forks another child
+before it continues. No user code has run in a child that the kernel kills at a lock.
 
 From Python 3.12 on, `os.fork` warns if the process has threads. If warnings are errors, Python 3.15 raises the warning
-after the child was created, so the main process never learns the id of the child. The engine therefore ignores the
-warning while it forks.
+after the child was created, so the main process never learns the id of the child. The engine ignores the warning of
+`os.fork`.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ from torchdata._engine.processes.process import LOOK, ChildProcess, sentinels
 from torchdata._importing import loaded
 from torchdata._native import fork_waits_for
 
-#: Maximum number of seconds to wait for each lock that is held. If a thread holds a lock for longer, the child detects
-#: the held lock.
+#: Maximum number of seconds to wait for each lock that is held. If a lock is held for longer, the thread forks
+#: nevertheless, and the child detects the held lock.
 KEPT = 1.0
 #: For each attempt, the time limit in seconds for a child to acquire the locks. On a stopped or busy machine, acquiring
 #: the locks may take longer.
@@ -63,8 +64,8 @@ def _take_imports() -> None:
 
 
 def _renew_streams() -> None:
-    """Empties a forked child's copies of the standard stream buffers, which the main process writes out itself, and
-    renews the locks of these buffers."""
+    """Empties a forked child's copies of the standard stream buffers, and renews the locks of these buffers. The main
+    process itself writes out the contents."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         buffer = getattr(stream, "buffer", None)
         if type(buffer) is io.BufferedWriter:
@@ -113,7 +114,7 @@ LOCKS: Mapping[str, Callable[[], None]] = {
 
 
 class _OfThisThread(threading.local):
-    """Whether this thread is forking a child, and the locks that it holds for the fork."""
+    """Thread-local state: whether the thread is forking a child, and the locks that the thread holds for the fork."""
 
     forks = False
     kept: tuple[Any, ...] = ()
@@ -124,7 +125,7 @@ _own = _OfThisThread()
 
 @contextmanager
 def with_free_locks() -> Iterator[None]:
-    """Makes the forks of this thread wait, during the context, until the locks are free."""
+    """Context in which each fork of this thread first waits for the locks to be free."""
     _take_imports()  # importing may take seconds, so it is not done in a hook, where Ctrl-C would be lost
     torch = _torch_generator()
     _own.forks = True
@@ -195,8 +196,8 @@ os.register_at_fork(after_in_child=_no_longer_ignore)
 # -- the children -----------------------------------------------------------------------------------------------------
 
 
-#: The format of a child's messages: the number of the child, and the number of the lock that it is about to acquire, or
-#: the number of locks once it holds all.
+#: The format of a child's messages: the number of the child, and the number of the lock that the child is about to
+#: acquire. After the last lock, the second number is the number of locks.
 _STEP, _BEGUN = struct.Struct("=II"), len(LOCKS)
 
 
@@ -211,7 +212,7 @@ class _Target:
         self.number, self.reader, self.writer = 0, -1, -1
         #: The number of processes that were forked for this child, including the current process.
         self.tries = 0
-        #: The lock that the last process was about to acquire.
+        #: The index in `LOCKS` of the lock that the child's latest process was about to acquire.
         self.step = 0
 
     def __call__(self) -> None:
@@ -270,8 +271,7 @@ class ForkedChild(ChildProcess):
 
     @property
     def ended(self) -> bool:
-        """Returns whether the process has ended, or was never started. A child that will be forked again has not
-        ended."""
+        """Returns whether the process has ended, or was never started, and will not be forked again."""
         return super().ended and not self.met_a_lock
 
     @property
@@ -332,8 +332,9 @@ def _await_all(
     deadline = time.monotonic() + PATIENCE
     while waiting and time.monotonic() < deadline:
         connection.wait([reader, *sentinels(waiting.values())], LOOK)
-        # Exits are checked before the messages are read. Exits for other reasons are reported by the checks for exited
-        # processes.
+        # Exits are checked before the messages are read, so that all messages of an exited child are read. Only
+        # children that a held lock has stopped are forked again here. Other exits are reported by later checks for
+        # exited processes.
         dead = [number for number, child in waiting.items() if child.ended]
         locked = [number for number, child in waiting.items() if child.met_a_lock]
         for number, step in _said(reader):

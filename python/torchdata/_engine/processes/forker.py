@@ -4,22 +4,22 @@ Role: the main process delegates forking to another process when it cannot fork 
 forking process in two ways:
 
 - With start method "fork", children are copies of the main process. When a child exits later, the main process may use
-  CUDA, or have threads that hold locks. Children that are forked while the main process uses CUDA or has threads could
-  not use CUDA or these threads' locks. Therefore, right after a loader's children, the main process forks one more
-  process, which has one thread, runs no user code, and inherits the children's programs. The additional process exits
-  together with the loader.
+  CUDA, or have threads that hold locks. A child that is forked while the main process uses CUDA or has threads cannot
+  use CUDA, and may hang at a held lock. For replacements, the main process forks a forking process right after a
+  loader's children. This forking process has one thread, runs no user code, and inherits the children's programs. The
+  forking process exits together with the loader.
 - With start method "forkserver", every child is forked from one process of the program, which the main process spawns:
   a fresh interpreter that imports the program once. This interpreter serves all loaders, and exits with the main
   process. multiprocessing's own fork server is not suitable: it also forks user processes, which must be interruptible,
   whereas the children of this engine have all signals blocked until they leave the signals to the main process.
 
 The main process waits for the process id of a child, and a spawned forking process may first import the program for
-seconds. A signal that the main process handles, above all Ctrl-C, ends a forking process that is still starting, and
-all requests to it.
+seconds. If Ctrl-C or another handled signal arrives while a forking process is still starting, the main process ends
+the forking process, and all requests to it fail.
 
-A process that the forking process forks is not a child of the main process. The main process monitors such a child
-through its pidfd, and asks the forking process for the exit code. If the forking process exits first, its children
-continue, and their exit codes remain unknown.
+A process that the forking process forks is not a child of the main process. The main process monitors a child of the
+forking process through a pidfd, and requests the exit code from the forking process. If the forking process exits
+first, its children continue, and their exit codes remain unknown.
 """
 
 from __future__ import annotations
@@ -71,13 +71,14 @@ class ForkingProcess:
     """The main process's side of one forking process. Threads and signal handlers may use this object concurrently.
 
     Args:
-        inherits: whether the process has inherited the children's programs, and therefore runs at once.
+        inherits: whether the forking process was forked from the main process. A forked forking process has inherited
+            the children's programs, and is ready immediately.
         launch: a function that creates the process from its end of the socket and the main process's end, and starts
             it.
     """
 
-    #: While a signal is pending, the number of seconds that the process may take to start. The limit grows with each
-    #: process that was ended, because a handler may let the program continue.
+    #: While a signal is pending, the number of seconds that the process may take to start. The limit doubles whenever a
+    #: start is given up, because a signal handler may let the program continue and start a loader again.
     _grace = _LOOK
 
     def __init__(self, inherits: bool, launch: Callable[[socket.socket, socket.socket], ChildProcess]) -> None:
@@ -85,8 +86,7 @@ class ForkingProcess:
         self.inherits = inherits
         #: Whether the forking process has ended, and forks no further processes.
         self.is_over = False
-        #: Whether the forking process has ended before it was running, without a request to end, so that another
-        #: forking process would also fail.
+        #: Whether the forking process ended during its start without a request, so that a new one would also fail.
         self.has_failed = False
         self._up_since = time.monotonic() if inherits else None
         self._numbers = itertools.count()
@@ -104,7 +104,7 @@ class ForkingProcess:
             raise
         finally:
             theirs.close()
-        # The process is closed after all exit handlers, because some of these handlers end loaders.
+        # The forking process is closed after all exit handlers have run, because some exit handlers end loaders.
         self._at_exit = util.Finalize(None, self.close, exitpriority=0)
 
     @classmethod
@@ -151,8 +151,7 @@ class ForkingProcess:
         Raises:
             OSError: the forking process has ended, does not answer, or failed.
             RuntimeError: the program lacks a guard, and would start processes while it is imported.
-            StartGivenUp: a signal is pending, and the forking process was still starting. The forking process is then
-                ended.
+            StartGivenUp: a signal is pending, and the forking process was ended during its start.
         """
         if os.getpid() != self._owner:
             raise ProcessLookupError("the forking process belongs to the parent of this process")
@@ -262,7 +261,7 @@ def _end_process(process: ChildProcess) -> None:
 
 
 _of_program: ForkingProcess | None = None
-# A forked child of the main process has its own lock.
+# A forked child replaces this lock, because a thread that does not exist in the child may hold the lock.
 _finding = threading.RLock()
 
 
@@ -342,7 +341,7 @@ class RemoteChild(ChildProcess):
 
     def _launch(self) -> int:
         """Forks the child through the forking process. If the forking process exits before it replies, a new forking
-        process gets the request. This happens only once."""
+        process gets the request, but only once."""
         forker = self._find()
         try:
             pid = self._ask(forker)
@@ -366,7 +365,7 @@ class RemoteChild(ChildProcess):
             return pid
         finally:
             # An explicit answer is needed. Closing the socket is not enough, because a process that another thread is
-            # forking may have a copy of it.
+            # forking may have a copy of the socket.
             with contextlib.suppress(BrokenPipeError):  # the process has exited already
                 os.close(leave)
                 os.write(ours, answer)
@@ -381,8 +380,8 @@ class RemoteChild(ChildProcess):
         except OSError:
             if not watch.has_ended:
                 return
-            # The forking process no longer exists. If the main process is process 1 of a container, the children of the
-            # forking process become its children.
+            # The forking process no longer exists. If the main process is process 1 of a container, it is now the
+            # parent of the forking process's children, and can reap them.
             try:
                 code = reap(pid)
             except ChildProcessError:

@@ -1,14 +1,14 @@
 """The forking process: waits at a socket, forks a child for each request of the main process, and reports exit codes.
 
-Role: runs in a separate process, which the main process has forked or spawned (`forker.py`). All signals are blocked,
-so that the children receive no signals before they leave them to the main process. Only a SIGTERM that the forking
-process sends to itself ends it. The forking process reaps a child only when the main process requests the exit code, so
-that the child's id is not reused while the main process may signal the child. The forking process ends when the main
-process closes its end of the socket, or exits.
+Role: runs in a separate process, which the main process has forked or spawned (`forker.py`). The forking process blocks
+all signals, so that a new child receives no signals before it has its own signal handling. Only a SIGTERM that the
+forking process sends to itself ends it. The forking process reaps a child only when the main process requests the exit
+code. A child that is not reaped keeps its id, so the main process may signal the child. The forking process ends when
+the main process closes its end of the socket, or exits.
 
 Before a child begins, it waits for permission of the main process. If the forking process is killed between the fork
-and its reply, the main process does not know the child, so the child ends at once and does not receive anything that is
-sent to its replacement.
+and its reply, the main process does not know the new child. A child that the main process does not know ends
+immediately, and receives nothing that is sent to its replacement.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ class _ForkingProcess:
         return child.pid
 
     def _status(self, pid: int) -> int | None:
-        """Returns the exit code of a child, or None while the child runs. This method is called twice for a child if
-        several threads ask, or if Ctrl-C has interrupted the wait for the reply.
+        """Returns the exit code of a child, or None while the child runs. The main process may request the code of a
+        child twice: from several threads, or after Ctrl-C has interrupted the wait for the first reply.
         """
         child = self._children.get(pid)
         if child is None:

@@ -2,11 +2,11 @@
 
 Role: Python runs a signal handler at an arbitrary point of the main process's code. The handler may raise an exception
 at this point, as the handler of Ctrl-C does. CPython ignores an exception that is raised in the hooks around a fork. If
-an exception interrupted the start or the end of a child, the main process would not know the state of this child. The
-main process therefore defers signals in these sections, and delivers them between two steps.
+an exception interrupted the start or the end of a child, the main process would not know the state of this child.
+During the start or the end of a child, the main process defers signals, and delivers them between two steps.
 
 A child must never run a handler of the main process, although terminals and clusters send signals to all processes of
-the program. The child inherits a signal mask that blocks these signals until the child ignores them (`MainSignals`). If
+the program. A child inherits a signal mask that blocks signals until the child ignores the signals (`MainSignals`). If
 a child sends a signal to itself, the default action is executed, so SIGTERM ends the child.
 
 Python runs handlers only in the main thread, and only the main thread may change handlers, whereas each thread has its
@@ -36,7 +36,7 @@ LATER = 0.001
 #: The methods in which Python ignores exceptions: `__del__`, and the finalizer of `torchdata._native.Finalized`.
 FINALISERS = ("__del__", "_finalize")
 
-#: The signals that can be deferred. Other signals cannot be handled, or report an error in the current instruction.
+#: The signals that can be deferred. The other signals cannot be handled, or report an error of an instruction.
 _CAN_BE_HELD = tuple(
     sorted(
         signal.valid_signals()
@@ -70,8 +70,8 @@ class InterruptsDeferred:
     In other threads, this context does nothing, because Python runs handlers only in the main thread.
 
     Args:
-        later: whether to deliver the signals only after the finalizer (a `__del__`, a callback of a weak reference)
-            that defers them has returned, because Python ignores an exception in a finalizer.
+        later: whether the context runs in a finalizer (a `__del__`, a callback of a weak reference). Python ignores
+            exceptions in a finalizer, so the signals are delivered after the finalizer has returned.
         noted: whether Ctrl-C was already pressed and must be delivered.
     """
 
@@ -82,7 +82,7 @@ class InterruptsDeferred:
         self._later = later
         #: Signals that have arrived and are not delivered yet, in the order of arrival.
         self._noted: list[int] = [signal.SIGINT] if noted else []
-        #: The handler of each signal outside the context.
+        #: The handler that each signal had before the context began.
         self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
         self._has_begun = self._is_over = False
         self._outer: InterruptsDeferred | None = None
@@ -114,9 +114,9 @@ class InterruptsDeferred:
 
     @property
     def waits(self) -> bool:
-        """Returns whether a deferred signal is pending that the user may have sent to end a wait.
+        """Returns whether a deferred signal, such as Ctrl-C, is pending, so that waits must end early.
 
-        SIGCHLD does not count, because children may end at any time.
+        SIGCHLD is ignored, because the kernel sends it whenever a child ends.
         """
         waiting = {*self._noted, *(signal.sigpending() & self._handlers.keys())}
         return bool(waiting - {signal.SIGCHLD})
@@ -166,7 +166,7 @@ class InterruptsDeferred:
 
 
 def interrupt_waits() -> bool:
-    """Returns whether a deferred signal is pending in this thread that the user may have sent to end a wait."""
+    """Returns whether a deferred signal, such as Ctrl-C, is pending in this thread, so that waits must end early."""
     deferred = InterruptsDeferred.innermost
     return deferred is not None and threading.current_thread() is threading.main_thread() and deferred.waits
 
@@ -223,9 +223,10 @@ class MainSignals:
         child calls this function before anything else.
 
         The signals get a handler that does nothing, because programs that the child starts would inherit ignored
-        signals, and SIGTERM could not end these programs. These programs ignore Ctrl-C, and signals that the main
-        process ignores. A signal that arrived while it was blocked is discarded, and the child gets the main process's
-        mask. A signal that the child sends to itself has its default action, even if it was blocked when it was sent.
+        signals, and SIGTERM could not end these programs. Programs that the child starts ignore Ctrl-C, and signals
+        that the main process ignores. A signal that arrived while it was blocked is discarded, and the child gets the
+        main process's mask. If the child sends a signal to itself, the signal's default action is executed, even if the
+        signal was blocked at that time.
         """
         InterruptsDeferred.innermost = None
         _deaf.clear()

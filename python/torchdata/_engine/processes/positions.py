@@ -1,13 +1,13 @@
 """Detects files that forked children read through a shared file position, and warns about them after an epoch.
 
 Role: runs in the main process, for start method "fork". If a file is open when children are forked, the main process
-and all children share one position in this file. If a process reads the file, the shared position moves, and the other
-processes then read wrong bytes without an error.
+and all children share one position in this file. If one process reads the file, the position moves for all processes,
+and the other processes read wrong bytes without an error.
 
 The warning has no false positives, because it requires three conditions: the position of a file that is open for
-reading has changed, no thread of the main process has read anything in the meantime, and at least two children have
-read something. The kernel counts the reads of each process (`/proc/PID/io`). Reads of reaped children count as reads of
-the main process. If the system does not provide these counts, no warning is given.
+reading has changed, no thread of the main process has read anything since, and at least two children have read
+something. The kernel counts the reads of each process (`/proc/PID/io`). Reads of reaped children count as reads of the
+main process. If the system does not count reads, no warning is given.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class SharedPositions:
 
     Args:
         pids: returns the ids of the running children.
-        differ: whether some children read other data than the remaining children, as a dispatching process does; the
-            first epoch is then not checked, because children read while they start.
+        differ: whether the children read different data, for example because one of them is a dispatching process. With
+            different data, the first epoch is not checked, because children also read files while they start.
     """
 
     def __init__(self, pids: Callable[[], Sequence[int]], differ: bool) -> None:

@@ -1,10 +1,10 @@
 """A child process from the view of its parent: the process id, a descriptor for the process, and its exit.
 
-Role: the base class for the children of each start method. A process is created by multiprocessing's `Popen`, so that
-it begins and ends like all processes of that library. After the start, this module owns the process. multiprocessing's
-list of children does not contain the process, because multiprocessing's exit handler would send SIGTERM, which the
-engine's children ignore, and would then wait. The kernel reports whether a process has exited, through a descriptor for
-the process if the system supports it.
+Role: the base class for the children of each start method. multiprocessing's `Popen` creates each process, so that the
+process begins and ends like any process of multiprocessing. After the start, this module owns the process.
+multiprocessing's list of children does not contain the process, because multiprocessing's exit handler would send
+SIGTERM, which the engine's children ignore, and would then wait. The kernel reports whether a process has exited,
+through a descriptor for the process if the system supports it.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class ChildProcess(ABC):
         """Returns how many seconds the threads of the process have run or waited for a processor; None if unknown.
 
         Args:
-            page: the counters of the process, which contain these seconds for a process on another machine.
+            page: the counters of the process. For a process on another machine, the counters contain the result.
         """
         from torchdata._observe.stats.processor import working_time
 
@@ -283,8 +283,8 @@ def close_pipes(popen: Popen) -> bool:
 def watch_the_parent() -> None:
     """In a child, makes `multiprocessing.parent_process` monitor the parent through a descriptor for that process.
 
-    By default, `parent_process` uses a pipe. The parent has closed the other end of multiprocessing's pipe. If the
-    child is stopped, the kernel continues it when the parent exits, so that the child can exit, too.
+    By default, `parent_process` monitors a pipe, but the engine's parent has already closed the other end of the pipe.
+    If the child is stopped, the kernel continues it when the parent exits, so that the child can exit, too.
     """
     continue_with_parent()
     parent = multiprocessing.parent_process()

@@ -37,8 +37,8 @@ class Shutdown:
 
     def __init__(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:
         self._owner_pid = os.getpid()
-        #: The lock that is held by the thread that stops the children. Once this thread has finished, other threads
-        #: find the children stopped.
+        #: The lock that is held by the thread that stops the children. Another thread that stops the children waits for
+        #: this lock, so that the children are stopped when its call returns.
         self._running = threading.RLock()
         self._children = children
         self._controls = controls

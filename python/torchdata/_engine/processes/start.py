@@ -1,9 +1,8 @@
-"""Creates and starts the children of one loader one after another. Signals may arrive at any moment.
+"""Creates and starts the children of one loader one after another. Signals may arrive at any moment of a start.
 
 Role: runs in the main process. Each start method has a class of children (`new_child`). A start is never interrupted:
 signals that the main process handles are delivered between two starts. If a handler raises an exception, the caller
-must stop the children that were started. In a child, these signals are blocked until the child leaves the signals to
-the main process.
+must stop the children that were started. A new child blocks signals until it has its own signal handling.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ _SPAWNING = ("spawn", "forkserver")
 
 
 def start_method_of(context: BaseContext) -> str:
-    """Returns the start method of a context. The user may have defined the context. The class of the context's
-    processes determines the method, not the context's name.
+    """Returns the start method of a context. If a user's own context has another name for its method, the class of the
+    context's processes determines the method.
     """
     method = context.get_start_method()
     if method in ("fork", *_SPAWNING) or not hasattr(context, "Process"):
@@ -50,8 +49,8 @@ def new_child(
     """Returns a child that is not started yet.
 
     Args:
-        modules: the names of the modules that the function imports. A spawned forking process imports these modules
-            once for all its children.
+        modules: the names of the modules that the function imports. A spawned forking process imports the modules once
+            for all its children.
         forker: the process that forks the child; None for the forking process of the start method, if there is one.
     """
     make = getattr(context, "make_child", None)
@@ -101,8 +100,8 @@ def start_all(
 
 
 def _imports_the_program() -> bool:
-    """Returns whether this process is a child that is still importing the program. During this import, multiprocessing
-    starts no processes."""
+    """Returns whether this process is a child that is still importing the program. While a child imports the program,
+    multiprocessing refuses to start processes."""
     try:
         spawn.get_preparation_data("")
     except RuntimeError:

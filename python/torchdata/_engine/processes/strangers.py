@@ -1,7 +1,7 @@
 """Ends processes that user code forks inside a child. Role: runs in a process that user code has forked inside a child,
 which must not use any resource of the engine. The process was forked in a user's function, and returns to the child's
-loop when that function returns or raises. The process ends at that point, because links, bells and pipes belong to the
-child that created them.
+loop when that function returns or raises. `leave` ends the forked process before it reaches the loop, because links,
+bells and pipes belong to the child that created them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def note_child() -> None:
 
 
 def leave(error: BaseException | None = None) -> None:
-    """Ends a process that user code has forked inside a child, as Python ends a program. In other processes, `leave`
-    does nothing.
+    """Ends a process that user code has forked inside a child, as Python ends a program. In the child itself and in all
+    other processes, `leave` does nothing.
 
-    Exit handlers do not run, because they belong to the child.
+    The exit handlers of the child do not run in the forked process.
 
     Args:
         error: the exception of the user's function; None if the function has returned.

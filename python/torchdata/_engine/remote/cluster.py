@@ -90,8 +90,8 @@ class Cluster:
         return worker
 
     def tell_late(self, seconds: float) -> None:
-        """Warns that workers have not started after this number of seconds; one warning covers all these workers.
-        Raises ConnectionError if the program has left the cluster."""
+        """Warns that workers have not started after `seconds` seconds. One warning covers all late workers. Raises
+        ConnectionError if the program has left the cluster."""
         with self._telling:
             if time.monotonic() - self._told_at < TOGETHER:
                 return

@@ -2,8 +2,8 @@
 machine.
 
 Role: runs in the main process. The program is pickled like the workers' program. The pickle includes all definitions of
-the user's main module, because the dispatching process does not import that module. The user's program therefore does
-not need a `__main__` guard, and the dispatching process runs the same pipes that the main process has.
+the user's main module, because the dispatching process does not import that module. The user's program needs no
+`__main__` guard, and the dispatching process runs the same pipes that the main process has.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class DispatchingChild(SpawnedChild):
 
     def __init__(self, name: str, setup: ChildSetup) -> None:
         assert isinstance(setup.program, Program)
-        # The memory is stored in the child, because each replacement has its own memory.
+        # This object keeps the memory of the program, because each replacement needs its own copy.
         self._program = SharedPickle(pickled(setup.program))
         arguments = (replace(setup, program=self._program),)
         super().__init__(get_context("spawn"), name, f"{PREFIX}{name}", run_child, arguments)

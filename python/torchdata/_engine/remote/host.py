@@ -1,14 +1,15 @@
 """The host of a worker on another machine: a Ray actor that runs next to the worker's own process.
 
-Role: runs on the machine that Ray chooses. The worker is a spawned process, as on the main process's machine. The
-worker has the same links as on the main process's machine, but the links lead to the host. User code therefore has its
-own main thread and interpreter lock, and can crash only the worker. The host passes the contents of these links to and
-from the main process without decoding them. The host runs no user code, and its worker exits together with the host.
+Role: runs on the machine that Ray chooses. The host spawns the worker as a separate process. The worker has the same
+links as a worker on the main process's machine, but its links lead to the host. User code runs in the worker's process,
+has its own main thread and interpreter lock, and can crash only the worker. The host forwards the contents of the
+worker's links without decoding them. The host runs no user code, and its worker exits together with the host.
 
-Two threads of the actor serve each pair of links, called a lane: one thread receives messages of the main process
-(`tell`), and one thread returns the units of the worker (`pull`). The main process always has some calls of `pull`
-waiting. All calls are numbered, because the calls of an actor's threads may arrive out of order. One lane carries
-commands and items. Another lane carries the units of the dispatching process, which runs on the main process's machine.
+A pair of links is called a lane, and is served by two threads of the actor. One thread receives messages of the main
+process (`tell`), and one thread returns the units of the worker (`pull`). The main process always has some calls of
+`pull` waiting. All calls are numbered, because the calls of an actor's threads may arrive out of order. One lane
+carries commands and items. Another lane carries the units of the dispatching process, which runs on the main process's
+machine.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class RemoteSetup:
         counts: the counters of the earlier processes that the worker replaces.
         dispatcher_page: the page of the dispatching process in the main process's counters; None if nothing is
             dispatched.
-        window: number of items that the dispatching process may be ahead.
+        window: number of items that the dispatching process may be ahead of the worker.
     """
 
     name: str
@@ -195,8 +196,8 @@ def versions() -> dict[str, str]:
 
 
 class _WorkerLane:
-    """A pair of links between the main process and the worker, on the worker's side. The main process's side is
-    `torchdata._engine.remote.worker`.
+    """A pair of links between the main process and the worker, on the worker's side. `_Lane` in `worker.py` is the main
+    process's side.
 
     Args:
         inbound: the link from the worker.
@@ -220,7 +221,7 @@ class _WorkerLane:
         threading.Thread(target=self._pass_on, name="torchdata-commands", daemon=True).start()
 
     def tell(self, told: Told) -> None:
-        """Passes words and units to the worker; see `Host.tell`."""
+        """Passes the contents of a message to the worker; see `Host.tell`."""
         with self._telling:
             self._early[told.number] = told
             while (earliest := self._early.pop(self._told, None)) is not None:
@@ -238,8 +239,8 @@ class _WorkerLane:
             self.carrier.ring()
 
     def _pass_on(self) -> None:
-        """Passes received frames to the worker, and waits until they fit into the link. `_pass_on` runs in a separate
-        thread, so that other work does not wait for the link.
+        """Passes received frames to the worker, and waits until they fit into the link. This method runs in a separate
+        thread, so that `tell` does not wait for free space in the link.
         """
         while (frame := self._frames.get()) is not None:
             while not self.carrier.put(frame) and not self._has_ended:
@@ -258,7 +259,7 @@ class _WorkerLane:
 
         Args:
             most: a frame of this many bytes receives no further units.
-            look: returns the state of the worker if a report is due. The argument of `look` is whether this is the last
+            look: returns the state of the worker if a report is due. The argument of `look` is True for the last
                 report.
             exitcode: returns the exit code of the worker.
         """
@@ -299,7 +300,7 @@ class Host:
         budget = min(setup.budget, default_budget())
         control, data = Link(0, CONTROL_RING), Link(budget)
         #: For each lane, the link for units from the worker, and the link for units to the worker. In the lane of
-        #: dispatched items, only words are sent back.
+        #: dispatched items, the worker sends only the link's shared words.
         self._links = [(data, control)]
         dispatched = None
         if setup.dispatcher_page is not None:
@@ -358,7 +359,7 @@ class Host:
         return About(child.pid or 0, os.getpid(), *_node(), exitcode, versions())
 
     def tell(self, lane: int, told: Told) -> None:
-        """Passes words of the main process to the worker, and units as soon as they fit into the link.
+        """Passes a message of the main process to the worker. Units wait until they fit into the link.
 
         Args:
             lane: 0 for commands and items, 1 for dispatched items.
@@ -401,8 +402,8 @@ class Host:
     def _watch(self) -> None:
         """Records the worker's exit, and ends this process if the main process sends nothing for too long.
 
-        If the parent of this process no longer exists, Ray's daemon on this machine has ended, and Ray kills the worker
-        and this process. The exit code of the worker is then not reported, because only Ray knows the reason.
+        If the parent of this process has exited, Ray's daemon on this machine has ended, and Ray kills the worker and
+        this process. The exit code of a worker that Ray kills is not reported, because only Ray knows the reason.
         """
         child = self._child
         while not child.ended:

@@ -1,10 +1,10 @@
 """The main process's side of a worker on another machine, with the interface of `ChildProcess`.
 
 Role: runs in the main process. The worker has the same links as any child, and the main process uses its own ends of
-these links as usual. On this machine, a carrier, which copies units between links of two machines, uses the opposite
-ends. A thread of this module reads commands and words from the links for the worker's host, and writes units from the
-host into the links. The collector, the commands, the leases and the states therefore treat the worker like any other
-child. If there is a dispatching process, which runs on this machine, another thread transmits its units.
+the links as usual. A carrier, which copies units between links of two machines, uses the ends of the child. A thread of
+this module reads commands and words from the links for the worker's host, and writes units from the host into the
+links. As a result, the collector, the commands, the leases and the states treat the worker like a child on this
+machine. If there is a dispatching process, which runs on this machine, another thread transmits its units.
 
 All data from a host passes through the thread and the links of one worker, so that units of an earlier worker cannot
 reach the replacement.
@@ -34,8 +34,8 @@ from torchdata._threads import Latch
 AHEAD = 2
 #: The maximum number of bytes of a message with commands.
 TOLD = 1 << 20
-#: The bit that marks the order to stop, which makes this order greater than the order of any epoch. The lower bits are
-#: the number of the epoch.
+#: The bit that marks the order to stop, which makes this order greater than the order of any epoch. The lower bits of
+#: an order are the number of the epoch.
 _END = 1 << 32
 #: Seconds between two checks during a wait, and the number of seconds that `close` waits for the thread.
 LOOK, JOINED = 1.0, 5.0
@@ -120,8 +120,8 @@ class RemoteWorker(ChildProcess):
         #: The error of the thread that carries dispatched items.
         self._fault: Exception | None = None
         ends = os.pipe()
-        #: The two ends of a pipe. A byte is written to the first end when the worker exits. Code that waits for the
-        #: exit has copies of the second end.
+        #: The write end and the read end of a pipe. When the worker exits, a byte is written to the write end. Code
+        #: that waits for the exit monitors copies of the read end.
         self._ending, self._sign = (OwnedDescriptor(end) for end in reversed(ends))
 
     def _launch(self) -> int:
@@ -340,7 +340,7 @@ class _Lane:
         self._carrier.ring()
 
     def carry(self) -> Iterator[Pulled]:
-        """Transmits messages. Yields each result of `pull` after publishing its words, and before storing its frame."""
+        """Transmits messages between the link and the host, and yields each result of `pull`."""
         actor, carrier, number = self._actor, self._carrier, self._number
         pulls: list[Future[Pulled]] = []
         early: dict[int, Pulled] = {}
@@ -362,7 +362,7 @@ class _Lane:
                 pull = actor.pull(number, self._most)
                 pulls.append(pull)
                 pull.add_done_callback(ring)
-            # Any finished call is used, because the calls may run out of order at the host.
+            # The results of all finished calls are stored, because the host may execute the calls in another order.
             for pull in [pull for pull in pulls if pull.done()]:
                 pulls.remove(pull)
                 brought = pull.result()
@@ -435,7 +435,7 @@ def _ringing(lane: _Lane) -> Callable[[object], None]:
 
 
 def _differences(theirs: dict[str, str]) -> str:
-    """Returns a description of versions that must be equal and differ; an empty text if there are none."""
+    """Returns a description of versions that must be equal on both machines but differ; empty if there are none."""
     ours = versions()
     pairs = [(name, ours[name], theirs[name]) for name in ours if name in theirs]
     differ = [

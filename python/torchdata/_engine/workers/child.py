@@ -1,13 +1,13 @@
 """The child's side of a group: its startup, its ends of the links, and the loop that receives commands.
 
 Role: runs in every child, for any program. At its start (`CommonSetup`), a child leaves signals to the main process,
-closes inherited resources, and ensures that it exits with the main process. The child then takes its ends of the links,
-loads the program, and passes each command to the program's runner until the runner has obeyed the command to stop.
+closes inherited resources, and ensures that it exits with the main process. After these steps, the child takes its ends
+of the links, loads the program, and passes commands to the program's runner until the command to stop.
 
 Python's cyclic garbage collector does not search objects that a child imports at its start or keeps until its end.
 Importing torch creates a quarter of a million permanent objects. Searching the imported objects for cycles takes a
-tenth of the import time, and each later full search takes the same time again. In a forked child, such a search also
-writes to every page that holds an inherited object, which copies the page.
+tenth of the import time, and each later full search takes the same time again. In a forked child, a search for cycles
+also writes to every page that holds an inherited object, so the kernel copies the page.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class CommonSetup:
     #: The main process's thresholds for cyclic garbage collection.
     gc_thresholds: tuple[int, int, int]
     signals: MainSignals
-    #: The line of the user's program that started the children, from `place_outside`; None if the children's own stacks
-    #: contain the line, or if the program runs on another machine.
+    #: The line of the user's program that started the children, from `place_outside`. None if the stack of each child
+    #: contains this line, or if the program runs on another machine.
     begun_at: tuple[str, int, str] | None
 
     @classmethod
@@ -157,7 +157,7 @@ class ChildSetup:
     #: The index of the dispatching process's bell, and of its page of counters.
     dispatcher_index: int
     dispatcher_page: int
-    #: The number of items that the dispatching process may be ahead.
+    #: The number of items that the dispatching process may be ahead of each worker.
     window: int
     #: The minimum time between two snapshots: in seconds, and as a multiple of the last snapshot's duration.
     cadence: tuple[float, float]
@@ -172,7 +172,7 @@ class ChildSetup:
 
     @property
     def where(self) -> str:
-        """Returns the child's name in messages of exceptions that it raises, in the form that existing code matches."""
+        """Returns the child's name for messages, without "the", because existing code matches such messages."""
         return self.name.removeprefix("the ")
 
 
@@ -229,7 +229,7 @@ class ChildLoop:
         self.counting.adopt_child(setup, self.sender, self.dispatched, self.commands)
 
     def run(self, runner: Runner) -> None:
-        """Loads the program, and obeys commands until the command to stop."""
+        """Loads the program, and executes commands until the command to stop."""
         setup = self.setup
         try:
             _limit_threads()  # this call must precede every import of user code
@@ -257,14 +257,14 @@ class ChildLoop:
         """Waits for a command.
 
         Args:
-            seconds: the longest wait. By default, the wait is long, and unused shared memory is returned before the
-                wait.
+            seconds: the maximum number of seconds to wait. By default, unused shared memory is returned first. The wait
+                is then unlimited, or `IDLE` seconds if more memory may become unused.
 
         Returns:
             The command; None if it did not arrive in time.
 
         Raises:
-            SystemExit: the memory of a link is damaged. The exit code tells the main process the reason.
+            SystemExit: the memory of a link is damaged. The exit code reports the reason to the main process.
         """
         try:
             return self.commands.receive(0, seconds or (IDLE if self.sender.tidy() else None))  # type: ignore[no-any-return]
@@ -282,14 +282,15 @@ def _refuse(_peer: int, description: Any) -> NoReturn:
 
 
 def _keep_freed_memory() -> None:
-    """Makes the allocator keep freed memory instead of immediately returning it to the system. The limit is twice the
-    size of the largest block that the allocator adapts to.
+    """Makes the allocator keep freed memory instead of immediately returning it to the system. glibc keeps freed memory
+    up to twice the size of the largest block to which it adapts.
 
     A child frees the objects of one batch, and allocates objects of the same sizes for the next batch. If freed memory
-    is returned between two batches, each page causes a page fault, which takes a tenth of the time when images are
-    decoded. glibc adapts its limit to large blocks that are freed. In a child, however, large blocks are in shared
-    memory, so glibc never frees a large block. This function therefore allocates and frees one large block, without
-    touching its pages. Limits that the user has set (`MALLOC_TRIM_THRESHOLD_`) remain in effect.
+    is returned to the system between two batches, each page of the next batch causes a page fault. Page faults take a
+    tenth of the time when images are decoded. glibc adapts its limit for freed memory when a large block is freed. In a
+    child, large blocks are in shared memory, so glibc never frees a large block. To raise the limit, this function
+    allocates and frees one large block, without touching its pages. Limits that the user has set
+    (`MALLOC_TRIM_THRESHOLD_`) remain in effect.
     """
     bytes(_LARGEST_LEARNT)
 
@@ -297,14 +298,14 @@ def _keep_freed_memory() -> None:
 def _keep_memory_of_tensors() -> None:
     """Lets torch request huge pages for large tensors, except when the user has disabled huge pages.
 
-    Torch aligns each tensor to 64 bytes. Next to such an aligned tensor, older releases of glibc leave a gap, which may
-    never be reused. The next tensor of the same size then does not fit into the freed memory, so that the process grows
-    by one tensor each time, and all pages are new. With huge pages, tensors are aligned to the size of a page, and gaps
-    of that size are reused. Measured in a worker with glibc 2.36: with huge pages, filling a tensor of 20 MB takes no
-    page faults instead of 4,864, and filling a tensor of 38 MB takes 531 instead of 9,729. A worker that kept a small
-    tensor next to each large tensor of 20 MB grew by 1.2 GB after 60 items; with huge pages, it grows by 20 MB. Torch
-    reads the environment variable once, for its first tensor. With "fork", the setting of the main process applies if
-    the main process has already created a tensor.
+    Torch aligns each tensor to 64 bytes. Older releases of glibc leave a gap next to an aligned tensor, and this gap
+    may never be reused. Because of the gap, the next tensor of the same size does not fit into the freed memory, so the
+    process grows by one tensor each time and uses only new pages. With huge pages, torch aligns tensors to the size of
+    a page, and glibc reuses gaps of that size. Measurements in a worker with glibc 2.36: with huge pages, filling a
+    tensor of 20 MB causes 0 page faults instead of 4,864, and filling a tensor of 38 MB causes 531 instead of 9,729. A
+    worker that kept a small tensor next to each large tensor of 20 MB grew by 1.2 GB after 60 items. With huge pages,
+    the same worker grows by 20 MB. Torch reads the environment variable once, for its first tensor. With "fork", the
+    setting of the main process applies if the main process has already created a tensor.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
@@ -321,8 +322,8 @@ def _settle(thresholds: tuple[int, int, int]) -> None:
 
 
 def _limit_threads() -> None:
-    """Limits torch's operators to one thread per child, because the workers run in parallel. The limit is set now, or
-    once torch is imported.
+    """Limits torch's operators to one thread per child, because the workers run in parallel. If torch is not loaded
+    yet, the limit is set when torch is imported.
     """
 
     def limit(torch: Any) -> None:

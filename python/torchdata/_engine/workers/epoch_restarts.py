@@ -32,7 +32,7 @@ class RestartableEpoch:
             number after the last shard.
         resume: computes where each shard and the dispatching process resume, given the received items.
         before: the previous epoch and the children's positions in it; None if no part of the graphs keeps state beyond
-            an epoch. With `before`, each worker began this epoch with a snapshot.
+            an epoch. If `before` is given, each worker has begun this epoch with a snapshot.
     """
 
     number: int
@@ -57,7 +57,7 @@ class EpochRestarts(Restarts):
         self._repeating = frozenset()
 
     def _check(self, dead: Sequence[int]) -> None:
-        """Raises an error if a function was applied to the graphs."""
+        """Raises an error if a function was applied to the graphs, because a replacement would lack its effect."""
         if not self.has_called:
             return
         members, index = self._members, dead[0]
@@ -79,8 +79,8 @@ class EpochRestarts(Restarts):
             return
         members, starts = self._members, run.resume(received)
         begin = any(begins(start) for index in indices for start in members.starts_of(index, starts))
-        # State that is kept beyond an epoch is restored by repeating the end of the previous epoch. This repetition is
-        # not needed if there is a snapshot of the current epoch, because the snapshot contains this state.
+        # A replacement without a snapshot of the current epoch repeats the end of the previous epoch, to restore state
+        # that the graph keeps beyond an epoch. A snapshot of the current epoch already contains the state of the graph.
         repeats = run.before is not None and begin
         if repeats:
             assert run.before is not None

@@ -1,8 +1,9 @@
 """Runs a graph in a child, epoch by epoch: in a worker of a `DataLoader2`, or in the dispatching process.
 
 Role: carries out the main process's commands (start an epoch, call a function on the graph, stop). Between commands,
-the runner runs the graph of pipes, and sends the items. Commands are received between two items. `protocol::Obedience`
-in the engine decides how a command affects the running epoch, and this module executes the decision.
+the runner runs the graph of pipes, and sends the items. The runner receives commands between two items.
+`protocol::Obedience` in the engine decides how a command affects the running epoch, and this module executes the
+decision.
 
 A command is a tuple of its kind, its number on the link, the number of the epoch or function, and further arguments.
 """
@@ -62,8 +63,8 @@ class EpochRunner:
         self.obedience = Obedience(self.setup.dispatches)
         #: A command that was received during an epoch, and ends the epoch.
         self.pending: tuple[Any, ...] | None = None
-        #: The number of the running epoch. `start` is the position in the first shard at which this run of the epoch
-        #: began, and `opened` means that this run has opened a stream of dispatched items.
+        #: The number of the running epoch. `start` is the position in the first shard where this run of the epoch
+        #: began. `opened` is True once this run has opened a stream of dispatched items.
         self.epoch, self.start, self.opened = 0, Resumption(), False
         #: Whether a snapshot is being taken for which the main process waits.
         self._announces = False
@@ -145,8 +146,8 @@ class EpochRunner:
         assert self.dispatched is not None
         start = self.start
         if self.opened and start.share[0] > 0 and self.dispatched.share()[0] == start.passed:
-            # The previous run ended in the middle of a pass. This run requests no further items of that pass, so the
-            # pass has ended.
+            # The previous run ended in the middle of a pass. This run opens another stream, and requests no further
+            # items of the unfinished pass, so that pass has ended.
             self.start = start = replace(start, passed=start.passed + 1, share=(0, 0))
             self.dispatched.start_epoch(self.epoch, self.setup.window, None, None, start.passed)
         self.opened = True
@@ -273,8 +274,8 @@ class EpochRunner:
         return True
 
     def _meets_superseding(self) -> bool:
-        """Executes commands up to the command that interrupted the graph. Returns False if that command does not
-        arrive in time."""
+        """Executes commands up to the command that interrupted the graph. Returns False if the interrupting command is
+        late."""
         while (command := self.child.command_within(ORDERED)) is not None:
             if self._obey(command) == "leave":
                 return True

@@ -1,7 +1,7 @@
 """The children of a `DataLoader2` from the view of the main process: workers that run a graph, epoch by epoch.
 
-Role: runs in the main process. Sends commands to the children of a group (run an epoch, apply a function to the graph),
-and waits until they have obeyed. `epoch_restarts.py` replaces children that exit.
+Role: runs in the main process. Sends commands (run an epoch, apply a function to the graph) to the children of a group,
+and waits until the children have executed them. `epoch_restarts.py` replaces children that exit.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from torchdata._engine.workers.restart import Gone, Received
 from torchdata._observe.outside.stacks import answer_no_more
 from torchdata._observe.stats.counting import MAIN_PAGE
 
-#: The number of seconds that a child has to obey a command that the main process waits for.
+#: The number of seconds that a child has to execute a command that the main process waits for.
 OBEDIENCE = 600.0
-#: Seconds between two checks for blocked children during a wait for obedience.
+#: Seconds between two checks for blocked children while the main process waits until a command is executed.
 GLANCE = 0.002
 
 
@@ -214,8 +214,8 @@ class Children(Group):
     def call(self, function: Callable[[Any], Any]) -> None:
         """Applies `function` to the graph of every child, between two items, and waits until every child has done so.
 
-        A running epoch continues. From now on, the exit of a child is an error, because a replacement would lack the
-        effect of the function.
+        A running epoch continues. After this call, the exit of a child is an error, because a replacement would lack
+        the effect of the function.
         """
         self._check_alive()
         if self._restarts is not None:
@@ -230,14 +230,14 @@ class Children(Group):
         return self._restarts is not None and self._restarts.rests(index)
 
     def _await_obedience(self) -> None:
-        """Waits until all children have obeyed their last command."""
+        """Waits until all children have executed their last command."""
         deadline = time.monotonic() + OBEDIENCE
         try:
             for index in range(len(self._processes)):
                 began = time.monotonic()
                 while not self._is_resting(index) and not self._has_obeyed(index):
-                    # If a child waits for the dispatching process, it reaches its next item only if no worker is
-                    # blocked.
+                    # Without this call, a child that waits for the dispatching process could wait forever, because the
+                    # dispatching process may wait for a blocked worker.
                     self.collector.relieve(False)
                     began = self._end_if_it_hangs(index, began)
                     if time.monotonic() >= deadline:
@@ -248,8 +248,8 @@ class Children(Group):
             self.collector.relieve(True)
 
     def _end_if_it_hangs(self, index: int, began: float) -> float:
-        """Kills a child that has not obeyed since `began`, if too much time has passed. Returns the new start of the
-        wait."""
+        """Kills a child if it has spent too much time since `began` without executing its command. Returns the start of
+        the current wait: now if the child was killed, otherwise `began`."""
         hangs = None if self._restarts is None else self._restarts.hangs
         if hangs is not None and hangs.end_if_over(index, time.monotonic() - began):
             return time.monotonic()
@@ -261,7 +261,7 @@ class Children(Group):
         return self._processes[child].where_it_stands(page)
 
     def _has_obeyed(self, index: int) -> bool:
-        """Waits briefly for the child to obey its last command. Returns whether it has obeyed."""
+        """Waits briefly for the child to execute its last command. Returns whether the child has executed it."""
         members = self._members
         try:
             return members.commanders[index].wait_acknowledged(members.sent[index], GLANCE, self._look_at(index))
@@ -302,8 +302,8 @@ class Children(Group):
         if self._restarts is None:
             return self._check_alive
         process, rests = self._processes[index], self._restarts.rests
-        # If a worker waits for the dispatching process in the middle of an item, the worker obeys only after the
-        # dispatching process continues.
+        # If a worker waits for the dispatching process in the middle of an item, the worker executes a command only
+        # after the dispatching process continues.
         others = range(len(self._processes)) if self.dispatches else ()
 
         def look() -> None:

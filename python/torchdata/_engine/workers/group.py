@@ -2,10 +2,10 @@
 
 Role: runs in the main process. The group owns the links, the bells, the counters and the process objects, and
 `shutdown` releases all of them. `shutdown` is bounded in time, idempotent, and harmless in a forked child that
-inherited the object. The program defines what the children run and how the workers are named. The three kinds of
-groups (for graphs, datasets and functions of nodes) derive from `Group`, send commands through `members.commanders`,
-and read from the collectors that they create. `processes/start.py` starts children, `restart.py` replaces them, and
-`processes/shutdown.py` ends them.
+inherited the object. The program defines what the children run and how the workers are named. There are three kinds of
+groups: for graphs, datasets and functions of nodes. Each kind derives from `Group`, sends commands through
+`members.commanders`, and reads items from the collectors that it creates. `processes/start.py` starts children,
+`restart.py` replaces them, and `processes/shutdown.py` ends them.
 """
 
 from __future__ import annotations
@@ -61,8 +61,7 @@ class Group(OwnsChildren):
         dispatch_window: number of items that the dispatching process may be ahead of each worker.
         memory_budget: bytes of shared memory for the items that the children send; None for a quarter of the machine's
             memory.
-        commands: bytes of shared memory for the commands to each child; 0 for a ring only, over which larger commands
-            are streamed.
+        commands: bytes of shared memory for the commands to each child; with 0, commands are streamed through a ring.
         full_stats: whether the time of each pipe is measured.
         pages: the pages of the children on the board of a loader that reads the group in threads; None for a board of
             their own.
@@ -242,8 +241,8 @@ class Group(OwnsChildren):
 
         Args:
             outputs: the links of consecutive workers.
-            first: the number of the first of these workers.
-            num_shards: the number of shards that these workers run; None for one shard for each worker.
+            first: the number of the first worker.
+            num_shards: the number of shards that the workers run; None for one shard for each worker.
             in_order: whether items are taken from the shards in strict turn.
             timeout: seconds to wait for an item; None for no limit.
         """
@@ -309,7 +308,7 @@ class Group(OwnsChildren):
 
 
 def _count_no_more(counting: Counting) -> None:
-    """Ends the counting of the main process for a group with counters that do not belong to a loader."""
+    """Ends the counting of the main process for a group that has its own board instead of a loader's board."""
     counting.end()
     counting.close()
     counting.board.close_descriptor()
@@ -361,8 +360,8 @@ def pickled_program(
     Args:
         obj: the object to pickle.
         refined: returns the pickler class to use, given the class that it must derive from.
-        copies_shared: whether tensors in shared memory are copied. If False, these tensors are copied only if pickle is
-            not possible, with a warning.
+        copies_shared: whether tensors in shared memory are copied. If False, the tensors are copied only if a child
+            cannot import the object's functions and classes, with a warning.
 
     Returns:
         The pickle, and the large buffers that belong to it. Tensors that overlap share one buffer.

@@ -1,14 +1,14 @@
 """Finds children that hang while the main process waits for them, reports their stacks, and kills them.
 
-Role: runs in the main process. The collector calls this module in the waiting thread, and so does any code that waits
-for an answer of a child. A process that hangs is killed, and its activity is recorded. From then on, the exit of this
-process is handled like any other exit (`restart.py`).
+Role: runs in the main process. The collector, and all code that waits for a reply of a child, call this module in the
+waiting thread. A process that hangs is killed, and its activity is recorded. The exit of a killed process is handled
+like any other exit (`restart.py`).
 
-A process hangs if the main process has waited for it for the whole `timeout` while none of its counters changed,
-because no pipe of its graph has yielded an item and the process has sent nothing. Processor time is not a sign of
-progress, because an endless loop also uses processor time. The user can therefore set `patience`, a longer limit for a
-process that uses the processor according to the kernel. A process that waits for another process is not at fault,
-except when it is stopped.
+A process hangs if the main process has waited for the process during the whole `timeout` and none of the process's
+counters has changed. The counters change when a pipe yields an item, or when the process sends something. Processor
+time is not a sign of progress, because an endless loop also uses processor time. The user can set `patience`, a longer
+limit for a process that uses the processor according to the kernel. A process that waits for another process is not at
+fault, except when it is stopped.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Survived:
     """The kinds of exits after which a child is replaced.
 
     Args:
-        deaths: whether children that exit by themselves are replaced.
+        deaths: whether children that exit unexpectedly are replaced.
         hangs: seconds after which a child that hangs is killed and replaced; None if such children are not killed.
         patience: the limit for a child that uses a processor; None for the limit of `hangs`.
     """
@@ -49,7 +49,8 @@ class Survived:
 
     @classmethod
     def chosen(cls, loader: Any) -> Survived:
-        """Creates the object from the arguments that a loader, a reading service or a node has as attributes."""
+        """Creates the object from the attributes of a loader, a reading service or a node: `on_worker_exit`,
+        `on_timeout`, `timeout` and `patience`."""
         hangs = loader.timeout if loader.on_timeout == "restart" else None
         return cls(loader.on_worker_exit == "restart", hangs, loader.patience)
 
@@ -137,7 +138,7 @@ class Hangs:
         board: the board with the counters of the processes.
         first_page: the page of the first child on the board.
         seconds: the timeout.
-        patience: the timeout in seconds for a child that works; None for the same timeout.
+        patience: the timeout in seconds for a child that uses a processor; None to apply `seconds` to all children.
         in_order: whether the main process waits for one specific worker.
     """
 
@@ -197,8 +198,8 @@ class Hangs:
         return ended
 
     def end_if_over(self, child: int, waited: float) -> bool:
-        """Kills a child if the main process has waited too long for an answer other than an item. The caller repeats
-        the call during the wait. Returns whether the wait was too long.
+        """Kills a child if the main process has waited too long for an answer other than an item. The caller must call
+        this method repeatedly while it waits. Returns whether the wait was too long.
         """
         if waited < self.seconds:
             self._works(child, None)
@@ -239,8 +240,8 @@ class Hangs:
         return self._members.processes[child].has_page(page)
 
     def _fault(self, chain: list[int], pages: dict[int, Any]) -> int:
-        """Returns the child at fault: a stopped child of the chain, otherwise the last child of the chain, or the first
-        child if the children wait in a circle.
+        """Returns the child at fault in a chain of waiting children: a stopped child if there is one, the first child
+        if the chain is a circle, or else the last child.
         """
         stopped = next((child for child in chain if self._is_stopped(child)), None)
         if stopped is not None:
@@ -253,9 +254,7 @@ class Hangs:
         return self._members.processes[child].is_stopped
 
     def _is_over(self, child: int, page: Any, still: float, limit: float) -> bool:
-        """Returns whether a child without progress for `still` seconds hangs. A child that has not started yet does not
-        hang.
-        """
+        """Returns whether a child hangs after `still` seconds without progress; False while the child is starting."""
         if not self._members.processes[child].is_up:
             return False
         begins = page is None or not self._is_at(page, child) or not _runs(page)
@@ -269,7 +268,7 @@ class Hangs:
         """Returns whether a child counts as working, according to the measurement over its last half timeout. Until the
         first measurement, a child counts as working.
 
-        If the user has set no patience, the result does not matter.
+        If the user has not set `patience`, the result has no effect.
         """
         if self.most == self.seconds:
             return False

@@ -1,10 +1,10 @@
 """The interface between the engine and the programs that children run: a program, and the runner that carries out
 commands for it.
 
-Role: the engine handles processes, links and commands. Three kinds of programs run in it: the graphs of `DataLoader2`,
-the datasets of `StatefulDataLoader` and the functions of nodes. The main process pickles a program once for all
-children that run it. The program's class specifies the runner, and defines the words in messages that differ between
-the three kinds.
+Role: the engine itself handles only processes, links and commands. The engine runs three kinds of programs: the graphs
+of `DataLoader2`, the datasets of `StatefulDataLoader` and the functions of nodes. The main process pickles a program
+once for all children that run it. The class of a program specifies the runner, and defines the words in messages that
+differ between the three kinds of programs.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Program(ABC):
     worker_name: ClassVar[str] = "worker process {}"
     #: The activity of a worker, in the words of the error that reports its exit.
     stage: ClassVar[str] = "reading items"
-    #: Words for messages: the noun for a worker's results, the moment since which these results are counted, and what
-    #: the user should fix if one result ends its process each time.
+    #: Words for messages: what a worker computes, since when these results are counted, and what the user should
+    #: correct if one result always ends its process.
     item: ClassVar[str] = "item"
     counted: ClassVar[str] = " in the epoch"
     mended: ClassVar[str] = "pipe"
-    #: The names of the modules that unpickling the program imports, as far as they need much memory.
+    #: The names of the modules that unpickling the program imports and that need much memory.
     modules: Sequence[str] = ()
 
     @abstractmethod
@@ -157,11 +157,11 @@ class EpochProgram(Program):
         return [self]
 
     def enter(self) -> None:
-        """The runner calls this method before this program runs in a process that has run another shard's program,
+        """The runner calls this method when it switches the process from another shard's program to this program,
         unless `globals` says that nothing else must be exchanged."""
 
     def leave(self) -> None:
-        """The runner calls this method before another shard's program runs, with the same exception."""
+        """The runner calls this method before it switches the process to another shard's program; see `enter`."""
 
     @abstractmethod
     def snapshot(self, most: int | None = None, *, begins: bool = False) -> tuple[int, tuple[int, int], bytes] | None:
@@ -196,6 +196,6 @@ class EpochProgram(Program):
 
     @abstractmethod
     def call(self, function: Callable[[Any], Any]) -> None:
-        """Applies a function of the main process to the graph. If the function returns a graph, this graph replaces the
-        old graph in the next epoch.
+        """Applies a function that the main process has sent to the graph. If the function returns a graph, this graph
+        replaces the old graph in the next epoch.
         """

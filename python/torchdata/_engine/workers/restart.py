@@ -39,7 +39,7 @@ ROOM = 3.0
 #: Seconds between two checks while the main process waits for a condition.
 GLANCE = 0.01
 
-#: For each shard, the received items and the newest snapshot before that position; then the matching snapshot of the
+#: The received items of each shard with the newest earlier snapshot, followed by the matching snapshot of the
 #: dispatching process.
 Received = tuple[list[tuple[Account, Kept | None]], KeptDealt | None]
 
@@ -84,8 +84,8 @@ class Restarts:
         self._made: list[tuple[int, Link | None, int | OwnedDescriptor]] | None = None
 
     def keep_forker(self) -> None:
-        """Starts the process that forks replacements, under the start method "fork". After the start of that process,
-        the main process drops the programs.
+        """Starts the process that forks replacements, under the start method "fork". After the forking process has
+        started, the main process drops its own copies of the programs.
         """
         if start_method_of(self._context) == "fork":
             members = self._members
@@ -129,7 +129,7 @@ class Restarts:
     # -- overridden by subclasses ------------------------------------------------------------------
 
     def _check(self, dead: Sequence[int]) -> None:
-        """Raises an error if replacements could not resume."""
+        """Raises an error if replacements of the exited children could not resume."""
 
     def _command(self, indices: Sequence[int], received: Received, ended: Sequence[bool]) -> None:
         """Commands replacements to resume after the received items; see `on_replace`."""
@@ -141,7 +141,7 @@ class Restarts:
 
         Args:
             received: for each shard, the number of received items.
-            ended: for each shard, whether it sends nothing more in this epoch.
+            ended: for each shard, whether the shard sends no further items in this epoch.
             paused: whether the workers are paused. If all children are paused, the exit does not count as a failed
                 attempt.
 
@@ -166,7 +166,7 @@ class Restarts:
         return wanted
 
     def _ended(self, ended: Sequence[bool]) -> list[bool]:
-        """Returns for each worker whether all its shards have ended. The argument has one value for each shard."""
+        """Returns for each worker whether all its shards have ended. `ended` contains one value for each shard."""
         members = self._members
         return [all(ended[shard] for shard in members.shards_of(worker)) for worker in range(members.num_workers)]
 
@@ -209,7 +209,7 @@ class Restarts:
     def on_replace(
         self, indices: Sequence[int], received: Received, ended: Sequence[bool]
     ) -> list[tuple[int, Link | None, int | OwnedDescriptor]]:
-        """Starts replacements for these children, which resume after the received items.
+        """Starts replacements for the given children. The replacements resume after the received items.
 
         Args:
             received: the items that were received from each shard.
@@ -267,7 +267,7 @@ class Restarts:
         ]
 
     def _give_up(self, indices: Sequence[int], error: OSError) -> NoReturn:
-        """Leaves the children without processes, and raises an error. The next epoch tries to start the given-up
+        """Leaves the children without processes, and raises an error. The next epoch tries to start the missing
         children."""
         members = self._members
         for index in indices:

@@ -5,10 +5,9 @@ descriptor of this memory. `/proc` exposes the descriptor to users who may inspe
 The memory is mapped read-only, and the observed processes are not changed. Only reading a stack sends a signal (see
 `stacks`).
 
-If root inspects processes of other users, their memory may contain anything, so it must be sealed against shrinking,
-the numbers in it are compared with its size, and control characters are removed from its texts. A board that fails
-these checks is reported and left out. If a loader runs in a container, its board contains process ids of this
-container.
+If root inspects processes of other users, the memory may contain anything. The memory must be sealed against shrinking,
+all numbers in it are compared with its size, and control characters are removed from its texts. A board that fails a
+check is reported and left out. If a loader runs in a container, its board contains process ids of this container.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ class Attached:
 
 
 def _boards_of(pid: int) -> Iterator[tuple[tuple[int, int], str]]:
-    """Yields the boards of counters that a process holds descriptors of, each with its identity and path."""
+    """Yields the identity and the path of each board of counters for which a process has a descriptor."""
     folder = f"/proc/{pid}/fd"
     for descriptor in os.listdir(folder):
         path = f"{folder}/{descriptor}"
@@ -177,8 +176,8 @@ def find(pid: int | None = None) -> list[Attached]:
 
 
 def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached | None:
-    """Returns the loader of a process's board. Returns None if another process is the main process of the loader, or if
-    the memory is not a board."""
+    """Returns the loader to which a process's board belongs. Returns None if another process is the main process of the
+    loader, or if the memory is not a board."""
     try:
         board = StatsBoard.observe(path)
         damage = board.damage()
@@ -212,8 +211,8 @@ def _holds(pid: int, identity: tuple[int, int]) -> bool:
 
 
 def attach(pid: int | None = None) -> list[Attached]:
-    """Does the same as `find`, but accepts a worker. If a process has no loader, the loaders of its parent are
-    returned, because the process may be a worker. Raises NoLoaderError if no loader was found."""
+    """Returns the same loaders as `find`, but also accepts the id of a worker. If a process has no loader, the loaders
+    of its parent are returned, because it may be a worker. Raises NoLoaderError if no loader was found."""
     found = find(pid)
     if not found and pid is not None:
         found = [one for one in find(_parent(pid)) if pid in _pids(one)]

@@ -4,15 +4,15 @@ Role: each process of a loader answers a real-time signal by writing the stack o
 memory. The counters of the process name the signal and the descriptor, and a user who may signal the process reads the
 memory through `/proc`. `faulthandler` writes the answer in the signal handler, in C and without the interpreter's lock,
 so that a process that hangs in native code also answers. The handler inspects only the main thread's own stack, which
-does not change meanwhile. Stacks of other threads can change, and their memory can be freed while they are read.
-Workers therefore also handle a second signal, with a signal handler in Python. The Python handler writes the stacks of
-a worker's other threads. It holds the interpreter's lock, so all other threads are paused. The Python handler runs once
-the main thread runs Python code or checks for signals, for example while it waits for a thread that hangs.
+does not change while the handler runs. Stacks of other threads can change, and their memory can be freed while they are
+read. For the stacks of its other threads, a worker handles a second signal with a signal handler in Python. The Python
+handler holds the interpreter's lock, so all other threads are paused. The Python handler runs once the main thread runs
+Python code or checks for signals, for example while it waits for a thread that hangs.
 
-A signal would terminate a process that has not installed its handler yet, or has removed it. The page is therefore
-empty until the handler is installed, and the observer checks for the handler. From the process's first loader on, the
-signal is ignored whenever there is no handler. Only the main thread can ignore signals. If another thread creates the
-first loader, the process therefore keeps the handler and its memory.
+A signal would terminate a process that has not installed its handler yet, or has removed it. A process's page contains
+no signal until the handler is installed, and an observer checks for the handler before sending the signal. After its
+first loader, a process ignores the signal whenever no handler is installed. Only the main thread can ignore signals. If
+another thread creates the first loader, the process keeps the handler and its memory until it exits.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ __all__ = [
     "where_it_stands",
 ]
 
-#: Maximum size of the answers in bytes. A process that has written more bytes starts from an empty file in its next
-#: epoch.
+#: Maximum size of the answers in bytes. Larger answers are deleted when the next epoch of the process begins.
 MOST = 1 << 20
 #: Seconds between two checks for a complete answer.
 LOOK = 0.005
@@ -70,16 +69,16 @@ _STATES = {
 
 
 class _Answering:
-    """The signals, the memory and the pages with which this process answers."""
+    """The signals that this process answers, the memory for the answers, and the pages that contain the signals."""
 
     def __init__(self, inherited: _Answering | None = None) -> None:
         self.signal: int = 0 if inherited is None else inherited.signal
         #: The signal for the stacks of a worker's other threads; 0 if the worker does not answer this signal.
         self.others: int = 0
-        #: Whether the signal is ignored while the handler is missing.
+        #: Whether the process ignores the signal when no handler is installed.
         self.ignored: bool = inherited is not None and inherited.ignored
-        #: The memory's descriptor and inode. The two numbers are one value, so that a fork by another thread copies
-        #: either both or neither.
+        #: The memory's descriptor and inode. The two numbers are assigned as one tuple, so that a fork by another
+        #: thread never copies only one of them.
         self.opened: tuple[int, int] = (-1, 0)
         #: The descriptor and inode that were inherited from the parent process, until they are closed here.
         self.inherited: tuple[int, int] = (-1, 0)
@@ -119,7 +118,7 @@ def answer_for_stacks(board: StatsBoard, page: int) -> None:
     if not hasattr(os, "memfd_create") or not hasattr(signal, "SIGRTMAX"):
         return
     with now.lock, contextlib.suppress(OSError):
-        # The page is added first, so that the end of another loader does not close the memory now.
+        # The page is added first, so that another loader that ends at this moment does not close the memory.
         now.pages.add((id(board), page))
         if not _is_open(now.opened) and not _open(now):
             now.pages.discard((id(board), page))
@@ -131,7 +130,7 @@ def answer_for_stacks(board: StatsBoard, page: int) -> None:
 
 def _open(now: _Answering) -> bool:
     """Opens the memory and installs the handler that writes to it; returns False if no signal is free."""
-    # the program has installed its own handler since
+    # the program has installed its own handler for the signal in the meantime
     if not now.signal or (now.ignored and signal.getsignal(now.signal) != signal.SIG_IGN):
         now.signal, now.ignored = _free_signal(), False
     if not now.signal:
@@ -276,8 +275,8 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
 
 
 def _others_of(pid: int, number: int, answers: int, size: int) -> str:
-    """Returns the stacks of a process's other threads if they arrive in time. The file was already read up to
-    `size`."""
+    """Returns the stacks of a process's other threads if they arrive in time. `size` is the number of bytes that were
+    already read from the file."""
     if not _handles(pid, number):
         return ""
     os.kill(pid, number)
@@ -292,7 +291,7 @@ def _others_of(pid: int, number: int, answers: int, size: int) -> str:
 
 
 def _handles(pid: int, number: int) -> bool:
-    """Returns whether a process has a handler for the real-time signal, which would otherwise terminate it."""
+    """Returns whether a process has a handler for the real-time signal, and survives the signal."""
     if not signal.SIGRTMIN < number < signal.SIGRTMAX:
         return False
     try:

@@ -3,8 +3,8 @@ doing.
 
 Role: the functions run with the interpreter's lock. The main process's collector calls this module in the thread that
 waits for workers. If the main process itself hangs, the extension's thread that monitors calls of `next` calls this
-module. The extension's thread ends before each fork and restarts with the next item, so that neither the child nor
-Python's own check for threads finds it.
+module. The extension's thread ends before each fork and restarts with the next item, because Python warns about forks
+of processes with threads.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class WaitWarning(RuntimeWarning):
 
 def warn_of_stalls(children: Any, seconds: float | None) -> None:
     """Makes the main process warn after this number of seconds without an item. The warning is repeated whenever the
-    wait has doubled."""
+    waiting time has doubled."""
     children.stall_warning = seconds
     if seconds is None:
         return
@@ -83,7 +83,7 @@ class Patience:
     def __init__(self, children: Any, seconds: float) -> None:
         self._children, self._seconds = weakref.ref(children), seconds  # threads must not keep the processes alive
         self._lock = threading.Lock()
-        #: Returns whether a thread waits for an item of these processes.
+        #: Returns whether a thread waits for an item of the processes.
         self.is_awaited: Callable[[], bool] = bool
         #: The number of items that have arrived, and this number at the last check.
         self.came = self._seen = 0
@@ -98,8 +98,8 @@ class Patience:
             self._late.pop(number, None)
 
     def look(self, number: int) -> None:
-        """The waiting thread calls this method repeatedly while it waits for a process. Warns, in one thread only,
-        about the process that is latest."""
+        """The waiting thread calls this method repeatedly while it waits for a process. Only one thread issues the
+        warning. The warning names the process that has been late for the longest time."""
         now = time.monotonic()
         self._late.setdefault(number, now)
         if self.came != self._seen or not self.is_awaited():
@@ -130,7 +130,7 @@ def warn_in_thread(warning: Warning) -> None:
 def _words(
     children: Any, peer: int | None, waited: float, ask: Callable[[dict[str, Any]], tuple[str, str]] | None = None
 ) -> str:
-    # Imported only when there is a problem.
+    # The module is imported only when there is a problem.
     from torchdata._observe.outside.stacks import where_it_stands
     from torchdata._observe.show.table import duration
     from torchdata._observe.stats.diagnosis import blame
@@ -188,8 +188,8 @@ def _on_call_stall(number: int, waited: float, thread: int) -> None:
     while _is_ours(fault) and fault.f_back is not None:
         fault = fault.f_back
     module = fault.f_globals.get("__name__", "")
-    # The warning must name the position of the main thread, not of this thread. Without a registry, Python shows every
-    # such warning.
+    # The warning must name the position of the main thread, not of this thread. No registry is passed, so Python shows
+    # the warning each time.
     warnings.warn_explicit(words, StallWarning, fault.f_code.co_filename, fault.f_lineno, module)
 
 
@@ -209,8 +209,8 @@ def _is_ours(frame: Any) -> bool:
 
 
 def _words_of_main(board: Any, waited: float, thread: int) -> str | None:
-    """Returns the text of the warning. Returns None if the main process waits for another process, because the
-    collector reports this case."""
+    """Returns the text of a warning about the main process. Returns None if the main process waits for another process,
+    because the collector warns about such a wait."""
     from torchdata._observe.outside.stacks import kernel_state, own_stack
     from torchdata._observe.show.table import duration
     from torchdata._observe.stats.reading import read_board, summarise

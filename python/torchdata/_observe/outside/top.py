@@ -102,7 +102,7 @@ def live(pid: int | None, interval: float, stacks: bool) -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """Yields a function that waits a number of seconds for a key, and returns it."""
+    """Context with a function that waits at most a number of seconds for a pressed key, and returns the key."""
     if not sys.stdin.isatty():
 
         def nothing(seconds: float) -> str:

@@ -1,2 +1,2 @@
-"""Displays of a loader: tables, pictures, notebooks, progress, words. The modules are imported only when they are
-used."""
+"""Displays of a loader: tables, pictures, notebooks, progress, words. The modules of this package are imported only
+when they are used."""

@@ -1,4 +1,4 @@
-"""The picture of a loader: its processes from top to bottom, their pipes, and the flow of items between them.
+"""The picture of a loader: its processes from top to bottom, their pipes, and the items that flow between the pipes.
 
 Role: converts statistics to nodes and arrows. Workers that run the same pipes form one group, and the numbers of a
 group are sums or means.

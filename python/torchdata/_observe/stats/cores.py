@@ -17,12 +17,10 @@ __all__ = ["workers_that_fit"]
 
 
 def workers_that_fit(stats: LoaderStats) -> tuple[float, float]:
-    """Returns the number of workers for which there are enough cores, as a lower and an upper bound. Remote workers use
-    the cores of their machines.
-    """
+    """Returns a lower and an upper bound for the number of workers with enough cores; infinite for remote workers."""
     if any(worker.node is not None for worker in stats.workers):
         return math.inf, math.inf
-    # A process also computes while it starts, before its first item.
+    # A process may also use a processor for its start, before the first item of each epoch.
     before = (stats.first_item_seconds or 0.0) * (stats.epochs + 1)
     processors = _processors_of(stats.workers or stats.processes, before)
     if processors is None:
@@ -37,8 +35,7 @@ def workers_that_fit(stats: LoaderStats) -> tuple[float, float]:
 
 
 def _filling(free: float, processors: float) -> float:
-    """Returns how many workers fill the free cores, if each worker uses `processors` cores. More workers would not be
-    faster."""
+    """Returns how many workers keep the free cores busy, if each worker uses `processors` cores."""
     return max(1, math.floor(free / processors + 0.5)) if processors > 0 else math.inf
 
 
@@ -46,15 +43,14 @@ def _processors_of(processes: Iterable[ProcessStats], before: float) -> tuple[fl
     """Returns how many processors a process would keep busy while it works, if no other programs ran: a lower and an
     upper bound.
 
-    If other programs run, a process must wait for a processor and takes longer, but this wait does not count as the
-    process's own waiting.
+    The result is corrected for the time that a process waited for a processor because of other programs.
 
     Args:
-        before: the seconds for which each process may have used a processor before the process worked on items.
+        before: the maximum number of seconds of processor time that each process has used before its first item.
             Processor time is counted from the start of a process, and includes imports.
 
     Returns:
-        The two bounds; None if they are unknown.
+        The lower and the upper bound; None if the processor times are unknown.
     """
     processes = list(processes)
     busy = sum(one.busy_seconds for one in processes)

@@ -21,7 +21,7 @@ __all__ = ["MAIN_PAGE", "PIPES", "Counting", "Pages"]
 
 #: The page of the main process. Pages of the child processes follow, with the dispatching process last.
 MAIN_PAGE = 0
-#: The maximum number of counted pipes per process. The last pipe is always counted.
+#: The maximum number of counted pipes per process. The last pipe of a graph is always counted.
 PIPES = 60
 MAIN, WORKER, DISPATCHER = 1, 2, 3
 
@@ -60,7 +60,7 @@ class Counting:
         self._epoch = 0
 
     def adopt_child(self, setup: Any, sender: Sender, dispatched: Collector | None, commands: Collector) -> None:
-        """Takes the page of a worker or of the dispatching process.
+        """Takes the page of counters of a worker or of the dispatching process.
 
         Args:
             setup: the `ChildSetup`.
@@ -77,7 +77,7 @@ class Counting:
         answer_for_stacks(self.board, self.page)
 
     def adopt_main(self) -> None:
-        """Takes the page of the main process."""
+        """Takes the main process's page of counters."""
         self.board.adopt(self.page, MAIN, 0)
         answer_for_stacks(self.board, self.page)
 

@@ -23,8 +23,8 @@ class Family:
     """A metric family: measurements with the same name.
 
     Args:
-        name: the name without the prefix `torchdata_`; names of counters are also without the suffix `_total`. If a
-            declaration contains "", the name of the field is used.
+        name: the name without the prefix `torchdata_`; names of counters are also without the suffix `_total`. If
+            `name` is empty in a declaration, the name of the field is used.
         kind: "counter" for values that only increase, or "gauge".
         help: the meaning of the measurement.
         labels: the labels, in addition to the rank, that distinguish the measurements of the family.
@@ -52,7 +52,7 @@ def told(meaning: str, family: Family | None = None, *, summed: str = "", **opti
     Args:
         meaning: the text for the class docstring and for exporters.
         family: the exported measurement; None if the field is not exported.
-        summed: what the field is a sum over, or "most" for the maximum.
+        summed: "workers" or "processes" for a sum over all workers or processes, "most" for the maximum.
     """
     return field(metadata={_HELP: meaning, _FAMILY: family, _SUM: summed}, **options)
 

@@ -40,7 +40,7 @@ _LITTLE = frozenset(
 )
 #: Maximum number of workers to suggest.
 MOST_WORKERS = 64
-#: The smallest fraction of a pipe's time that is realistic after optimization. A smaller fraction is not suggested.
+#: The smallest fraction of a pipe's time that advice suggests, because less is not realistic.
 WITHIN_REACH = 0.1
 #: Minimum seconds per item for suggesting workers. Receiving an item from a worker takes at least half a microsecond.
 WORTH_A_WORKER = 2e-6
@@ -289,10 +289,11 @@ def sending(stats: LoaderStats) -> Verdict | None:
     if not workers or stats.dispatching or stats.items < MANY or any(worker.node is not None for worker in workers):
         return None
     items = max(1, sum(worker.items for worker in workers))
-    # A worker counts as busy while it waits for a core. On a busy machine, this time would exceed the time of tiny
-    # items, and the system does not count the time that the host gives to other virtual machines. The times of pipes
-    # are used instead of this time if they are known. The rule `packing` recognizes items that take long outside of the
-    # pipes.
+    # A worker counts as busy while it waits for a core. On a busy machine, the wait for a core would exceed the time of
+    # tiny items, so the wait is subtracted. In a virtual machine, the result is still too large, because the system
+    # does not count the time that the host gives to other virtual machines. If the times of all pipes are known, and
+    # their sum is smaller, the sum is used as the time of the items. The rule `packing` recognizes items that take long
+    # outside of the pipes.
     worked = sum(max(0.0, worker.busy_seconds - (worker.waits_for_cpu_seconds or 0.0)) for worker in workers)
     in_pipes = [pipe.own_seconds for worker in workers for pipe in worker.pipes]
     each = worked / items
@@ -432,8 +433,8 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
     others = [worker for worker in workers if worker is not slow]
     usual = median(other.busy_seconds / other.items for other in others)
     blamed = stats.waited_for.get(slow.name, 0.0) / stats.waiting_seconds
-    # On a busy machine, the main process also waits for workers that the system has suspended. Suspended workers are
-    # usually ahead of the main process, but the slow worker is not.
+    # On a busy machine, the main process also waits for workers that the system has suspended. A suspended worker has
+    # usually produced items in advance and waits for free space, whereas the slow worker never waits for free space.
     behind = median(other.room for other in others) - slow.room > 0.3
     if each < 1.7 * usual or (blamed < 0.6 and not behind):
         return None

@@ -38,7 +38,7 @@ class Flag(enum.IntFlag):
     PUT_OFF = 32
 
 
-#: Pipes that yield each item that they read, by class name. A subclass counts as the same class.
+#: Pipes that yield each item that they read, by class name. The flags also apply to subclasses.
 _HOLDERS = {
     "_PrefetchBase": Flag.HOLDS | Flag.THREAD,
     "Shuffler": Flag.HOLDS,
@@ -81,9 +81,9 @@ def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str,
 
 
 def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
-    """Returns the code of the user's dataset that a pipe reads, if the pipe does nothing else.
+    """Returns the code of the user's dataset that a pipe reads; empty if the pipe also does other work.
 
-    If map-style pipes are not timed, the reading pipe represents them in the statistics.
+    A map-style pipe that is not timed has no row in the statistics, so the pipe that reads it shows the code.
     """
     if not isinstance(pipe, IterDataPipe):
         return codes_of_dataset(pipe, INDEXED)

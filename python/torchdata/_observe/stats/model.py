@@ -1,6 +1,6 @@
 """The statistics of a loader as plain, immutable values.
 
-Role: the data that `DataLoader2.stats` returns. The module `reading` creates it from the counters of the processes.
+Role: the data that `DataLoader2.stats` returns, computed by the module `reading` from the counters of the processes.
 Times are in seconds, sizes in bytes, and fractions between 0 and 1. None means that a value was not measured.
 """
 
@@ -235,7 +235,7 @@ class LoaderStats:
 
     @property
     def dispatching(self) -> ProcessStats | None:
-        """The dispatching process, if there is one."""
+        """The statistics of the dispatching process; None if there is no dispatching process."""
         return next((process for process in self.processes if process.role == "dispatching"), None)
 
     @property
@@ -265,7 +265,7 @@ class LoaderStats:
 
 
 def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Returns the sums of counts, by kind."""
+    """Returns the sum of several counts for each kind."""
     sums: Counter[str] = Counter()
     for one in counts:
         sums.update(one)

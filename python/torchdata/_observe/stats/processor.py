@@ -32,7 +32,7 @@ def working_time(pid: int) -> float | None:
     """Returns the number of seconds that a process's threads ran or, where known, waited for a processor; None if there
     is no such process.
 
-    The result decreases when a thread ends, because the time of that thread is then unknown.
+    The result decreases when a thread ends, because the time of an ended thread is unknown.
     """
     times = processor_times(pid)
     if times is not None:
@@ -45,8 +45,7 @@ def working_time(pid: int) -> float | None:
 
 
 def _fields(pid: int) -> list[int]:
-    """Returns the numbers in `/proc/PID/stat` after the name, as in proc_pid_stat(5). The state letter is replaced by
-    0."""
+    """Returns the numbers in `/proc/PID/stat` after the name, as in proc_pid_stat(5). 0 replaces the state letter."""
     with open(f"/proc/{pid}/stat") as file:
         return [0, *map(int, file.read().rpartition(")")[2].split()[1:])]
 

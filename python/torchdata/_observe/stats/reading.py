@@ -77,7 +77,7 @@ def _elapsed(wait: Mapping[str, int], at: int) -> int:
 
 
 def _as_of(page: Page | None, reading: Reading) -> int:
-    """Returns the time when a page was valid. Pages of remote processes arrive with a delay."""
+    """Returns the time at which the counters of a page were current. Pages of remote processes arrive with a delay."""
     return min(reading.at, page["heard"]) if page is not None and page["heard"] else reading.at
 
 
@@ -360,8 +360,8 @@ def _skipped_kinds(pipe: Page, before: Page | None) -> dict[str, int]:
 
 
 def pipe_at_work(page: Page) -> str | None:
-    """Returns the pipe that a process is running. The pipe is determined from measured times, or otherwise from an item
-    that was not yielded yet.
+    """Returns the pipe that a process is running. If times are measured, the page names the pipe. If times are not
+    measured, the pipe is returned that has read an item and has not yielded it yet.
 
     Returns None if the pipe is unknown.
     """

@@ -1,7 +1,8 @@
 """The recorder of a loader's statistics: finds or creates the board, registers the pipes, and reads the board.
 
-Role: owned by one `DataLoader2`, in the main process. If the service starts processes, the board of counters belongs to
-these processes. Without such processes, the board has one page. Loading never fails because of statistics.
+Role: owned by one `DataLoader2`, in the main process. If the reading service starts processes, the recorder uses the
+board of counters of these processes. If all pipes run in the main process, the recorder creates a board with one page.
+Loading never fails because of statistics.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class Recorder:
         self._is_damage_told = False
         #: The processes that ran the graph in the last epoch.
         self._processes: Any = None
-        #: Returns the service's sentences for the space below the table.
+        #: Returns sentences of the reading service that are displayed below the table of statistics.
         self._notes: Callable[[], Sequence[str]] = tuple
 
     def begin(self, service: CountedService, datapipe: Any, delivery: Delivery) -> None:
@@ -164,7 +165,7 @@ class Recorder:
         counting = self._counting
         if counting is not None and self._pid == os.getpid():
             # The counters are stored unprocessed, because nothing can be imported at interpreter exit. The counters are
-            # stored before the board is released, because another thread may request statistics meanwhile.
+            # stored before the board is released, because another thread may request statistics at the same time.
             board = counting.board
             self._warn_of_damage(board)
             self._last = time.monotonic_ns(), board.full, board.read()

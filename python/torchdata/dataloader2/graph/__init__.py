@@ -1,4 +1,4 @@
-"""Tools that look at a pipe graph and change it: find, list, replace, remove and seed its pipes.
+"""Functions that inspect and change a pipe graph: find, list, replace, remove and seed its pipes.
 
 A graph is a nested dictionary `{id(pipe): (pipe, graph of its sources)}` with one entry, the last pipe. A graph
 describes the connections at the moment when `traverse_dps` was called.
@@ -30,5 +30,5 @@ __all__ = [
     "traverse_dps",
 ]
 
-# The location and name of `DataPipeGraph` in 0.9.
+# torchdata 0.9 had this function under this name in `graph.utils`.
 setattr(utils, "_find_replicable_branches", cutting.find_replicable_branches)  # noqa: B010 - not known to checkers there

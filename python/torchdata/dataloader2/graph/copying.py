@@ -105,7 +105,7 @@ class _Sharing:
         self._left = 0
 
     def pin_attributes(self, pipe: Any) -> None:
-        """Adds the objects that a copy of the pipe shares with the pipe to the memo."""
+        """Adds to the memo all objects that the copy of a pipe shares with the pipe."""
         data = getattr(type(pipe), "data_attributes", ())
         for name, value in list(vars(pipe).items()):
             if name in data and not self._refers(value):
@@ -114,7 +114,7 @@ class _Sharing:
                 self.pin(value)
 
     def pin(self, value: Any) -> None:
-        """Adds the objects that a copy of one attribute's value shares with the value to the memo."""
+        """Adds to the memo all objects that the copy of an attribute's value shares with the original."""
         self._left = LARGEST_STRUCTURE
         self._pin(value)
 
@@ -197,8 +197,8 @@ _SHARED_TYPES = (type, FunctionType, BuiltinFunctionType, ModuleType, GeneratorT
 def replica(obj: T) -> T:
     """Returns a copy of a graph for another shard in the same process, which is independent of this graph.
 
-    The graph is copied by pickle, as for another process. Both graphs share large data, and objects that cannot be
-    copied: open files, locks, functions, running generators. A graph that cannot be pickled is copied by `duplicate`.
+    The graph is copied by pickle, as for another process. Both graphs share large data, and also open files, locks,
+    functions and running generators, which cannot be copied. A graph that cannot be pickled is copied by `duplicate`.
     """
     shared: list[Any] = []
 

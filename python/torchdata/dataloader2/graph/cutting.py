@@ -48,24 +48,23 @@ class DispatchedSource(IterDataPipe[Any]):
         return {"share": list(self.share()[1]) if self.share is not None else [0, 0]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Does nothing, because the next stream is opened where the last stream stopped."""
+        """Does nothing, because each new stream of dispatched items starts where the previous stream stopped."""
 
 
 class _DummyIterDataPipe(IterDataPipe[Any]):
     """In 0.9, the placeholder in a worker's graph that the worker's main function connected to the dispatching process.
 
-    Functions that users wrote to replace `process_init_fn` search for this pipe. The worker runtime connects a
-    `DispatchedSource` instead of the placeholder, so these functions find nothing and do nothing. In the graphs of
-    these users, the placeholder represents the dispatched items.
+    User-defined replacements of `process_init_fn` search the graph for this pipe, which represents the dispatched
+    items. The graph contains a `DispatchedSource` instead, so the search finds nothing and the replacements do nothing.
     """
 
 
 def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe | None:
     """Returns the last pipe that runs in the dispatching process, or None if nothing is dispatched.
 
-    The returned pipe is the first pipe (from the sources) through which all items of all
-    `sharding_round_robin_dispatch` pipes pass. If a branch shares a source with a dispatched branch, both branches are
-    dispatched. Pipes that read from each other in a cycle are dispatched together.
+    The returned pipe is the pipe closest to the sources through which the items of all `sharding_round_robin_dispatch`
+    pipes pass. If a branch shares a source with a dispatched branch, both branches are dispatched. Pipes that read from
+    each other in a cycle are dispatched together.
 
     Args:
         graph: the graph, or a result of `traverse_dps`.
@@ -79,7 +78,7 @@ def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe |
     cuts: dict[int, Any] = {}
 
     def cut_of(pipe: Any) -> Any:
-        """Returns the only pipe through which all dispatched items pass on the way to `pipe`."""
+        """Returns the pipe through which all dispatched items reach `pipe`; None if no such items reach it."""
         if id(pipe) in dispatched:
             return pipe
         if id(pipe) not in cuts:
@@ -103,13 +102,13 @@ def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tupl
 
 
 def skipping_as_before(part: Graph, graph: Graph) -> Graph:
-    """Appends an `on_error` to a part that runs in other processes, if an `on_error` after the cut applies to this
-    part.
+    """Appends `on_error` to a part of the graph that runs in other processes, if the whole graph skips exceptions of
+    this part.
 
     Exceptions are skipped in the process in which they are raised, so each process needs an `on_error`.
 
     Args:
-        part: the part that runs in other processes.
+        part: the part of the graph that runs in other processes.
         graph: the whole graph before the cut.
     """
     for skipper in graph:
@@ -155,9 +154,8 @@ def find_replicable_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
     """Returns the ends of the branches that may be copied to worker processes.
 
     A pipe with `is_replicable()` False must exist only once, as must all pipes that read from it, directly or
-    indirectly. The remaining pipes form branches. If one branch reads from another branch, only the branch closer to
-    the end is returned. If pipes refer to each other in a cycle, a pipe does not count as a reader of a pipe that is
-    closer to the end.
+    indirectly. The remaining pipes form branches. If one branch contains another branch, only the end of the larger
+    branch is returned. In a cycle, a pipe does not count as a reader of pipes closer to the end of the graph.
 
     Args:
         graph: the graph, or a result of `traverse_dps`.
@@ -187,7 +185,7 @@ def find_replicable_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
 
 
 def _reads_outside_circles(graph: Graph) -> dict[int, list[DataPipe]]:
-    """Returns the sources of each pipe by id, without pipes in a cycle that are closer to the end."""
+    """Returns the sources of each pipe by id, without sources in a cycle that are closer to the graph's end."""
     distance = {id(graph.end): 0}
     waiting = deque([graph.end])
     reads: dict[int, list[DataPipe]] = {}

@@ -37,7 +37,7 @@ _WHY_PICKLED = (
 
 
 class GraphTemplate:
-    """A graph or a service at one moment, as a template for any number of later copies.
+    """Stores a copy of a graph or a service, from which any number of copies can be created later.
 
     Args:
         obj: a pipe, a reading service or None.

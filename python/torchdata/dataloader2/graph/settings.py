@@ -41,8 +41,8 @@ def is_random(datapipe: Any) -> TypeGuard[Any]:
 
 
 def random_pipes(datapipes: Iterable[DataPipe]) -> list[Any]:
-    """Returns the pipes that accept a seed, and makes them derive the seeds of later passes in an epoch from the first
-    seed. A resumed epoch could not draw these seeds again.
+    """Returns the pipes that accept a seed, and makes them derive the seeds of later passes from the first seed of an
+    epoch. If later passes drew new seeds, a resumed epoch could not repeat them.
     """
     found = [*filter(is_random, datapipes)]
     for pipe in found:
@@ -98,8 +98,8 @@ def set_datapipes_seed(datapipes: Iterable[DataPipe], seed_generator: SeedSource
 def set_graph_random_seed(datapipe: DataPipe | Graph, seed_generator: SeedSource) -> DataPipe:
     """Seeds the random pipes of a graph so that sharding stays correct.
 
-    Pipes before a `sharding_filter` get seeds that all workers and ranks share, because all must see the same order
-    before selecting their shares. Pipes after the filter get different seeds in each worker.
+    Pipes before a `sharding_filter` get seeds that all workers and ranks share, because all of these processes must see
+    the same order before selecting their shares. Pipes after the filter get different seeds in each worker.
 
     Args:
         datapipe: the last pipe of the graph, or the graph.

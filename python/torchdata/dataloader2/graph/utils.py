@@ -87,7 +87,7 @@ def nested(graph: Graph) -> DataPipeGraph:
     finished: dict[int, DataPipeGraph] = {}
 
     def sources(pipe: DataPipe, path: set[int]) -> tuple[DataPipeGraph, bool]:
-        """Returns the graph of the pipe's sources, and whether this graph is the same on every path to the pipe."""
+        """Returns the graph of the pipe's sources, and whether it is independent of the path that leads to the pipe."""
         if id(pipe) in finished:
             return finished[id(pipe)], True
         path.add(id(pipe))
@@ -230,8 +230,7 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
 
 def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
     """Replaces a pipe of a graph, and returns the new end of the graph."""
-    # In a cycle, the readers of the old pipe are also reachable from the old pipe, and must read the new pipe
-    # nevertheless.
+    # In a cycle, the readers of the old pipe are also its sources, but must read the new pipe nevertheless.
     kept = _reached(new_datapipe, old_datapipe, sources_of)
     for pipe_id, pipe in _reached(graph.end, old_datapipe, graph.sources).items():
         if pipe_id not in kept:

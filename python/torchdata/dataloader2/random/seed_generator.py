@@ -26,9 +26,9 @@ class SeedGenerator:
     """Draws seeds that are all derived from one number.
 
     The generator has two streams. *Shared* seeds are equal in all generators with the same seed: on every rank and in
-    every worker. Seeds of the second stream are also equal in all these generators, until `spawn` makes the stream
-    independent of all other generators. A shuffle that is read in one process therefore has the same order as a shuffle
-    before a `sharding_filter` in workers. ChaCha12 generates both streams.
+    every worker. All other seeds are also equal in these generators, until `spawn` makes them different for each
+    worker. A shuffle that is read in one process therefore has the same order as a shuffle before a `sharding_filter`
+    in workers. ChaCha12 generates both streams.
 
     Args:
         seed: an integer from 0 to 2**64 - 1; None (the default) draws a seed from torch's global generator if torch is
@@ -93,7 +93,7 @@ class SeedGenerator:
 
     @classmethod
     def imported(cls, state: bytes) -> SeedGenerator:
-        """Returns the generator with an exported state.
+        """Creates a generator from an exported state.
 
         Raises:
             ValueError: `state` was not returned by `exported`.

@@ -2,11 +2,11 @@
 
 Role: owned by the program of a worker, and runs between two items. The items that a pipe such as `in_memory_cache`
 keeps beyond an epoch follow from the epoch that has filled the cache. If these items exceed the worker's part of
-`snapshot_budget`, a snapshot contains the seeds of that epoch instead, and a new process repeats that epoch.
+`snapshot_budget`, a snapshot contains the seeds of this epoch instead, and a new process repeats this epoch.
 
 A repeated epoch yields the same items only if nothing has changed the cached objects since. A checksum detects changes
 at the beginning of each epoch. Within an epoch, changes are impossible if the cache is the last pipe of the graph and
-reads no source. In other graphs, only the first snapshot of an epoch leaves items out, and the other snapshots are not
+reads no source. In other graphs, items can be left out only at the beginning of an epoch, so no later snapshots are
 taken. If the cached objects have changed, snapshots contain them.
 """
 
@@ -43,13 +43,13 @@ class Caches:
         #: The graph, and its caches: pipes with the names of their attributes.
         self._graph: DataPipe | None = None
         self._caches: Sequence[tuple[Any, str]] = ()
-        #: Whether no epoch has begun; and whether all caches were empty when the running epoch began.
+        #: Whether no epoch has begun yet, and whether all caches were empty at the beginning of the running epoch.
         self._is_new, self._was_empty = True, False
-        #: The epoch that has filled the caches, or fills them now. `_lacks_start` means that its first snapshot is not
-        #: known yet.
+        #: The epoch that has filled the caches, or fills them now. `_lacks_start` is True until the first snapshot of
+        #: this epoch is known.
         self._filled: Filled | None = None
         self._lacks_start = False
-        #: The items that snapshots leave out, and their measure at the beginning of the running epoch.
+        #: The cached items that snapshots leave out, and their size and checksum at the beginning of the running epoch.
         self._left_out: list[Any] = []
         self._measure: _Measure | None = None
         #: Whether no code can change the cached objects in the running epoch.
@@ -79,7 +79,7 @@ class Caches:
             if not is_same or not (self._is_untouched or _measured(values) == self._measure):
                 self.forget()
         else:
-            # If the epoch was interrupted, pipes after the cache may have changed some of the objects.
+            # In an interrupted epoch, pipes after the cache may have changed only some of the cached objects.
             is_exact = was_empty and (_has_finished(datapipe) or self._ends_in_cache(datapipe))
             measure = _measured(values) if is_exact else None
             if measure is None or self._most is None or measure.size <= self._most:
@@ -92,7 +92,7 @@ class Caches:
         self._left_out, self._measure, self._is_untouched = values, measure, False
 
     def forget(self) -> None:
-        """Makes snapshots contain all items until the caches are filled from empty."""
+        """Makes snapshots contain the cached items, until an epoch fills empty caches again."""
         self._filled, self._left_out, self._measure, self._lacks_start = None, [], None, False
 
     def note_iterator(self, datapipe: DataPipe) -> None:
@@ -113,12 +113,12 @@ class Caches:
     # -- snapshots -------------------------------------------------------------------------------------------------
 
     def may_snapshot(self, begins: bool) -> bool:
-        """Returns whether a snapshot is exact now. `begins` tells whether no item of the epoch was read yet."""
+        """Returns whether a snapshot is exact now. `begins` is True if no item of the epoch was read yet."""
         return begins or self._is_untouched or not self._left_out
 
     def filled(self, begins: bool) -> Filled | None:
-        """Returns the part of a snapshot that describes how the caches were filled. `begins` tells whether no item of
-        the epoch was read yet."""
+        """Returns the record of the epoch that filled the caches, for a snapshot. `begins` is True if no item of the
+        epoch was read yet."""
         if self._filled is None or not self._lacks_start:
             return self._filled
         return self._filled._replace(start=b"") if begins else None
@@ -130,7 +130,7 @@ class Caches:
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
-        """Context in which the graph lacks the items that snapshots leave out."""
+        """Context in which the cached items that snapshots leave out are removed from the graph."""
         self._set([[] for _ in self._left_out])
         try:
             yield
@@ -149,7 +149,7 @@ class Caches:
     # -- resuming --------------------------------------------------------------------------------------------------
 
     def resume(self, filled: Filled | None, snapshot: bytes) -> None:
-        """Records how the caches of the resumed graph were filled, according to a snapshot."""
+        """Stores which epoch has filled the caches of the resumed graph, according to its snapshot."""
         self.forget()
         if filled is not None and self._most is not None:
             self._filled = filled._replace(start=snapshot) if filled.start == b"" else filled
@@ -160,7 +160,7 @@ class Caches:
         Args:
             filled: the epoch that was repeated.
             values: the items of each cache.
-            is_strict: whether to compare the items with those that the snapshot has left out.
+            is_strict: whether to compare the recomputed items with the original items by checksum.
 
         Raises:
             RuntimeError: the items differ, and not only in floating-point numbers and arrays.
@@ -179,7 +179,7 @@ def _complain(is_noise: bool) -> None:
     """Warns, or raises RuntimeError, because recomputed items differ from the cached items.
 
     Args:
-        is_noise: whether the items differ only in floating-point numbers and arrays.
+        is_noise: whether only floating-point numbers and arrays differ.
     """
     if is_noise:
         warn_outside(
@@ -197,7 +197,7 @@ def _complain(is_noise: bool) -> None:
 
 
 def _digest(values: Sequence[Any]) -> int:
-    """Returns the checksum of the numbers of items in the caches, and of some of the items."""
+    """Returns a checksum of the lengths of the caches and of some cached items."""
     digest, values = SampleDigest(), [items or () for items in values]
     for position, item in enumerate(chain([[*map(len, values)]], *values)):
         if position == digest.next:

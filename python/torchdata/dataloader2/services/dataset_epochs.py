@@ -1,8 +1,8 @@
 """Sends the epochs of datasets and samplers with `set_epoch` from the main process to the workers.
 
-Role: the user calls `set_epoch` of an object in the main process, but workers read copies of this object. At the start
-of each epoch, the service reads the epochs of such objects, and sends each worker a function that sets them in its
-copies.
+Role: forwards the user's calls of `set_epoch` to the copies of datasets and samplers in the workers. At the start of
+each epoch, the service reads the epochs of the user's objects, and sends each worker a function that sets these epochs
+in its copies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class DatasetEpochs:
     """The epochs of the objects in a graph, if other processes run copies of the graph.
 
     Args:
-        graph: the graph; None for a graph without such objects.
+        graph: the graph; None if no object in the graph has an epoch.
     """
 
     def __init__(self, graph: Graph | None) -> None:
@@ -36,8 +36,8 @@ class DatasetEpochs:
     def and_then(self, reset_fn: _ResetFn | None) -> _ResetFn | None:
         """Returns a function that sets the epochs in a copy of the graph, and then calls `reset_fn`.
 
-        Until the user sets an epoch, `reset_fn` itself is returned, because the objects in the workers may count epochs
-        themselves.
+        If the user has not set an epoch yet, returns `reset_fn` unchanged, because the objects in the workers may count
+        epochs themselves.
         """
         before, self._last = self._last, self._now()
         self._has_changed = self._has_changed or self._last != before

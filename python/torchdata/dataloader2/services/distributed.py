@@ -1,8 +1,8 @@
 """Sharding among the ranks of a distributed job, over `torch.distributed` or an object from the user.
 
 Role: divides the items of the graph by rank, gives all ranks the same shared seeds, and ends the graph in `fullsync`,
-so that the epochs of all ranks end together. The code runs in the main process of every rank, and owns two groups of
-ranks: one for seeds, and one for the thread of `fullsync`. The messages of the two threads must not mix.
+so that the epochs of all ranks end together. The code runs in the main process of every rank. It owns two process
+groups, one for seeds and one for the thread of `fullsync`, because messages of two threads must not mix.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class DistributedReadingService(ReadingServiceInterface):
         process_group: the ranks that share the items: a `ProcessGroup` of torch, or a `DeviceMesh` of one dimension. By
             default, all ranks of `torch.distributed`, which must be initialized, share the items. Data-parallel groups
             of the same size in one job use the same seeds, so ranks with the same number in their groups get the same
-            batches. For other kinds of communication, an object with `rank`, `world_size`, `broadcast(value)` (returns
-            the integer of rank 0) and `all_reduce_min(value)` (returns the smallest integer of all ranks), for integers
-            of 64 bits. `all_reduce_min` is called in a separate thread.
+            batches. For other kinds of communication, pass an object with the attributes `rank` and `world_size`, and
+            two methods for 64-bit integers: `broadcast(value)` returns the value of rank 0, and `all_reduce_min(value)`
+            returns the smallest value of all ranks. `all_reduce_min` is called in a separate thread.
 
     Raises:
         RuntimeError: PyTorch is not installed or has no `torch.distributed`, and `process_group` is not an object of
@@ -91,10 +91,10 @@ class DistributedReadingService(ReadingServiceInterface):
         self._pg: RankGroup | None = None
         self._sync_group: RankGroup | None = None
         self._fullsync: Any = None
-        #: Whether the next epoch, or the running epoch, has the seeds of a run without ranks.
+        #: Whether the next epoch uses the seeds of a run without ranks, and whether the running epoch does.
         self._keeps_next = self._keeps_seeds = False
         self._resumed: Callable[[], Sequence[Shard] | None] | None = None
-        #: Whether the epoch that begins has shards that were begun on other ranks.
+        #: Whether the epoch that begins contains shards that began on other ranks.
         self._has_moved = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedReadingService:
@@ -197,7 +197,7 @@ class DistributedReadingService(ReadingServiceInterface):
             raise ValueError(
                 f"rank {self._rank} resumes from another state than rank 0: load the same one on all ranks"
             )
-        # Seeds are drawn from a copy, so that the seeds of this epoch do not change the next epoch.
+        # Seeds are drawn from a copy, so that the draws do not change the seeds of the next epoch.
         own = seed_generator.spawn(self._rank, inplace=not self._has_moved)
         self._has_moved = False
         set_graph_random_seed(self._datapipe, copy.copy(own))
@@ -220,8 +220,7 @@ class DistributedReadingService(ReadingServiceInterface):
             seed_generator.__setstate__(bytes.fromhex(self._pg.agree(seed_generator.exported().hex())))
 
     def keep_seeds(self) -> None:
-        """Makes the next epoch use the seeds of a run without ranks, because it resumes an epoch that began without
-        ranks."""
+        """Makes the next epoch use the seeds of a run without ranks, because the resumed epoch began without ranks."""
         self._keeps_next = True
 
     def finalize(self) -> None:

@@ -69,7 +69,7 @@ class InProcessReadingService(ReadingServiceInterface):
         self._end_datapipe: DataPipe | None = None
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
-        """Shards the graph (into one share), calls `init_fn` and appends the prefetching thread."""
+        """Applies sharding with a single worker, calls `init_fn`, and appends the prefetching thread if requested."""
         datapipe = function_in_use("process_init_fn")(datapipe, _ONLY_WORKER, self._init_fn)
         if self._prefetch_cnt > 0:
             datapipe = self._with_prefetching(datapipe)
@@ -77,8 +77,8 @@ class InProcessReadingService(ReadingServiceInterface):
         return datapipe
 
     def _with_prefetching(self, datapipe: DataPipe) -> DataPipe:
-        """Returns the graph with a thread that reads ahead. This thread comes before `fullsync`, because a thread after
-        `fullsync` would wait for other ranks while it is paused.
+        """Returns the graph with a thread that reads ahead. The thread is inserted before `fullsync`, because pausing a
+        thread after `fullsync` would wait for other ranks.
         """
         if not isinstance(datapipe, FullSync):
             return cast("IterDataPipe[Any]", datapipe).prefetch(self._prefetch_cnt)
@@ -90,7 +90,7 @@ class InProcessReadingService(ReadingServiceInterface):
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None = None
     ) -> IterResetFn | None:
         """Seeds the pipes. Returns the given reset function, followed by `reset_fn` if the user gave one."""
-        # Seeds are drawn from a copy, so that the seeds of this epoch do not change the next epoch.
+        # Seeds are drawn from a copy, so that the draws do not change the seeds of the next epoch.
         seed_generator = copy.copy(seed_generator)
         set_graph_random_seed(self._end("initialize_iteration"), seed_generator)
         if self._reset_fn is None:

@@ -25,8 +25,8 @@ class Shares(NamedTuple):
     """The numbers of processes among which a service divides the items of an epoch.
 
     Args:
-        workers: the number of worker processes of each rank. Each worker runs a copy of the graph up to the first pipe
-            that cannot be replicated; 0 (the default) if the graph runs in the main process.
+        workers: the number of worker processes of each rank; 0 (the default) if the graph runs in the main process.
+            Each worker runs a copy of the graph up to the first pipe that cannot be replicated.
         ranks: ranks of a distributed job; None without ranks.
 
     Example:
@@ -64,16 +64,16 @@ class ReadingServiceInterface(ABC):
     The loader copies the service, so a service must be picklable until `initialize` is called. Open files and start
     threads or processes in `initialize`, not in `__init__`.
 
-    A subclass must define only `initialize`; all other methods have defaults. The position inside an epoch is the state
-    of the pipe that `initialize` returns, by its `state_dict` and `load_state_dict`.
+    A subclass must define only `initialize`; all other methods have defaults. The loader saves the position inside an
+    epoch by `state_dict` of the pipe that `initialize` returns.
 
     Attributes:
-        _pause: stops reading ahead, as `_pause(pause_fn=None)`; a function that `pause_fn` returns is applied to the
-            graph. The attribute is None if the service cannot be paused.
-        _resume: continues to read ahead, as `_resume(resume_fn=None)`; the attribute is None if the service cannot be
-            paused.
-        _limit: receives a limit, as `_limit(num_batches, limit_fn=None)`; None if the service does not receive limits.
-            The loader itself counts the items.
+        _pause: a method `_pause(pause_fn=None)` that stops reading ahead; a function that `pause_fn` returns is applied
+            to the graph. The attribute is None if the service cannot be paused.
+        _resume: a method `_resume(resume_fn=None)` that continues to read ahead; the attribute is None if the service
+            cannot be paused.
+        _limit: a method `_limit(num_batches, limit_fn=None)` that receives each limit; None if the service does not
+            receive limits. The loader itself counts the items.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, ReadingServiceInterface
@@ -142,7 +142,7 @@ class ReadingServiceInterface(ABC):
         """
 
     def with_shards(self) -> ReadingServiceInterface:
-        """Returns the service that runs an epoch with shards that workers have begun. The default implementation
+        """Returns the service that runs the remaining shards of an epoch that workers began. The default implementation
         returns this service."""
         return self
 
@@ -192,7 +192,7 @@ class ReadingServiceInterface(ABC):
         """
 
     def keep_seeds(self) -> None:  # noqa: B027 - optional
-        """Keeps the seeds of the next epoch, because this epoch continues the epoch of a loader without ranks."""
+        """Makes the next epoch use the seeds of a run without ranks, because the resumed epoch began without ranks."""
 
     def stats_notes(self) -> Sequence[str]:
         """Returns sentences to print below the table of `DataLoader2.stats`. This method may be called at any time, in
@@ -284,8 +284,8 @@ def contract_of(service: Any) -> ReadingServiceInterface:
     interface.
 
     Args:
-        service: the service; with None, the loader reads the graph as it is. For a service of another class, the result
-            gives the default answers.
+        service: the service; with None, the loader reads the graph as it is. For a service of another class, returns an
+            adapter with default answers.
     """
     if isinstance(service, ReadingServiceInterface):
         return service

@@ -1,8 +1,8 @@
 """Computes the number of items of an epoch in the main process, before or while workers and ranks run.
 
 Role: copies the pipes, but not their data, and gives each copy the share of one worker of one rank, as the reading
-services do. This module then requests the length of the copy. The code runs in the main process and starts nothing.
-Only this module uses the copies, so neither the loader's graph nor a running iteration is affected.
+services do. The length of each copy is then requested. The code runs in the main process and starts nothing. Only this
+module uses the copies, so neither the loader's graph nor a running iteration is affected.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from torchdata.datapipes._pipe.state.hooks import hooks_of
 from torchdata.datapipes.iter.mapping.wrapping import LengthSetter
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 
-#: Containers in a pipe up to this length are copied, because settings may be written into them.
+#: Containers up to this length in a pipe's attributes are copied, because a setting may modify them.
 _SMALL = 64
 
 
 def skeleton(datapipe: Any) -> Any:
-    """Returns copies of all pipes of a graph, with the same connections, over the same data. Raises TypeError if a pipe
-    cannot be copied in this way, because deleting the copy would end objects that the copy shares with the pipe."""
+    """Returns copies of all pipes of a graph, with the same connections, over the same data. Raises TypeError for a
+    pipe that defines `__del__`, because deleting the copy would end objects that both pipes use."""
     pipes = Graph(datapipe).pipes
     copies: dict[int, Any] = {}
     for pipe in pipes:
@@ -68,8 +68,8 @@ class _CountedSource(DispatchedSource):
 
 
 def length_of_epoch(datapipe: Any, service: ReadingServiceInterface) -> int:
-    """Returns the number of items of an epoch. The function changes `datapipe`, a skeleton of the graph from before the
-    service receives the graph. Raises TypeError, which names the pipe that prevents it, if the length is unknown."""
+    """Returns the number of items of an epoch. The function changes `datapipe`, so pass the result of `skeleton`.
+    Raises TypeError, which names the pipe that prevents it, if the length is unknown."""
     try:
         with certain_lengths():  # guesses are not allowed, and neither are lengths for which a pipe must read all items
             return _RankEpoch(datapipe, service).length()
@@ -85,7 +85,7 @@ def advice_on(error: BaseException) -> str:
 
 
 class _RankEpoch:
-    """An epoch of a graph on its ranks and in their workers."""
+    """Computes the length of an epoch from copies of the graph for each rank and worker."""
 
     def __init__(self, datapipe: Any, service: ReadingServiceInterface) -> None:
         self.workers, self.ranks = service.count_shares()

@@ -1,4 +1,4 @@
-"""Shards in the main process, which complete an epoch that workers began, in a loader without workers.
+"""Runs the remaining shards of an epoch in the main process, if workers began the epoch and the loader has no workers.
 
 Role: replaces the worker processes for a `WorkerOutput`. The code runs in the threads that read the loader, one at a
 time, and owns a copy of the pipes for each shard. While a shard runs, the process has the shard's worker info and
@@ -39,7 +39,7 @@ class LocalShards:
     role of `Children` and their collector.
 
     Args:
-        program: the program of the shards.
+        program: the program to run for each shard.
         num_shards: the number of shards.
     """
 
@@ -56,13 +56,13 @@ class LocalShards:
         #: The positions after the latest items. A single call of `append` completes an item, so that Ctrl-C cannot
         #: interrupt this step.
         self._positions: deque[_Delivered] = deque(maxlen=_REMEMBERED)
-        #: The numbers of delivered items at which snapshots of all shards were taken, and these snapshots: first the
-        #: position where this run began, then at most the last two.
+        #: Snapshots of all shards, each with the number of items delivered before it: the position where this run
+        #: began, and at most the last two snapshots.
         self._snapshots: list[tuple[int, Sequence[Kept | None]]] = []
-        #: Whether an item is being computed, or was interrupted, so that no snapshots can be made.
+        #: Whether an item is being computed, and whether an item was interrupted. Both prevent snapshots.
         self._is_busy = self._is_stopped = False
-        #: Whether this run has continued after an interrupted item. Recomputing would yield the interrupted item, so
-        #: only later snapshots can be used.
+        #: Whether an interrupted item was lost in this run. Recomputing from an earlier snapshot would yield the lost
+        #: item, so only later snapshots can be used.
         self._has_lost = False
         for shard, each in enumerate(self._programs):
             with self._as_shard(each, enters=False):
@@ -165,7 +165,7 @@ class LocalShards:
         return self._positions[-1].total
 
     def positions(self, delivered: int | None = None) -> tuple[list[tuple[Account, Any]], int, None] | None:
-        """Returns the positions of all shards after `delivered` items; None if that moment is too long ago.
+        """Returns the positions of all shards after `delivered` items; None if these positions are no longer recorded.
 
         Args:
             delivered: the number of items; None for the current position.
@@ -191,7 +191,7 @@ class LocalShards:
             return list(zip(given, snapshots, strict=True)), turn, None
 
     def _make_snapshots(self) -> None:
-        """Makes a snapshot of each shard."""
+        """Takes a snapshot of every shard, and keeps only the last two snapshots."""
         snapshots: list[Kept | None] = []
         total, _, accounts = self._positions[-1]
         for program, given in zip(self._programs, accounts, strict=True):

@@ -71,7 +71,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     main process cause no problems.
 
     `on_timeout="restart"` also replaces processes that hang, and the warning shows the Python stacks of these
-    processes. A process hangs if the main process has waited for it for `timeout` seconds, and no pipe in it has
+    processes. A process hangs if the main process has waited `timeout` seconds for it, and no pipe in the process has
     yielded an item. A filter that drops all items is therefore slow, but does not hang. If a function needs `timeout`
     seconds for one item, its process counts as hanging, except when `patience` gives it more time. The timeout doubles
     for each process that was killed at the same item, and is at least a minute while a process starts.
@@ -79,8 +79,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     Args:
         num_workers: number of worker processes; 0 (the default) runs everything in the main process. "auto" chooses the
             number when the loader starts: one less than the cores that this process may use, but at least 2 and at most
-            16. The choice is logged; `DataLoader2.diagnose` recommends another number that would be faster. With ranks,
-            "auto" raises a ValueError, because all ranks need the same number.
+            16. The choice is logged, and `DataLoader2.diagnose` shows whether another number would be faster. With
+            ranks, "auto" raises a ValueError, because all ranks need the same number.
         multiprocessing_context: start method, "fork", "spawn" or "forkserver"; None for the platform's default.
         worker_prefetch_cnt: number of items that each worker prepares before they are requested; 10 by default.
         main_prefetch_cnt: number of items that are prepared for the main process, divided among the workers; 10 by
@@ -90,8 +90,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         worker_reset_fn: a function that is called in each worker and in the dispatching process at the start of an
             epoch, with the graph, the `WorkerInfo` and a `SeedGenerator`; it returns the graph.
         in_order: whether items are taken from the workers in turn, so that their order is deterministic; True by
-            default. With `in_order=False`, the first item that is ready is taken from any worker. The dispatching
-            process sends its items in turn in both cases.
+            default. With `in_order=False`, the first item that is ready is taken from any worker. With any value, the
+            dispatching process sends its items to the workers in turn.
         memory_budget: bytes of shared memory that the workers' items may use together, in flight and in use by the
             program; None for a quarter of the machine's memory. The system allocates only the part of the budget that
             is in use. Items beyond the budget are copied, which is slower.
@@ -100,14 +100,14 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             replaces the process that has exited. The new process resumes from the last snapshot.
         on_timeout: "error" raises TimeoutError after `timeout` seconds without an item. "restart" kills the process
             that hangs and replaces it. `on_timeout` does not replace processes that exit for other reasons.
-        patience: with `on_timeout="restart"`, the seconds that a process gets if its threads have used, or waited for,
-            a processor for at least a tenth of the time. None (the default) for `timeout`.
+        patience: with `on_timeout="restart"`, the seconds granted to a process if its threads have run, or waited for a
+            processor, for at least a tenth of the time. None (the default) for `timeout`.
         snapshot_budget: bytes that the snapshots of all workers may use in the main process; 64 MiB by default, None
             for no limit. If the pipes of a worker hold more data than their part of the budget (`shuffle` or
             `in_memory_cache` of large items), the worker sends no snapshot until a state is requested. A restart then
-            recomputes the items since an earlier snapshot, or since the beginning of the epoch. To refill a cache, a
-            restart also repeats the epoch that filled the cache. If the items of a cache were changed, the cache is
-            always sent at the start of an epoch.
+            recomputes the items since an earlier snapshot, or since the beginning of the epoch. A restart also repeats
+            the epoch that filled a cache, so that the cache is filled again. If the cached items were modified, the
+            snapshot at the start of an epoch always contains the cache.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -257,7 +257,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return shards if self._dispatches else min(shards, self.num_workers)
 
     def _own_shards(self) -> Sequence[Shard]:
-        """Returns the shards of a new epoch: one for each worker, or the splits of this rank."""
+        """Returns the shards of a new epoch: one shard for each worker, or this rank's share of the splits."""
         if self.splits is not None:
             rank, ranks, _ = self._rank
             if ranks > self.splits:
@@ -373,11 +373,11 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         set_graph_random_seed(end, copy.copy(seed_generator))  # the seeds drawn here must not change the next epoch
         if self._worker_output is not None:
             generator = copy.copy(seed_generator)
-            # The functions are sent as bytes, because pickling an object calls each reducer that torch has registered.
+            # Seeds are sent as bytes, because pickling an object calls each reducer that torch has registered.
             in_workers, dispatching = (epochs.and_then(iter_reset_fn) for epochs in self._epochs)
             self._divide_anew(self._worker_output)
-            # The last seed is for the dispatching process. The dispatching process may have any number, because it
-            # draws only shared seeds.
+            # The last seed is for the dispatching process. The number of the dispatching process is irrelevant, because
+            # this process draws only shared seeds.
             seeds = [*(seeds_of(generator, shard) for shard in self._shards), generator.spawn(len(self._shards))]
             number = len(self._shards)
             self._worker_output.start_epoch(
@@ -388,7 +388,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     def _divide_anew(self, output: WorkerOutput) -> None:
         """Starts other workers if a new epoch has other shards than the last epoch.
 
-        State that lasts beyond an epoch belongs to its shard, so graphs with such state keep their shards.
+        State that pipes keep beyond an epoch belongs to a shard, so a graph with such state keeps its shards.
         """
         own = self._own_shards()
         if not own or list(self._shards) == list(own) or output.resumes or output.lasts:

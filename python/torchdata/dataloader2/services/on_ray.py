@@ -21,7 +21,7 @@ from torchdata.dataloader2.state.position import Shard
 from torchdata.datapipes._pipe.checks import check_int
 
 _NAME = "RayReadingService"
-#: The number of items that a worker may be ahead, which is larger than on one machine because a message from the main
+#: The number of items that a worker may prepare in advance: more than on one machine, because a message from the main
 #: process takes milliseconds to arrive.
 _AHEAD = 1_000
 #: The options of an actor that the user must not set, with the reasons.
@@ -41,9 +41,9 @@ class RayReadingService(MultiProcessingReadingService):
     may change.
 
     The items, their order and the state of the loader are the same as with `MultiProcessingReadingService` and the same
-    number of workers. The states of both services are interchangeable. Each worker is a process next to a Ray actor,
-    and exits when the loader is shut down. The service joins a running cluster (`ray.init(address="auto")`), unless the
-    program has called `ray.init()` itself.
+    number of workers. The states of this service and of `MultiProcessingReadingService` are interchangeable. Each
+    worker is a process next to a Ray actor, and exits when the loader is shut down. The service joins a running cluster
+    (`ray.init(address="auto")`), unless the program has called `ray.init()` itself.
 
     The pipeline is pickled; functions of the main program are pickled by value. All machines must have the modules that
     the pipeline imports (`runtime_env`), the files that it reads, and the same versions of Python, NumPy and this
@@ -59,15 +59,15 @@ class RayReadingService(MultiProcessingReadingService):
         ray_remote_args: Ray's options of each worker's actor, such as `{"num_cpus": 2, "resources": {"fast_disk": 1},
             "scheduling_strategy": "SPREAD", "runtime_env": {"pip": ["emoji"]}}`; one CPU by default.
         in_order: see `MultiProcessingReadingService`.
-        memory_budget: bytes of shared memory for items in the main process, and the same amount in flight at the
+        memory_budget: bytes of shared memory for items in the main process, and again for items in flight at the
             workers; None (the default) for a quarter of the machine's memory.
         timeout: seconds to wait for an item before the action of `on_timeout`; None (the default) or 0 for no limit.
         on_worker_exit: "error" raises `WorkerExitedError` if a worker, its actor or its machine is lost. "restart"
             makes Ray start a new worker, which resumes from the last snapshot.
         on_timeout: "error" raises TimeoutError after `timeout` seconds without an item. "restart" ends the worker that
             hangs, reports its stack, and makes Ray start a new worker.
-        patience: with `on_timeout="restart"`, the seconds that a worker gets if its host reports that it uses a
-            processor. None (the default) for `timeout`.
+        patience: with `on_timeout="restart"`, the seconds granted to a worker that uses a processor, as reported by its
+            host. None (the default) for `timeout`.
 
     Examples:
         >>> import ray  # call `ray.init` to choose the cluster; otherwise the service joins the running one

@@ -2,8 +2,8 @@
 
 Role: runs in the main process. Receives the samples that each worker takes before its `sharding_filter`
 (`_pipe/witnessing.py`), and raises an exception if workers read the same items in different orders. A different value
-at one position proves nothing, because a source may augment its items at random. If a value occurs at another position,
-the orders differ, unless the workers agree at all positions that both have sampled.
+at one position proves nothing, because a source may augment its items at random. A value at another position proves
+that the orders differ, unless the workers agree at all positions that both workers have sampled.
 
 If a source is assumed to split itself among the workers, equal items in two workers are an error.
 """
@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 from torchdata.datapipes._pipe.witnessing import Note
 
-#: Two orders are certainly different if this many items are at different positions, and this many positions have
-#: different items. Items that are drawn at random from a few values meet both conditions by chance once in a million
+#: Two orders count as different if at least this many items have different positions, and at least this many positions
+#: have different items. Random items from a small set of values meet both conditions by chance once in a million
 #: epochs.
 _PROOF = 20
 
@@ -28,18 +28,18 @@ class _Order:
         #: For each worker, the position of each checksum, and the checksum at each position.
         self._positions: dict[int, dict[int, int]] = {}
         self._at: dict[int, dict[int, int]] = {}
-        #: Both counters have an entry for each pair of neighboring workers, by the number of the first worker.
-        #: `_differs` counts positions with different items. `_moved` counts items that have different positions in the
-        #: two workers. Each position and each item is counted once.
+        #: The keys of both counters are pairs of neighboring workers, given by the number of the first worker.
+        #: `_differs` counts positions with different items. `_moved` counts items that have different positions in two
+        #: workers. Each position and each item is counted once.
         self._differs: Counter[int] = Counter()
         self._moved: Counter[int] = Counter()
-        #: For each worker, all its checksums, while they may still cover a short source completely.
+        #: For each worker, the checksums of its samples, until the length of the source is known.
         self._begun: dict[int, list[int]] = {}
         self._whole: dict[int, list[int]] = {}
 
     def differs(self, worker: int, note: Note) -> tuple[int, int, int] | None:
-        """Adds a note from a worker. If the orders differ, returns an item's position, another worker, and the item's
-        position in that worker."""
+        """Compares a worker's samples with the samples of its neighbors. If the orders differ, returns an item's
+        position, another worker, and the item's position in that worker."""
         found: tuple[int, int, int] | None = None
         positions, at = self._positions.setdefault(worker, {}), self._at.setdefault(worker, {})
         for position, checksum in note.samples:
@@ -57,7 +57,7 @@ class _Order:
         return found or self._of_short_ones(worker, note)
 
     def _of_short_ones(self, worker: int, note: Note) -> tuple[int, int, int] | None:
-        """Compares short sources after all their items were sampled."""
+        """Compares the complete orders of a source that was short enough for all its items to be sampled."""
         if note.start == 0:
             self._begun.setdefault(worker, []).extend(checksum for _, checksum in note.samples)
         if note.length is None or len(mine := self._begun.pop(worker, [])) != note.length:
@@ -71,7 +71,7 @@ class _Order:
 
 
 class _Shares:
-    """The samples of a source that is assumed to split itself, in one epoch."""
+    """The samples of one epoch from a source that is assumed to split itself among the workers."""
 
     def __init__(self) -> None:
         #: For each worker, the distinct checksums of its samples.
@@ -80,7 +80,7 @@ class _Shares:
         self._is_whole: dict[int, bool] = {}
 
     def same(self, worker: int, note: Note) -> int | None:
-        """Adds a note from a worker. If another worker has read the same items, returns its number."""
+        """Records the samples of a worker. If another worker has read the same items, returns its number."""
         mine = self._samples.setdefault(worker, set())
         mine.update(checksum for _, checksum in note.samples)
         self._is_whole[worker] = note.start == 0 and note.length == len(mine) > 0
@@ -94,7 +94,7 @@ class _Shares:
 
 
 class Orders:
-    """The orders of one group of workers; a `Listener`."""
+    """A `Listener` that compares the orders of one group of workers."""
 
     def __init__(self) -> None:
         self._orders: dict[int, _Order] = {}

@@ -97,7 +97,7 @@ def process_init_fn(
 ) -> DataPipe:
     """Prepares a graph for a worker: shards the graph, calls the user's function, and adds a `prefetch` pipe.
 
-    Branches that read from the dispatching process are not sharded, because the dispatching process distributes their
+    Branches that read from the dispatching process are not sharded, because this process already distributes their
     items.
 
     Args:
@@ -197,8 +197,8 @@ def function_in_use(name: str) -> Callable[..., Any]:
 
 
 def replaced_functions() -> dict[str, Callable[..., Any]]:
-    """Returns the user's replacements of the two functions, by name. A spawned process has only the original
-    functions."""
+    """Returns the user's replacements of `process_init_fn` and `process_reset_fn`, by name. The replacements must be
+    sent to spawned processes, which import only the original functions."""
     ours = {"process_init_fn": process_init_fn, "process_reset_fn": process_reset_fn}
     return {name: function_in_use(name) for name in ours if function_in_use(name) is not ours[name]}
 
@@ -211,12 +211,12 @@ def refuse_functions(service: Any, **functions: Callable[..., Any] | None) -> No
 
 
 class _Share(NamedTuple):
-    """The position where a share of dispatched items resumes.
+    """The position in a worker's share of the dispatched items.
 
     Args:
         number: the number of the pass, from 1; 0 if no items are dispatched.
         read: the count and checksum of the items that were read from the share.
-        is_read_out: whether all items of the share were read, and its end was reached.
+        is_read_out: whether the share was read to its end.
     """
 
     number: int
@@ -251,7 +251,7 @@ class GraphProgram(EpochProgram):
         self.replaced = replaced_functions()
         self._witness: Witness | None = None
         self._passes = 0
-        #: While another shard runs, this stops the threads that read ahead for this shard, because they also draw
+        #: Stops the threads that read ahead for this shard while another shard runs, because these threads also draw
         #: random numbers.
         self._held = ExitStack()
         #: The pipes with threads that read ahead; None if the graph was not searched yet.
@@ -343,7 +343,7 @@ class GraphProgram(EpochProgram):
             custom_reset_fn=self.reset_fn,
         )
         self._search_anew()
-        # An epoch can be repeated in this process alone, and without a function that depends on the epoch.
+        # An epoch can be repeated only if this process alone computes it, and no reset function depends on the epoch.
         is_alone = not self._child.dispatches and self._child.share is None
         self._caches.begin(self.datapipe, seeds if is_alone and iter_reset_fn is None else None)
         self._begun_with = seeds, iter_reset_fn
@@ -375,19 +375,19 @@ class GraphProgram(EpochProgram):
         return None if self._witness is None else self._witness.notes()
 
     def beginning_unread(self) -> AbstractContextManager[None]:
-        """Context that keeps threads from reading. If a thread waited for a dispatched item, the snapshot of this
-        worker would be late, and the other workers, which wait for this snapshot, would delay the item."""
+        """Context that keeps threads from reading. Otherwise, a thread could wait for a dispatched item, which other
+        workers delay until this worker has sent its snapshot."""
         return beginning_unread()
 
     def snapshot(self, most: int | None = None, *, begins: bool = False) -> tuple[int, tuple[int, int], bytes] | None:
         """Returns the state of the graph and of the global generators after the last item.
 
         Returns None if the graph cannot be saved, in later passes over dispatched items, and if code may have changed
-        cached items that the snapshot would leave out. The worker then resumes from an earlier snapshot, or from the
-        epoch's beginning.
+        cached items that the snapshot would leave out. Without this snapshot, the worker resumes from an earlier
+        snapshot, or from the epoch's beginning.
 
         Raises:
-            TooLargeError: the state has more than `most` bytes. The too large state was not kept in memory.
+            TooLargeError: the state has more than `most` bytes. In this case, the state is not kept in memory.
         """
         caches = self._caches
         if self._unsaved is not None or self._passes > 1 or not caches.may_snapshot(begins):
@@ -412,11 +412,11 @@ class GraphProgram(EpochProgram):
             raise
         except Exception as error:
             self._unsaved = error
-            # A reason is sent only if no snapshot was made earlier, because an earlier snapshot is more useful.
+            # The reason is sent only if there is no earlier snapshot, which would be more useful.
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
     def _share_in(self, graph: Graph, entries: Sequence[PipeEntry]) -> _Share | None:
-        """Returns the position where the dispatched items resume for a state of the graph."""
+        """Returns the position in the dispatched items that matches a state of the graph."""
         if self._child.share is None:
             return _Share(0)
         reached, read = self._child.share()
@@ -450,7 +450,7 @@ class GraphProgram(EpochProgram):
         return self._go_on(saved, cached, strict)
 
     def _refilled(self, filled: Filled) -> list[Any]:
-        """Repeats the epoch that has filled the caches, and begins the running epoch again. Returns the cached items
+        """Repeats the epoch that filled the caches, and then begins the running epoch again. Returns the cached items
         that the snapshot has left out."""
         running = self._begun_with
         self.begin_epoch(filled.seeds, None)
@@ -481,8 +481,8 @@ class GraphProgram(EpochProgram):
         return self._iterate()
 
     def _read_share_out(self) -> None:
-        """Waits for the end of the dispatched items, which no pipe requests. The dispatching process may keep state
-        beyond this epoch, so it must also reach the end. Raises RuntimeError if another dispatched item arrived."""
+        """Waits for the end of the dispatched items, which no pipe requests. The dispatching process must also reach
+        its end, because it may keep state beyond this epoch. Raises RuntimeError if another dispatched item arrived."""
         source = Graph(self.datapipe).first(_is_dispatched)
         for _ in source.open_stream():
             raise RuntimeError(
@@ -525,7 +525,7 @@ def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None
         numpy_random.seed(numpy_seed >> 32)  # the legacy generator accepts 32 bits
     else:
         awaited["numpy.random"] = numpy_seed >> 32
-    # If the main process imports a library outside of a shard, the library's generator belongs to the user.
+    # Outside of shards, the main process must not seed a library, because the library's generator belongs to the user.
     if parent_process() is not None or own_random.is_replica:
         seed_when_imported(awaited)
 
@@ -534,9 +534,9 @@ def _seed_torch(torch: Any, seed: int) -> None:
     """Does the same as `torch.manual_seed(seed)`, without creating texts of the stack.
 
     `torch.manual_seed` also seeds devices that were not used yet. For each kind of device, `torch.manual_seed` stores
-    the text of the caller's stack, for the error message of a device that cannot be seeded later. Creating these texts
-    (by walking the stack and checking each source file on disk) takes ten to fifty times as long as the seeding itself.
-    A worker seeds at the start of every epoch, while the main process waits for the first item.
+    the text of the caller's stack, for the error message of a device that cannot be seeded later. Creating the texts of
+    stacks (by walking the stack and checking each source file on disk) takes ten to fifty times as long as the seeding
+    itself. A worker seeds at the start of every epoch, while the main process waits for the first item.
     """
     missing = object()
     limit = getattr(sys, _LIMIT, missing)

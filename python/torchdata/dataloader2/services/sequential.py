@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def holds_nothing(serialized_state: Any) -> bool:
-    """Returns whether a result of `SequentialReadingService.checkpoint` contains no state of any service."""
+    """Returns whether no service has a state in a result of `SequentialReadingService.checkpoint`."""
     try:
         return not any(_states_in(serialized_state))
     except ValueError:
@@ -59,7 +59,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
     """Runs the pipe graph through several reading services, for example a distributed and a multi-process service.
 
     Args:
-        *reading_services: the services. Each service takes over the result of the previous service.
+        *reading_services: the services. Each service receives the pipe that the previous service returned.
 
     Raises:
         TypeError: an argument is not a reading service.
@@ -80,7 +80,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         self.reading_services = reading_services
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
-        """Passes the pipe through all services. Each service takes over the result of the previous service."""
+        """Passes the pipe through all services. Each service receives the pipe that the previous service returned."""
         for service in self.reading_services:
             datapipe = service.initialize(datapipe)
         return datapipe
@@ -223,8 +223,8 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
 
 
 def in_shards(service: Any) -> ReadingServiceInterface:
-    """Returns the service that runs a graph in shards, in its workers or in the main process, instead of the given
-    service.
+    """Returns a service that replaces the given service and runs the graph in shards, in its workers or in the main
+    process.
     """
     if service is None:
         return MultiProcessingReadingService.without_workers()

@@ -24,7 +24,7 @@ from torchdata.datapipes.state import is_one_to_one
 #: Types of plain data that all processes read in the same order.
 _ORDERED = (bytes, dict, list, range, str, tuple)
 
-#: Pipes with an order that follows from the order of their source and from the seed that all workers share.
+#: Types of pipes that determine their order from the order of the source and from the workers' shared seed.
 _KEEP_ORDER = (MapMapper, MapShuffler, ShardingFilter, Shuffler)
 
 
@@ -37,8 +37,7 @@ def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
         is_seeded: whether only functions of this package have prepared the graph, so that its shuffles have the shared
             seed.
     """
-    # The filter of torch is a virtual subclass of `ShardingFilter` and does not take samples, so the real classes are
-    # compared.
+    # torch's filter is a virtual subclass of `ShardingFilter` but does not take samples, so `isinstance` is not used.
     filters = [pipe for pipe in graph if ShardingFilter in type(pipe).__mro__]
     # If items that raise are skipped, the functions of the user determine the number of items.
     is_known = is_seeded and not any(isinstance(pipe, OnError) for pipe in graph)

@@ -23,11 +23,11 @@ from torchdata.datapipes.datapipe import IterDataPipe
 
 @dataclass(frozen=True)
 class WorkersEpoch:
-    """The epoch that the workers run, as one value, so that other threads see either this epoch or the previous epoch.
+    """The epoch that the workers run, stored as one value so that other threads never see parts of two epochs.
 
     Args:
         children: the processes.
-        items: the iterator over their items.
+        items: the iterator over the items of the workers.
     """
 
     children: Children | LocalShards
@@ -40,12 +40,12 @@ class WorkerOutput(IterDataPipe[Any]):
 
     Args:
         children: the processes.
-        lasts: whether a pipe in the children keeps state beyond an epoch. If `lasts` is True, each later epoch begins
-            with snapshots.
+        lasts: whether a pipe in the children keeps state beyond an epoch. If `lasts` is True, the workers send
+            snapshots at the beginning of each later epoch.
         in_order: whether the main process takes one item of each worker in turn.
-        lasts_in_workers: the names of the pipes in the workers that keep state beyond an epoch.
+        lasts_in_workers: the names of the pipes that run in workers and keep state beyond an epoch.
         lasts_dealt: the names of the pipes in the dispatching process that keep state beyond an epoch.
-        shards: the shards of the running epoch, if other workers had begun it.
+        shards: the shards of the running epoch, if it began with other workers.
         pipes: the number of pipes that each worker runs.
     """
 
@@ -63,22 +63,22 @@ class WorkerOutput(IterDataPipe[Any]):
         pipes: int = 0,
     ) -> None:
         self.pipes_in_workers = pipes
-        #: The shards of the running epoch, if other workers had begun it.
+        #: The shards of the running epoch, if it began with other workers.
         self.shards_begun = shards
         self.run = WorkersEpoch(children, iter(()))
         self.lasts = lasts
         self.in_order = in_order
         self._lasts_in_workers, self._lasts_dealt = lasts_in_workers, lasts_dealt
         self._commands: Callable[[int], tuple[Any, Any]] | None = None
-        #: Whether a reader only restores the end of a pass, so that no epoch begins.
+        #: Whether iteration only restores the end of a pass, and therefore does not begin an epoch.
         self.is_between_epochs = False
         self._fresh = False
         #: Whether an earlier run began the epoch that begins now.
         self.resumes = False
-        #: The number of epochs begun in the processes, and the number of passes, which is larger if a pipe in the main
-        #: process reads an epoch more than once.
+        #: The number of epochs begun in the processes, and the number of passes over their items, which is larger if a
+        #: pipe in the main process rereads an epoch.
         self._epochs = self._passes = self._passes_before = 0
-        #: The reason why a process could not make a snapshot, according to the position that was taken last.
+        #: The reason why a process could not make a snapshot for the last position that was requested.
         self.unsaved: str | None = None
         self._resume_at: tuple[WorkersPosition, bool] | None = None
         self._delivery: Delivery | None = None
@@ -98,8 +98,8 @@ class WorkerOutput(IterDataPipe[Any]):
         return self.in_order or min(self._children.num_workers, self.num_shards) <= 1
 
     def adopt(self, children: Children | LocalShards, shards: Sequence[Shard] | None) -> None:
-        """Reads from other processes, which run the given shards, from the next epoch on. The previous processes have
-        already ended."""
+        """Connects this pipe to other processes, which run the given shards from the next epoch on. The previous
+        processes have already ended."""
         self.shards_begun = shards
         self.run = WorkersEpoch(children, iter(()))
         children.collector.follow(self._delivery)
@@ -142,7 +142,7 @@ class WorkerOutput(IterDataPipe[Any]):
         children, (position, strict) = self._children, self._resume_at or (None, True)
         self._resume_at = None
         self._passes += 1
-        # The callback holds no reference to the children.
+        # The callback holds no reference to the children, so that they can be freed.
         resume = partial(_resume, children.num_shards, children.dispatches, self.in_order, strict)
         left, announced = None, self.lasts and self._passes > 1
         if position is not None:
@@ -154,8 +154,7 @@ class WorkerOutput(IterDataPipe[Any]):
         self.run = WorkersEpoch(children, iter(children.collector))
 
     def follow(self, delivery: Delivery | None) -> None:
-        """Makes the records of the children use the counter of items that the user has received, or no counter if None
-        is given."""
+        """Makes the engine's records use the counter of delivered items, or no counter if `delivery` is None."""
         if delivery is not self._delivery:  # a thread that is reading may hold the lock of the collector
             self._delivery = delivery
             self._children.collector.follow(delivery)
@@ -189,11 +188,10 @@ class WorkerOutput(IterDataPipe[Any]):
 
     @property
     def shares(self) -> list[int] | None:
-        """The number of items of each shard in the epoch; None if these numbers do not show which shards have ended.
+        """The number of items of each shard in the epoch; None if a shard without items may still yield some.
 
-        If the main process takes items from the workers in turn, and one worker has delivered two items, then a worker
-        without items has ended, because this worker's turn was before the second item. A dispatching process
-        distributes items evenly among all workers.
+        If the main process takes items in turn, a second item of any worker shows that a worker without items has
+        ended. A dispatching process distributes items evenly among all workers.
         """
         run = self.run
         if not self.in_order or self.dispatches:
@@ -207,11 +205,11 @@ class WorkerOutput(IterDataPipe[Any]):
         return self._passes == self._passes_before + 1
 
     def untold(self, position: WorkersPosition | None) -> str | None:
-        """Returns the reason why a position lacks the state that processes keep from earlier passes. Returns None if
-        the position contains this state.
+        """Returns the reason why a position lacks the state that processes keep from earlier passes, or None if nothing
+        is missing.
 
         Args:
-            position: the position; None for the beginning of the epoch.
+            position: the position of the workers; None for the beginning of the epoch.
         """
         lasting = self._lasts_dealt or self._lasts_in_workers
         if not lasting or (self._epochs if position is None else self._passes) <= 1:
@@ -232,12 +230,12 @@ class WorkerOutput(IterDataPipe[Any]):
         )
 
     def read_out(self) -> None:
-        """Waits until the workers end their epoch, which was resumed after its last item.
+        """Reads the end of the workers' epoch, if the epoch resumed after its last item.
 
         Without this wait, no reader would request the end of the workers' epoch.
 
         Raises:
-            RuntimeError: the workers yielded another item.
+            RuntimeError: the workers yielded another item instead of ending the epoch.
         """
         for _ in self.run.items:
             raise RuntimeError(
@@ -248,7 +246,7 @@ class WorkerOutput(IterDataPipe[Any]):
 
     @property
     def is_unread(self) -> bool:
-        """Whether no iteration has begun to read the epoch that runs in the workers."""
+        """Whether no item of the workers' current epoch was requested yet."""
         return self._fresh
 
     def __iter__(self) -> Iterator[Any]:
@@ -280,6 +278,6 @@ def _resume(
     strict: bool,
     received: Received,
 ) -> list[Resumption | None]:
-    """Computes the position where each child resumes, from the items that were received from the workers."""
+    """Computes where each child must resume, from the items that the main process has received."""
     positions, dealt = received
     return resumptions(position_of((positions, 0, dealt), dispatches, in_order), num_shards, dispatches, strict)

@@ -55,11 +55,11 @@ class Identity:
         """Returns the pipe as bytes.
 
         Args:
-            wanted: whether the bytes are wanted. With False, the result is None. With None, the result is None if the
-                pipe has too many bytes or cannot be pickled.
+            wanted: whether to pickle the pipe; False returns None. None pickles the pipe only if this is possible and
+                the result is small.
 
         Raises:
-            TypeError: the bytes are wanted, and the pipe cannot be pickled.
+            TypeError: `wanted` is True, and the pipe cannot be pickled.
         """
         if wanted is None:
             if self._is_small is None:

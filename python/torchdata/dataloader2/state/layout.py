@@ -1,6 +1,6 @@
 """The layout of a loader's state: `dump` converts its values to plain data, and `parse` converts them back.
 
-Role: pure functions. No other module contains the keys of the layout. This module unpickles no values that may run
+Role: pure functions. No other module contains the keys of the layout. This module never unpickles values that could run
 code.
 
 States are stored in files and downloaded from hubs. The checksums of the fields detect damage, but do not prove who
@@ -81,8 +81,8 @@ _SEALED = ("graph", "generators", "beginning")
 #: Types of values that are represented by their printed form in the text of a field.
 _ATOMS = frozenset({NoneType, bool, int, float, str})
 
-#: Types of the parts of a field that a checksum covers. Other types are excluded, because a service may return any
-#: object, and the text of an object may vary.
+#: Types of the parts of a field that a checksum covers. Other types are excluded, because the printed form of an
+#: arbitrary object may vary.
 _SUMMED = frozenset({NoneType, bool, int, bytes})
 
 
@@ -162,7 +162,7 @@ def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[
 
 
 def _outline(value: Any) -> str:
-    """Returns a value as text. Snapshots are represented by their seals, which contain checksums."""
+    """Returns a value as text. A sealed snapshot is represented by its seal, which contains a checksum."""
     words: list[str] = []
     _add_words(value, words)
     return "".join(words)
@@ -213,8 +213,8 @@ def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
 
     Args:
         state: the state.
-        allow_pickle: whether the state may contain pickled values. The pipe may be pickled in any case, because the
-            loader need not unpickle it.
+        allow_pickle: whether the state may contain pickled values. The pickled pipe is always accepted here, because
+            the loader need not unpickle it.
 
     Raises:
         TypeError, ValueError: the argument is not a state, is of another version or damaged, or contains forbidden
@@ -313,8 +313,8 @@ def _ranks(ranks: Any) -> SavedRanks | None:
 def _randomness(packed: Any, is_of_0_9: bool) -> Randomness | None:
     """Returns the randomness in a state; None if the state has none.
 
-    The generators of torchdata 0.9 are pickles, and draw other numbers. These pickles are not loaded, so the user's
-    seed applies again.
+    The generators of torchdata 0.9 are pickles, and draw other numbers. These pickles are ignored, so the next epoch
+    uses the user's seed again.
     """
     if packed is None:
         return None
@@ -458,8 +458,8 @@ def sealed(content: Content) -> bytes:
 
 
 def opened(snapshot: Any, what: str) -> Content:
-    """Returns the contents of a snapshot after checking them. The error message for a damaged snapshot calls it
-    `what`."""
+    """Returns the contents of a snapshot after checking them. Error messages about a damaged snapshot use `what` as its
+    name."""
     content = unseal(snapshot, what)
     if not isinstance(content, dict):
         raise ValueError(f"{what} holds an object of type {type(content).__name__}")

@@ -29,9 +29,9 @@ class Shard:
         workers: the number of workers of each rank.
         rank: the number of the rank that began the shard.
         ranks: the number of ranks; 1 without ranks.
-        of_main: whether the main process began the shard instead of a worker, with the loader's own seeds.
-        moved: whether the shard may run on a rank that did not begin it. If True, `rank` and `ranks` determine the
-            shard's items, and the job's seeds determine the shard's seeds.
+        of_main: whether the main process began the shard with the loader's own seeds, instead of a worker.
+        moved: whether the shard may run on a rank that did not begin it. A moved shard keeps the items of `rank` among
+            `ranks`, and derives its seeds from the seeds of the whole job.
         splits: whether the shard is one of a fixed number of splits.
     """
 
@@ -62,8 +62,7 @@ class ShardPosition(NamedTuple):
 
 
 class WorkersPosition(NamedTuple):
-    """The positions of all shards, whether the main process took items in turn, its next shard, and the matching
-    snapshot of the dispatching process."""
+    """The positions of all shards, the next shard to read, and the matching snapshot of the dispatching process."""
 
     shards: Sequence[ShardPosition]
     turn: int
@@ -73,8 +72,8 @@ class WorkersPosition(NamedTuple):
 
 
 class Processes(NamedTuple):
-    """The number of shards that ran, whether there was a dispatching process, and whether the main process took items
-    in strict turn."""
+    """The number of shards, whether a dispatching process ran, and whether the main process read the shards in strict
+    turn."""
 
     shards: int
     dispatches: bool
@@ -86,19 +85,19 @@ class Position(NamedTuple):
 
     Args:
         given: the number of items of the epoch that were delivered.
-        drop: the number of these items that were delivered after the snapshot of the main process's part of the graph.
+        drop: the number of items that were delivered after the snapshot of the main process's part of the graph.
         ended: whether the epoch had ended.
-        graph: the positions of the main process's pipes; None at its beginning, or if it holds no relevant state.
+        graph: the positions of the main process's pipes; None if these pipes have no relevant state.
         generators: the global generators, if the main process runs functions of the user.
         beginning: the generators at the beginning of the epoch, if a resume needs them to begin the epoch anew.
         workers: the positions of the workers.
         in_main: whether no worker processes ran the graph.
         seconds: the duration of the epoch so far.
         processes: the processes that ran the graph; None without workers.
-        shards: the shards of the epoch, if other workers had begun it.
-        own_seeds: whether the pipes had drawn the seeds of the epoch themselves; None with workers.
-        untold: why the workers' part lacks the state that lasts beyond their current pass; None if it has that state.
-            States do not contain the field `untold`.
+        shards: the shards of the epoch, if it began with other workers.
+        own_seeds: whether the pipes, and not the loader, drew the seeds of the epoch; None with workers.
+        untold: the reason why `workers` lacks the state that pipes keep from earlier passes; None if nothing is
+            missing. States do not contain the field `untold`.
     """
 
     given: int
@@ -117,7 +116,7 @@ class Position(NamedTuple):
 
     @property
     def all_shards(self) -> Sequence[Shard]:
-        """The shards of a rank that was at this position, in turn."""
+        """The shards that a rank ran, in the order in which the rank reads them."""
         if self.shards is not None:
             return self.shards
         if self.in_main or self.processes is None:
@@ -125,22 +124,23 @@ class Position(NamedTuple):
         return [Shard(worker, self.processes.shards) for worker in range(self.processes.shards)]
 
     def at(self, given: int, **known: Any) -> Position:
-        """Returns the position after more items were delivered, if no item was dropped at this position.
+        """Returns this position after more items were delivered; `drop` must have been 0 at this position.
 
         Args:
             given: the number of items that were delivered.
-            known: the values of other fields at that moment.
+            known: new values of other fields.
         """
         return self._replace(given=given, drop=given - self.given, **known)
 
 
 class Filled(NamedTuple):
-    """The epoch in which a worker has filled its caches. A process that resumes repeats this epoch to refill them.
+    """The epoch in which a worker has filled its caches. A process that resumes repeats this epoch to refill the
+    caches.
 
     Args:
         seeds: the exported seed generator of the epoch.
-        start: the sealed snapshot from the beginning of the epoch; None if the graph was new. Empty bytes stand for the
-            snapshot that contains this object.
+        start: the sealed snapshot from the beginning of the epoch; None if the graph had not been used before. Empty
+            bytes mean the snapshot that contains this object.
         checksum: the checksum of the items that the snapshot leaves out; None if the snapshot contains all items.
     """
 
@@ -153,10 +153,10 @@ class Content(NamedTuple):
     """The contents of a sealed snapshot: of the main process's pipes, of its generators, or of a child's graph.
 
     Args:
-        entries: the positions of pipes; None if there are only generators.
+        entries: the positions of pipes; None if the snapshot contains only generators.
         generators: the global generators.
-        read_out: whether the share of dispatched items had been read to its end.
-        filled: the epoch that has filled the caches, or fills them now; None if it cannot be repeated.
+        read_out: whether the worker had reached the end of its dispatched items.
+        filled: the epoch that has filled the caches, or fills them now; None if this epoch cannot be repeated.
     """
 
     entries: Sequence[PipeEntry] | None

@@ -1,4 +1,4 @@
-"""The shards of a resumed epoch, for a loader with other workers or ranks than at the beginning of the epoch.
+"""Distributes the shards of a resumed epoch, if the number of workers or ranks has changed.
 
 Role: pure functions over positions. The shards of an epoch never change. A loader that resumes the epoch distributes
 the shards among its workers, and the ranks take shards in turn.
@@ -26,7 +26,7 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
         ranks: the current number of ranks.
 
     Raises:
-        ValueError: a rank had requested an item that it had not delivered yet.
+        ValueError: a rank had read an item that it had not delivered when the state was saved.
     """
     old, by_rank = len(positions), []
     for number, position in sorted(positions.items()):
@@ -38,7 +38,7 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
             )
         shards = [each if each.moved else each.of_rank(number, old) for each in position.all_shards]
         by_rank.append([*zip(shards, workers.shards, strict=True)])
-    # The first shard of every rank comes first, then the second shard of every rank, and so on.
+    # Shards are numbered across ranks: the first shard of each rank, then the second shard of each rank, and so on.
     longest = max(map(len, by_rank))
     each = [(turn, shards[turn]) for turn in range(longest) for shards in by_rank if turn < len(shards)]
     own = each[rank::ranks]
@@ -62,8 +62,8 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
 
 
 def _without_held(position: Position) -> WorkersPosition:
-    """Returns the positions of the shards after the delivered items. Items that pipes in the main process held are
-    recomputed. Raises ValueError if the shards of the held items are unknown."""
+    """Returns the positions of the shards after the delivered items. Items that pipes in the main process had buffered
+    count as not delivered, and are recomputed. Raises ValueError if the shards of the held items are unknown."""
     workers, given = position.workers, position.given
     if workers is None:
         raise ValueError(
@@ -89,11 +89,11 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False) ->
         position: the position of the main process.
         pipes: the number of pipes that the worker runs, while the other pipes stay in the main process; None if still
             unknown.
-        alone: whether the result must not contain state of pipes that stay in the main process. If there is such state,
-            the shard starts from the beginning, and recomputes the delivered items.
+        alone: whether the result must not contain state of pipes that stay in the main process. A position with state
+            of these pipes makes the shard start from its beginning and recompute the delivered items.
 
     Raises:
-        ValueError: the pipes drew seeds that workers do not have.
+        ValueError: the pipes drew their own seeds, which workers cannot repeat.
     """
     if position.own_seeds:
         raise ValueError(

@@ -31,7 +31,7 @@ def position_of(found: tuple[Any, int, Any], dispatches: bool, in_order: bool) -
 
 
 def why_unsaved(found: tuple[Any, int, Any]) -> str | None:
-    """Returns the reason why a process could not make a snapshot, if the engine's books contain a reason."""
+    """Returns the reason why a process could not make a snapshot, if the engine has recorded a reason."""
     positions, _, dealt = found
     contents = [snapshot[3] for _, snapshot in positions if snapshot] + ([dealt[2]] if dealt else [])
     return next(filter(None, map(reason_in, contents)), None)
@@ -93,8 +93,8 @@ def _of_dispatching(
 
 
 def unverified(place: WorkersPosition) -> WorkersPosition:
-    """Returns the same position without the checksums of items that will be recomputed. Later states of the epoch do
-    not compare these items, either.
+    """Returns the same position without the checksums of items that will be recomputed. These items stay without
+    checksums in later states of the epoch.
     """
     dealt = [None] * len(place.shards) if place.dispatching is None else place.dispatching[1]
     shards = []

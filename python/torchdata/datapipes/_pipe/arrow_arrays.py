@@ -22,7 +22,7 @@ def arrays_of(table: Any, pipe: str, writable: bool = True) -> dict[str, Any]:
 
     - numbers and booleans: an array of the same dtype; a null is NaN among floats, and an error among other numbers;
     - dates, timestamps (in UTC, if they have a time zone) and durations: datetime64 and timedelta64; a null is NaT;
-    - lists: an array of objects, one array per row, converted by the same rules; a null is None;
+    - lists: an array of objects with one converted array per row; a null is None;
     - other types: an array of the objects that `to_pylist` returns (structs are dicts); a null is None.
 
     Raises:

@@ -44,10 +44,10 @@ class ArrowSource:
 
 
 class ArrowFragments(ArrowSource):
-    """The row groups or files of a pyarrow dataset, without those that the filter excludes.
+    """The row groups or files of a pyarrow dataset that the filter does not exclude.
 
     Args:
-        lacks: whether a file may lack a column. The rows of such a file contain nulls in this column.
+        lacks: whether a file may lack a column. A column that a file lacks is filled with nulls.
     """
 
     def __init__(self, dataset: Any, filter: Any, lacks: bool = False) -> None:
@@ -88,7 +88,7 @@ def _check_fragment(fragment: Any, present: Any, schema: Any, wanted: list[str],
 
 
 def _family(kind: Any) -> str:
-    """Returns the name of a group of types. A conversion within the group does not change the meaning of a value."""
+    """Returns the name of a group of types. Conversions between types of one group keep a value's meaning."""
     types = _arrow().types
     if types.is_dictionary(kind):
         return _family(kind.value_type)

@@ -1,7 +1,7 @@
 """Cuts tables of a fixed number of rows out of the parts of a larger table.
 
-Role: determines the rows of each item, and the position after it, for `ArrowReader` and `ParquetDataFrameLoader`. The
-code runs in the process that iterates the pipe, and holds one part in memory. pyarrow is imported once a table is
+Role: `ArrowReader` and `ParquetDataFrameLoader` use this module to split parts into items and to determine positions.
+The code runs in the process that iterates the pipe, and holds one part in memory. pyarrow is imported once a table is
 available.
 """
 
@@ -28,8 +28,8 @@ def tables_of(
 
     Args:
         row: the first row to read in the first part.
-        size: the number of rows per table, except for the last table. A table may span several parts. With None, each
-            part becomes one table.
+        size: the number of rows per table, except for the last table. A table may span several parts. If `size` is
+            None, each part becomes one table.
         copy: whether each table owns its memory. A slice keeps the memory of its whole part alive, and its pickle
             contains the whole part.
     """

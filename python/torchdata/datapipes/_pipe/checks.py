@@ -67,8 +67,8 @@ def check_generator_function(pipe: str, argument: str, function: Any) -> None:
         ) from error
 
 
-#: The pipes that wrap plain data: module and class name, by the base class of the pipe. The modules are not imported,
-#: because they import this module.
+#: The pipes that wrap plain data: module and class name, by the base class of the pipe. Names are stored instead of
+#: classes, because importing the classes' modules would be circular.
 _wrappers: dict[type, tuple[str, str]] = {}
 
 

@@ -165,7 +165,7 @@ def in_fixed_order(iterable: Any) -> Any:
 
 
 def has_fixed_order(iterable: Any) -> bool:
-    """Returns whether an iterable has the same order in every process. Only sets may lack a fixed order."""
+    """Returns whether an iterable has the same order in every process. The result is False only for some sets."""
     try:
         in_fixed_order(iterable)
     except UnorderedSet:

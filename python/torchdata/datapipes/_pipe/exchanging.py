@@ -5,7 +5,7 @@ generator each of `random`, NumPy and torch, but each shard draws from generator
 generators, of 2.5 KB each, are therefore exchanged whenever another shard runs, together with some variables of
 modules. The public functions of the three libraries convert a state to tuples and tensors, which takes up to 300
 microseconds. The extension copies the memory of the states in 0.3 microseconds. Experiments with other generators of
-the same classes determine the address of this memory. If the experiments fail, for example with another version of a
+the same classes find the address of this memory. If the experiments fail, for example with another version of a
 library, the public functions are used.
 """
 
@@ -46,8 +46,7 @@ _VARIABLES = (
 
 #: The size in bytes of the 624 words of a state, and of the index of the next word.
 _WORDS, _PLACE = 624 * 4, 4
-#: The number of bytes before the words of PyTorch's generator (seed, words left, flags), and the size of its whole
-#: state, which ends with normal numbers.
+#: Sizes in bytes of PyTorch's generator state: of the header before the words, and of the whole state.
 _BEFORE, _TORCH = 20, 2544
 #: The maximum distance in bytes from the start of PyTorch's object to the words.
 _HEAD = 256
@@ -60,8 +59,8 @@ class _Way(NamedTuple):
 
     Args:
         memory: the parts of memory that are copied.
-        variables: the variables of generators that are not in this memory, as the dicts that contain them and names.
-        others: for each generator that is not copied, the functions that save and load its state.
+        variables: variables of generators outside the copied memory, each as a dict and a key of this dict.
+        others: the functions that save and load each generator that is not copied in memory.
     """
 
     memory: Sequence[memoryview] = ()
@@ -69,7 +68,7 @@ class _Way(NamedTuple):
     others: Sequence[tuple[Callable[[], Any], Callable[[Any], object]]] = ()
 
 
-#: The lock of the thread that runs a shard.
+#: The lock that a thread holds while it runs a shard.
 _turn = threading.RLock()
 
 
@@ -103,7 +102,7 @@ class ShardGlobals(SavedGlobals):
         """Saves the globals of the process.
 
         Args:
-            is_all: whether nothing else of this shard must be stopped or saved. `ShardTurns` may then exchange the
+            is_all: whether no other part of the shard must be stopped or saved. `ShardTurns` may then exchange the
                 shard without calling `enter` and `leave`.
         """
         exchange, self._others = _exchange()
@@ -144,7 +143,7 @@ _known: tuple[Exchange, _Others] | None = None
 
 def _exchange() -> tuple[Exchange, _Others]:
     """Returns the `Exchange` object for the loaded libraries, and functions that save and load the remaining
-    generators. The result is computed again after another library was loaded."""
+    generators. The result is cached until another module of `_IMPORTED_LATE` is imported."""
     global _known
     if _known is not None and _known[0].is_current():
         return _known
@@ -218,7 +217,7 @@ def _is_copied(of: Callable[[Any], _Way], new: Callable[[int], Any], seen: Calla
     """Returns whether copying the memory of one generator to another generator makes both equal.
 
     Args:
-        of: returns the functions that save and load a generator.
+        of: a function that returns how to save and load a generator.
         new: creates a generator from a seed.
         seen: returns a generator's state through a public function.
     """

@@ -36,7 +36,7 @@ def explain(
     Args:
         datapipe: the pipe with the iterator that the exception passes through.
         yielded: the number of items that the pipe had yielded; None if the pipe's iteration had not begun.
-        iterator: the pipe's own iterator, if the next item may be requested from it.
+        iterator: the pipe's own iterator; None if no further item may be requested from the iterator.
 
     Returns:
         True if the failed item is skipped and the next item is to be requested; False to raise `error`; or an exception

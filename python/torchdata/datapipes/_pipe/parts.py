@@ -1,8 +1,8 @@
 """Tracks results that are yielded member by member, so that a state can contain the remaining members.
 
-Role: a function that draws random numbers or modifies its argument may return other members in a second call. The state
-therefore contains the members that remain, if they are in memory. If the result is a generator, the function is called
-again on resume. The code runs in the process that iterates the pipe.
+Role: a second call of a function may return other members, for example if the function draws random numbers. A state
+therefore contains the remaining members of a result that is in memory. If the result is a generator, the function is
+called again on resume. The code runs in the process that iterates the pipe.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _Counted(Iterator[Any]):
 
 
 class Parts:
-    """One of several results that are unfolded at the same time, with its remaining members.
+    """A function's result with its remaining members, for pipes that unfold several results at a time.
 
     Args:
         done: how many members of the result to leave out.
@@ -85,7 +85,7 @@ class Parts:
             self._item, self._members = None, members[done:] if done else members
             self.left: Iterator[Any] = iter(self._members)
         else:
-            # The item is copied first, because computing the first member may read from a stream in the item.
+            # The item is copied first, because computing a member may read a stream in the item.
             self._item, self._members = with_detached_streams(item), None
             source = iter(result)
             next(islice(source, done, done), None)  # the first `done` members are skipped

@@ -1,8 +1,8 @@
 """Recreates iterators of this package's pipes after a skipped exception.
 
 Role: a generator ends when it raises an exception. A new call of the pipe's `__iter__` can resume from the state that
-its class declares, as it does from a loaded state. If exceptions of a pass are skipped, the pass therefore uses a chain
-of iterators of the same pipe. Each iterator continues where the previous iterator raised, and reads the existing
+its class declares, as it does from a loaded state. A pass with skipped exceptions is therefore a chain of several
+iterators of the same pipe. Each new iterator continues at the position of the exception, and reads the running
 iterators of the sources. `skipping` uses this module, in the process that iterates the pipe. The chain owns the
 `Renewal`, which owns the iterators of the sources.
 """
@@ -21,7 +21,7 @@ from torchdata.datapipes._pipe.state.record import existing_record, record_of, t
 
 __all__ = ["Renewal", "keep_for_reader", "renewal_of", "taken_again"]
 
-#: The prefix of modules with pipes that can resume from their declared state after any exception, by `__iter__`.
+#: Pipes in modules with this prefix can resume by a new `__iter__` call after any exception.
 _OURS = "torchdata.datapipes."
 
 
@@ -29,8 +29,8 @@ class Renewal(Iterator[Iterator[Any]]):
     """The successive iterators of one pass of a pipe.
 
     Args:
-        sources: the pipes that the next iterator reads. If these sources made no progress, the next iterator would
-            raise at the same item.
+        sources: the pipes that the next iterator reads. If no source has yielded an item since the previous exception,
+            the next iterator would raise at the same item.
     """
 
     __slots__ = (
@@ -49,8 +49,8 @@ class Renewal(Iterator[Iterator[Any]]):
         self._datapipe, self._function, self._sources = datapipe, function, sources
         self._first: Iterator[Any] | None = None
         self._is_broken = False
-        #: The iterators of the sources. `_again` contains the iterators that the next iterator of this pipe has not
-        #: taken over yet.
+        #: The iterators of the sources. `_again` contains the source iterators that the new iterator of this pipe has
+        #: not taken over yet.
         self._guards: dict[int, Iterator[Any]] = {}
         self._again: dict[int, Iterator[Any]] = {}
         #: The number of items that the pipe and its sources had yielded when the last iterator raised.
@@ -114,13 +114,13 @@ def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renew
 
 
 def taken_again(datapipe: Any) -> Iterator[Any] | None:
-    """Returns the running iterator of a pipe to a recreated iterator of its reader; None if the pipe must begin."""
+    """Returns the running iterator of a pipe for its reader's new iterator; None if the pipe must begin a pass."""
     renewal = _reader_of(datapipe)
     return None if renewal is None else renewal.take_again(datapipe)
 
 
 def keep_for_reader(datapipe: Any, guard: Iterator[Any]) -> None:
-    """Records the iterator of a pipe that has begun, because the iterator of its reader may be recreated."""
+    """Records a pipe's new iterator, so that a recreated iterator of the pipe's reader can read it."""
     renewal = _reader_of(datapipe)
     if renewal is not None:
         renewal.keep(datapipe, guard)

@@ -1,15 +1,15 @@
 """Reads a stream without a state. The position in the stream is a number of items. A resume rereads the items up to the
 saved position.
 
-Role: each reading takes samples of the items, so that a resume detects a stream that does not repeat itself. The gaps
-between sampled positions grow, and no Python code runs between two samples. The code runs where the source of a
+Role: each reading records checksums of sampled items, so that a resume detects a stream that yields other items. The
+gaps between sampled positions grow, and no Python code runs between two samples. The code runs where the source of a
 pipeline is read.
 
-A stream may draw from the global generators in order to shuffle or to augment. If a stream draws for one of its first
-two items, its state contains the generators as they were before the first draw. A resume rereads the items with these
-generators, and restores the current generators afterwards. If other code draws between two items, augmented items
-differ after a resume although their order is the same. A resume therefore only warns if the stream draws for its second
-item and only floating-point numbers and arrays differ. All other differences are errors.
+A stream may draw from the global generators in order to shuffle or to augment. If a stream draws random numbers for its
+first or second item, its state contains the generators from before the first draw. A resume rereads the items with
+these generators, and restores the current generators afterwards. If other code draws numbers between two items,
+augmentation differs after a resume, although the order is the same. A resume therefore only warns if the stream drew
+numbers for its second item, or if only floating-point numbers and arrays differ. All other differences are errors.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SampledStream:
         self._digest = SampleDigest.of(saved["digest"]) if "digest" in saved else SampleDigest()
         #: The global generators before the stream first drew from them; None if it has not drawn.
         self._generators: dict[str, Any] | None = saved.get("generators")
-        #: Whether the stream has drawn random numbers for its second item.
+        #: Whether the stream drew random numbers when it computed its second item.
         self._draws = bool(saved.get("draws", False))
         self._has_saved = "digest" in saved
 
@@ -95,10 +95,10 @@ class SampledStream:
         yield stream
 
     def _complain(self, position: int, is_noise: bool) -> None:
-        """Warns, or raises RuntimeError, because the stream does not repeat itself.
+        """Warns, or raises RuntimeError, because the stream yields other items than before the state was saved.
 
         Args:
-            is_noise: whether the items differ only in numbers that the stream may draw anew for each item.
+            is_noise: whether random numbers that the stream draws for each item may explain the difference.
         """
         if is_noise:
             warn_outside(

@@ -25,7 +25,7 @@ __all__ = [
 
 
 class _BySubscript:
-    """Has neither `__iter__` nor a length, so Python iterates over it by indexing 0, 1, …"""
+    """An object without `__iter__` and length, which Python iterates over by indexing 0, 1, …"""
 
     def __getitem__(self, index: int) -> int:
         raise IndexError(index)

@@ -57,8 +57,8 @@ __all__ = [
     "write_line",
 ]
 
-#: The number of this worker, "dispatch" in the dispatching process, or None in the main process. Set by the loader,
-#: which reports the skipped items of its processes.
+#: The number of this worker, "dispatch" in the dispatching process, or None in the main process. The loader sets this
+#: variable, to report the skipped items of each process.
 worker: int | str | None = None
 
 #: The epoch, from 0, of the loader that this worker process belongs to.
@@ -232,7 +232,7 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
     if (told := limit_error(owner)) is None:
         return True
     told.__cause__ = error
-    # The copied attributes name the original pipe, so that notes do not attribute the error to a reader.
+    # Without these attributes, notes would attribute the error to a reader of the pipe that raised it.
     attributes_of(told).update(attributes_of(error))
     return told
 
@@ -295,7 +295,7 @@ def _key_of(error: BaseException) -> str | None:
 
 
 def _row_read_for(datapipe: Any) -> str | None:
-    """Returns the file and row that a table reader has read last; None if other pipes than maps and filters follow."""
+    """Returns the file and row that a table reader read last; None unless only maps and filters follow the reader."""
     while type(datapipe).__name__ in ("Mapper", "Filter"):
         [datapipe] = sources_of(datapipe)
         if hasattr(type(datapipe), "_last_row"):

@@ -50,8 +50,8 @@ def read_whole(datapipes: Iterable[Any]) -> bool:
         datapipes: all pipes that a `sharding_filter` reads from.
 
     Returns:
-        Whether some of the pipes belong to PyTorch. If the result is True, the reader of these pipes must call
-            `begin_whole`.
+        Whether some of the pipes belong to PyTorch. If the result is True, the reader of `datapipes` must begin their
+            iterations by `begin_whole`.
     """
     theirs = False
     for datapipe in datapipes:
@@ -120,8 +120,8 @@ class _Untold(Iterator[Any]):
 
 
 def watched_info(module: Any, **truth: Any) -> Any:
-    """Returns the `WorkerInfo` for PyTorch. The result is accurate, except that it reports a single worker to pipes
-    that a filter reads."""
+    """Returns the `WorkerInfo` for PyTorch. Pipes that a `sharding_filter` reads see a single worker, and all other
+    code sees the true values."""
     base: Any = module.WorkerInfo
 
     class WorkerInfo(base):  # type: ignore[misc]

@@ -51,8 +51,8 @@ class Unfolding:
     """The state and iteration of a pipe that yields the parts of its source's items.
 
     The state contains the remaining parts if they are in memory. If the parts are generated on demand, the state
-    contains the item and how many of its parts were yielded. The item is then unfolded a second time when the pass is
-    resumed.
+    contains the item and how many of its parts were yielded. To resume, the pipe unfolds an item with generated parts a
+    second time.
     """
 
     #: The iterator over the parts; None if no item is being unfolded.
@@ -80,11 +80,11 @@ class Unfolding:
                 try:
                     parts = parts_of(item)
                     members: Any = parts if type(parts) in sliced else listed(parts)
-                    # The item is copied first, because the creation of a part may read from a stream in the item.
+                    # The item is copied first, because creating its parts may read a stream in the item.
                     kept = with_detached_streams(item) if members is None else None
                     left = _iterator_over(parts if members is None else members, self)
                 except Exception as error:
-                    # The error is raised like a part, so that neither the chain nor this generator ends.
+                    # Another iterator raises the error, so that this generator and the chain continue after the error.
                     yield _Raising(not_the_end(name_of(self), error))
                     continue
                 if members is None:

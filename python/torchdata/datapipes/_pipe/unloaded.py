@@ -6,9 +6,8 @@ that keep or change the order, and pipes that apply a function to each item, whi
 index takes the position of its item, so positions, seeds and states are the same as for an iteration over items. The
 code runs in the process that iterates the pipeline. The module keeps no state.
 
-Whether to pass on indices is decided in each iteration, along one path through the graph. If a pipe has several
-readers,
-the other readers receive items. The graph itself is not changed.
+Each iteration decides, for one path through the graph, whether to pass on indices. Readers outside the path receive
+items instead of indices. Passing on indices does not change the graph.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def begin_sharing(datapipe: Any) -> Iterator[Any]:
     items of other shares.
 
     A pipe supports skipping if its own class defines `_can_pass_over` and `_iter_by_index`, which replaces `__iter__`
-    and yields the same items. Subclasses do not inherit this support.
+    and yields the same items. A subclass must define `_iter_by_index` itself to support skipping.
     """
     record, kind = existing_record(datapipe), type(datapipe)
     is_claimed = record is not None and record.claim is not None
@@ -103,7 +102,7 @@ class PipeStep:
 
     Args:
         function: what the pipe does with an index or item.
-        before: a function that loads the item of an index first.
+        before: a function that loads the item of an index before `function` is called.
     """
 
     __slots__ = ("_before", "_datapipe", "_function", "_made")

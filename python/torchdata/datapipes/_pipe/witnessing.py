@@ -7,7 +7,7 @@ Role: each worker reads the whole source and keeps the items at the positions of
 items in different orders, shares overlap and items are lost. The filter therefore records checksums of some items with
 their positions, and the loader compares the checksums of its workers. The code runs in workers, in the thread that
 reads the filter. All workers sample the same positions: every position at first, then positions with gaps that grow as
-the square root of the position. Two orders of the same n items therefore share about 36 sampled items, regardless of n.
+the square root of the position. Two orders of n items therefore have about 36 sampled items in common, for any n.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class Witness:
         self._watches: dict[int, SampleWatch] = {}
 
     def watch(self, datapipe: Any, start: int) -> SampleWatch | None:
-        """Returns the watch of a filter that begins to read at a position; None if the filter already has a watch in
-        this epoch."""
+        """Returns a new watch for a filter that begins to read at the position `start`; None if the filter already has
+        a watch in this epoch."""
         for number, (known, source) in enumerate(self._filters):
             if known is datapipe and number not in self._watches:
                 self._watches[number] = SampleWatch(number, source, start, datapipe.source_splits_itself)
@@ -124,12 +124,12 @@ class Witness:
 class SampleDigest:
     """Two running checksums of the sampled items of a stream.
 
-    The lower 32 bits of `checksum` cover the whole items. The upper 32 bits cover only their discrete parts (integers,
-    strings, bytes), which augmentation seldom changes.
+    The lower 32 bits of `checksum` cover the whole items. The upper 32 bits cover only the discrete parts of the items
+    (integers, strings, bytes), which augmentation seldom changes.
 
     Args:
         next: the position of the next sample.
-        checksum: the checksums of the samples before this position.
+        checksum: the combined checksum of all samples before the position `next`.
     """
 
     __slots__ = ("checksum", "next")
@@ -188,7 +188,7 @@ def next_sample(position: int) -> int:
 
 
 def sample_behind(sample: int) -> int:
-    """Returns the sampled position that follows the sampled position `sample`."""
+    """Returns the next position to sample after the sampled position `sample`."""
     return sample + max(isqrt(sample) // 3, 1)
 
 

@@ -89,7 +89,7 @@ _orders: weakref.WeakValueDictionary[tuple[int, int], array[int]] = weakref.Weak
 
 
 def _sampled(indices: Sequence[Any], seed: int | None) -> Sequence[Any]:
-    """Returns `random.Random(seed).sample(indices, len(indices))` in reverse, because upstream takes from the end."""
+    """Returns `random.Random(seed).sample(indices, len(indices))` in reverse, because PyTorch reads from the end."""
     rng = random.Random(seed)
     if len(indices) >= 1 << 32:
         order = rng.sample(indices, len(indices))
@@ -192,7 +192,7 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
         self._is_strict = is_strict
 
     def _drawn(self, randomness: PrivateRandomness) -> Iterator[Any]:
-        """Yields the indices of the sampler, with a private sequence of the global generators."""
+        """Yields the indices of the sampler, which draws from a private sequence of the global generators."""
         with randomness:
             set_epoch = getattr(self.sampler, "set_epoch", None)
             if callable(set_epoch):

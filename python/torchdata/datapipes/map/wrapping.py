@@ -98,7 +98,7 @@ class IterToMapConverter(MapDataPipe[Any]):
 
     def _load_map(self) -> None:
         """Reads the iterable-style pipe into the dict. Old code overrides or calls this method."""
-        # The dict is stored once it is complete, because reading may raise an error.
+        # The dict is assigned to the attribute only when it is complete, because reading may raise an error.
         loaded: dict[Any, Any] = {}
         for item in self.datapipe:
             key, value = self._pair(item)

@@ -88,12 +88,12 @@ def to_graph(dp: Any, *, debug: bool = False) -> graphviz.Digraph:
 
 
 def _is_hidden(pipe: Any) -> bool:
-    """Returns whether the pipe is a child of a split pipe. A drawing shows only the split pipe."""
+    """Returns whether the pipe is a child of a split pipe. A drawing shows a split pipe instead of its children."""
     return bool(getattr(type(pipe), "_is_child_datapipe", False))
 
 
 def _drawn_sources(pipe: Any, debug: bool) -> list[Any]:
-    """Returns the sources of `pipe` without duplicates. Hidden children are replaced by their split pipe."""
+    """Returns the sources of `pipe` without duplicates. Without `debug`, a split pipe replaces its children."""
     found: dict[int, Any] = {}
     for source in sources_of(pipe):
         drawn = sources_of(source) if _is_hidden(source) and not debug else [source]

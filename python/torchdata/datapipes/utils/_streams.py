@@ -112,8 +112,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
     session_streams: ClassVar[dict[Any, int]] = {}
     debug_unclosed_streams: ClassVar[bool] = False
 
-    # Default values are class attributes, so that a wrapper stores only other values. An archive creates a wrapper per
-    # member.
+    # A wrapper stores only the values that differ from these defaults. An archive creates a wrapper per member.
     file_obj: Any
     child_counter: int = 0
     parent_stream: StreamWrapper | None = None
@@ -424,7 +423,8 @@ def _wrapped(file: Any, name: str | None) -> StreamWrapper:
 
 
 def _file_at(path: str, mode: str, encoding: str | None, offset: int | None, name: str | None) -> StreamWrapper:
-    """Opens a regular file for reading. Other files and modes are refused, because a state may be manipulated."""
+    """Opens a regular file for reading. Raises ValueError for other files and modes, because a state may be
+    manipulated."""
     if not isinstance(mode, str) or not set(mode) <= set("rbt"):
         raise ValueError(f"a state reads files, but this one opens {shown(path)} in mode {mode!r}")
     if os.path.exists(path) and not os.path.isfile(path):

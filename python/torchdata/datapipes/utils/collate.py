@@ -218,8 +218,8 @@ def stacked_tensors(torch: Any, batch: Any) -> Any:
 def arrays_as_tensor(torch: Any, batch: Any) -> Any:
     """Stacks the arrays of a batch to a tensor, in memory that a worker can send without a copy.
 
-    Returns None if the members are not arrays, have different shapes, or have a type that torch does not support. The
-    caller then converts each member, which reports the error.
+    Returns None if the members are not arrays, have different shapes, or have a type that torch does not support. If
+    the result is None, the caller converts each member, which reports the error.
     """
     import numpy as np
 

@@ -1,1 +1,1 @@
-"""Nodes that read several nodes, and choose which one provides the next item."""
+"""Nodes that read several nodes, and choose the node that provides the next item."""

@@ -90,7 +90,7 @@ class MultiNode(BaseNode[T]):
             self._is_over = ended == everyone
 
     def _item_of(self, name: str) -> Any:
-        """Returns the next item of a source. If the criterion requires it, a source that has ended starts over.
+        """Returns the next item of a source. With the `CYCLE_...` criteria, a source that has ended starts over.
 
         Raises:
             StopIteration: the epoch is over.
@@ -146,5 +146,5 @@ class MultiNode(BaseNode[T]):
         return self._length_of_turns(lengths)
 
     def _length_of_turns(self, lengths: list[int]) -> int:
-        """Returns the number of items per epoch if sources start over, or if the first source to end ends the epoch."""
+        """Returns the number of items per epoch for all stop criteria except `ALL_DATASETS_EXHAUSTED`."""
         raise TypeError(f"{type(self).__name__} has no length with {self.stop_criteria}")

@@ -2,8 +2,8 @@
 //!
 //! An unpickler executes instructions. Untrusted instructions could change objects, or make the unpickler allocate
 //! gigabytes for a large memo index or length. Plain data needs no instructions that change objects, protocol 5 writes
-//! no memo indices, and lengths are compared with the available bytes. The unpickler decides which functions may be
-//! called.
+//! no memo indices, and lengths are compared with the available bytes. The unpickler, not this check, restricts which
+//! functions are called.
 
 use thiserror::Error;
 

@@ -1,7 +1,8 @@
 //! Reads the headers of regular files in tar archives, and checks the format of extended headers.
 //!
 //! Most archives of datasets contain only regular files with short names, so this module reads only their headers.
-//! Python's `tarfile` reads other headers (see tar(5)), extended headers after [`pax_records`] has checked the format.
+//! Python's `tarfile` reads all other headers (see tar(5)), but reads an extended header only after [`pax_records`] has
+//! checked the format.
 
 /// The number of bytes of a header. Data is padded to a multiple of this number.
 pub const BLOCK: usize = 512;
@@ -14,9 +15,8 @@ const PREFIX: usize = 345;
 
 /// Returns the name and the size in bytes of a regular file.
 ///
-/// Returns None if the block is not an intact header of a regular file, or if the name and size fields are not
-/// sufficient. The name field is not sufficient if a second field contains a part of the name or the name is not UTF-8,
-/// and the size field is not sufficient if its digits are not octal.
+/// Returns None if the block is not an intact header of a regular file, if a second field contains a part of the name,
+/// if the name is not UTF-8, or if the digits of the size are not octal.
 pub fn file_header(block: &[u8]) -> Option<(&str, u64)> {
     if block.len() != BLOCK || !matches!(block[TYPE], b'0' | 0) || block[PREFIX] != 0 {
         return None;

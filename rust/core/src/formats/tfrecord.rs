@@ -48,7 +48,7 @@ pub enum RecordError {
 /// Reads the records of one file.
 #[derive(Debug)]
 pub struct Records {
-    /// The received bytes; the bytes from `begin` on were not returned yet.
+    /// The received bytes. The bytes from `begin` on were not returned yet.
     buffer: Vec<u8>,
     begin: usize,
     offset: u64,
@@ -58,8 +58,8 @@ pub struct Records {
 }
 
 impl Records {
-    /// Starts at byte `offset` of a file, which is record number `record`. Compares checksums if `verify` is true. A
-    /// record that is longer than `longest` (at most [`LONGEST`]) is rejected before it is read.
+    /// Starts at byte `offset` of a file, where record number `record` begins. Compares checksums if `verify` is true.
+    /// A record that is longer than `longest` (at most [`LONGEST`]) is rejected before it is read.
     pub fn new(offset: u64, record: u64, verify: bool, longest: u64) -> Self {
         Self { buffer: Vec::new(), begin: 0, offset, record, verify, longest: longest.min(LONGEST) }
     }

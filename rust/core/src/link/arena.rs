@@ -1,7 +1,7 @@
 //! The allocator for a producer's arena.
 //!
 //! The bookkeeping is private to the producer. The consumer only receives offsets, and returns blocks through the
-//! return ring. Free memory is stored as extents ordered by address; adjacent extents are merged. An allocation takes
+//! return ring. Free memory is stored as extents ordered by address. Adjacent extents are merged. An allocation takes
 //! the lowest extent that is long enough. Using the lowest extent keeps the number of used pages small, and limits
 //! memory use to the data in flight. Free pages that were unused for some seconds are returned to the system (`tidy`).
 

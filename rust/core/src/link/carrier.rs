@@ -1,6 +1,6 @@
 //! Transfers units and control words from a link on one machine to the copy of this link on another machine.
 //!
-//! A worker on another machine has a control link and a data link there. The main process has a copy of each link. On
+//! A worker on another machine has a control link and a data link, and the main process has a copy of each link. On
 //! each machine, a carrier connects the two links: it is the consumer of one link and the producer of the other link.
 //!
 //! ```text
@@ -8,12 +8,12 @@
 //!       ◄─── data ────           ◄┄ frames ┄┄            ◄─── data ────
 //! ```
 //!
-//! A carrier does not decode units, and keeps the stream and kind that their producer has set. It joins fragments. The
-//! control words in the header of a link are transferred separately from units (see [`Words`]). A word may be
-//! delayed, because readers only need the most recent value. A word may be delivered before units that were published
-//! earlier, because a local reader may also read a word first. Words never wait for units, because the
-//! space for a unit may only become free after a word was read. The caller must write each frame to the outbound link
-//! once, in the order in which `take` returned the frames. The caller must do the same with words.
+//! A carrier does not decode units, and preserves the stream and the kind of each unit. It joins fragments. The control
+//! words in the header of a link are transferred separately from units (see [`Words`]). A word may be delayed, because
+//! readers only need the most recent value. A word may be delivered before older units, because a reader on the same
+//! machine may also read the word first. Words never wait for units, because the space for a unit may only become free
+//! after a word was read. The caller must write each frame to the outbound link once, in the order in which `take`
+//! returned the frames. The caller must also pass words to `put_words` in the order in which `take` returned them.
 //!
 //! A frame is a head and separate large buffers. Inconsistent data in the untrusted frame is reported as [`Corrupted`].
 
@@ -41,7 +41,7 @@ const TIDY_EVERY: Duration = Duration::from_secs(1);
 const UNIT_HEAD: usize = 16;
 
 /// Sealed control words for the carrier on the other machine. The inbound link provides the order and the epoch in
-/// which the producer starves; the outbound link provides the grant and the number of acknowledged messages.
+/// which the producer starves. The outbound link provides the grant and the number of acknowledged messages.
 pub type Words = [u64; 4];
 
 /// Several units that are transferred together.
@@ -51,7 +51,7 @@ pub struct Frame {
     pub head: Vec<u8>,
     /// The large buffers, in order.
     pub buffers: Vec<Buffer>,
-    /// The length of both parts in bytes.
+    /// The length of the head and of the separate buffers, in bytes.
     pub len: usize,
 }
 
@@ -97,7 +97,7 @@ struct Carried<'a> {
     kind: u16,
     buffers: Vec<&'a [u8]>,
     payload: &'a [u8],
-    /// The bytes of the head after this unit; `besides` is the number of separate buffers of this unit.
+    /// The bytes of the head after this unit. `besides` is the number of separate buffers of this unit.
     rest: &'a [u8],
     besides: usize,
 }
@@ -141,10 +141,10 @@ impl<'a> Carried<'a> {
 /// The parts of a frame that were already written to the outbound link.
 #[derive(Debug, Default)]
 struct FrameProgress {
-    /// The number of finished bytes of the head; `beside` is the number of finished separate buffers.
+    /// The number of finished bytes of the head. `beside` is the number of finished separate buffers.
     head: usize,
     beside: usize,
-    /// The finished buffers of the current unit; `streamed` counts the bytes of the next buffer sent as fragments.
+    /// The written buffers of the current unit. `streamed` bytes of the next buffer were already sent as fragments.
     parts: Vec<Part>,
     streamed: usize,
 }
@@ -202,9 +202,9 @@ impl Carrier {
         ]
     }
 
-    /// Returns whether a word has changed since the last call of `take`. With `units`, a pending unit also gives true.
+    /// Returns whether a word has changed since the last call of `take`, or a unit is pending if `units` is true.
     pub fn has_news(&mut self, units: bool) -> bool {
-        // An error counts as news, because the following call of `take` reports the error.
+        // Returns true after an error, because the next call of `take` reports the error.
         self.words() != self.given || units && self.inbound.readable().unwrap_or(true)
     }
 

@@ -78,15 +78,15 @@ pub struct Consumer {
     /// Whether items of this link wake up this process.
     wanted: bool,
     taken: u64,
-    /// The number of items taken since the last wake-up of the producer was considered.
+    /// The number of items taken since the last check whether to wake up the producer.
     unrung: u64,
-    /// The bytes of the ring that were freed since the last wake-up was considered.
+    /// The bytes of the ring that were freed since the last check whether to wake up the producer.
     unrung_bytes: u64,
-    /// The bytes of blocks that were taken since the last wake-up was considered.
+    /// The bytes of blocks that were taken since the last check whether to wake up the producer.
     unrung_blocks: u64,
-    /// How many bytes the producer may be ahead.
+    /// Limits the size of the producer's blocks in flight.
     ahead: Ahead,
-    /// The number of items taken in earlier streams; `flow` contains the counters for statistics.
+    /// The number of items taken in earlier streams. `flow` contains the counters for statistics.
     before: u64,
     flow: FlowRef,
 }
@@ -160,7 +160,7 @@ impl Consumer {
     }
 
     /// Sets whether items of this link wake up this process while it sleeps. Call this method before checking for
-    /// items, because only later items wake up the process. Other units always wake up the process.
+    /// items, because only later items wake up the process. Units that are not items always wake up the process.
     #[inline]
     pub fn want_items(&mut self, wanted: bool) {
         if wanted == self.wanted {
@@ -227,8 +227,8 @@ impl Consumer {
         }
     }
 
-    /// Counts an item that was received before its turn, and allows the producer to send one more item, even if the
-    /// window is 0, because another process waits for this producer.
+    /// Counts an item that was received before its turn. Allows the producer to send one more item even if the window
+    /// is 0, because another process waits for this producer.
     pub fn item_taken_in(&mut self) {
         self.count();
         self.receiving.take();
@@ -382,8 +382,8 @@ impl Consumer {
             return Err(Corrupted("a producer's cursor points into a unit"));
         }
         let place = self.layout.ring_ptr(head);
-        // SAFETY: `available` bytes were published. At least 8 of them are contiguous, because the capacity and the
-        // position are multiples of 8. Reads are volatile, because another process writes this memory.
+        // SAFETY: `available` bytes were published. At least 8 contiguous bytes follow `place`, because the capacity
+        // and the position are multiples of 8. Reads are volatile, because another process writes this memory.
         let first = unsafe { place.cast::<u64>().read_volatile() };
         let First::Unit { total, check } = First::read(first, head, available, until_wrap)? else { return Ok(None) };
         // SAFETY: `First::read` has checked that the whole header is contiguous.
@@ -463,7 +463,7 @@ impl Consumer {
                 Buffer::Leased(Arc::new(self.returns.lease(offset, len)))
             });
         }
-        // If the unit does not refer to the preceding fragments, the producer has abandoned the fragments' unit.
+        // Fragments to which this unit does not refer belong to an abandoned unit, so they are dropped.
         if !std::mem::take(&mut self.streamed).is_empty() && streamed {
             return Err(Corrupted("a unit refers to fragments that differ from those received"));
         }

@@ -109,7 +109,7 @@ impl ConsumerCursor {
 
     /// Checks that this side's cursor in shared memory is intact.
     ///
-    /// Must be called before a sleep, in which neither the producer nor `Probe::pending` would notice the damage.
+    /// Must be called before each sleep, because the producer and `Probe::pending` do not detect a damaged cursor.
     #[inline]
     pub fn check(&self, shared_head: &AtomicU64) -> Result<(), Corrupted> {
         if shared_head.load(Ordering::Relaxed) == seal(self.head) {

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! All fields have a fixed width and contain no addresses. The creator writes the sizes first and the version last. A
-//! process that attaches waits for the version, up to a timeout.
+//! process that attaches to the link waits, up to a timeout, until the version is written.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -79,7 +79,7 @@ type Word = CachePadded<AtomicU64>;
 /// each other. The four cursors and the entries of the return ring are sealed, and units carry checksums, so the reader
 /// detects damage to published data. `sent` and `received` are only statistics. `producer_taken` and `consumer_taken`
 /// only prevent a second process from taking an end. A damaged `blocks_wanted` or `items_wanted` causes an unnecessary
-/// wake-up, or a sleep until the end of its time slice.
+/// wake-up, or a sleep until the end of the time slice.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Header {
@@ -93,13 +93,13 @@ pub(crate) struct Header {
     ring_capacity: AtomicU64,
     return_capacity: AtomicU64,
     arena_capacity: AtomicU64,
-    /// Data ring: total bytes written, sealed. Written only by the producer.
+    /// The total number of bytes written to the data ring, sealed. Written only by the producer.
     pub tail: Word,
-    /// Data ring: total bytes read, sealed. Written only by the consumer.
+    /// The total number of bytes read from the data ring, sealed. Written only by the consumer.
     pub head: Word,
-    /// Return ring: total entries written, sealed. Written only by the consumer.
+    /// The total number of entries written to the return ring, sealed. Written only by the consumer.
     pub return_tail: Word,
-    /// Return ring: total entries read, sealed. Written only by the producer.
+    /// The total number of entries read from the return ring, sealed. Written only by the producer.
     pub return_head: Word,
     /// The grant of the consumer (see `protocol::Grant`). Written only by the consumer.
     pub granted: Word,
@@ -111,9 +111,9 @@ pub(crate) struct Header {
     pub order: Word,
     /// The number of messages that the consumer has acknowledged. Written only by the consumer.
     pub acknowledged: Word,
-    /// Whether items ring the consumer's bell; false while it only waits for other links. Written only by the consumer.
+    /// Whether items wake up the consumer. False if the consumer waits for another link. Only the consumer writes it.
     pub items_wanted: CachePadded<Wanted>,
-    /// How many bytes of blocks the producer may be ahead (see `protocol::Ahead`), sealed. Written by the consumer.
+    /// The maximum size of the blocks in flight (see `protocol::Ahead`), sealed. Written by the consumer.
     pub ahead: Word,
     /// Statistics of the producer, unless other counters were set (see [`crate::stats::Board`]).
     pub sent: CachePadded<Flow>,

@@ -16,7 +16,7 @@ pub const PERIOD: Duration = Duration::from_secs(2);
 /// Records when each chunk was last touched.
 #[derive(Debug)]
 pub struct IdleChunks {
-    /// The period in which each chunk was last touched; None without free pages. Missing chunks were never touched.
+    /// The period in which each chunk was last touched. None if the chunk was never touched or was already returned.
     touched: Vec<Option<u64>>,
     /// The number of entries in `touched` that are Some.
     known: usize,

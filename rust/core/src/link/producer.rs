@@ -1,7 +1,7 @@
 //! The producer end of a link.
 //!
 //! The producer runs in the process that computes the items. A single store makes a unit visible. If the process is
-//! killed before that store, the consumer does not see the unit, and its blocks are lost with the arena.
+//! killed before this store, the consumer never sees the unit, and the blocks of the unit are freed with the arena.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::stats::{FlowRef, add};
 /// The number of items after which a sleeping consumer is woken up.
 const WAKE_BATCH: u32 = 64;
 
-/// The minimum and maximum number of items between calls of `tidy`, which grows while calls are within `TIDY_NEAR`.
+/// The minimum and maximum number of items between calls of `tidy`. It grows while calls are within `TIDY_NEAR`.
 const TIDY_EACH: (u32, u32) = (8, 256);
 const TIDY_NEAR: Duration = Duration::from_millis(1);
 
@@ -70,8 +70,8 @@ pub struct Producer {
     wake: WakePolicy,
     /// The ring position after the last unit that refers to blocks.
     last_blocks: u64,
-    /// Groups of items of this stream that the consumer had not taken from the ring at the last check. Each entry
-    /// contains the ring position after the group, and the number of bytes in the blocks of the group.
+    /// The items of this stream that were still in the ring at the last check, in groups. Each entry contains the ring
+    /// position after a group, and the total size of the group's blocks in bytes.
     ahead: VecDeque<(u64, u64)>,
     ahead_bytes: u64,
     sending: Sending,
@@ -79,8 +79,8 @@ pub struct Producer {
     account: Account,
     /// The shard that the pushed units belong to.
     current: u16,
-    /// For each shard, its account and the number of items that it must still recompute. The account and the state of
-    /// the current shard are in `account` and `sending` instead.
+    /// For each shard except the current shard, the account and the number of items to recompute. `account` and
+    /// `sending` contain these values of the current shard.
     shards: Vec<Strand>,
     /// Whether fragments of the next unit were pushed.
     streaming: bool,
@@ -163,7 +163,7 @@ impl Producer {
         self.shards.fill(Strand::default());
         (self.ahead_bytes, self.ahead) = (0, VecDeque::new()); // blocks of earlier streams do not count
         self.give_up();
-        // If a command interrupted a wait for blocks, the word may still be raised.
+        // If a command interrupted a wait for blocks, `blocks_wanted` may still be raised.
         self.layout.header().blocks_wanted.lower();
     }
 
@@ -266,7 +266,7 @@ impl Producer {
     }
 
     /// Records that `bytes` bytes of blocks are in flight. Small items form groups, so that the list does not grow with
-    /// the number of items. All blocks of a group count as taken when its last item was taken.
+    /// the number of items. All blocks of a group count as taken once the last item of the group was taken.
     #[inline]
     fn note_ahead(&mut self, bytes: u64) {
         self.ahead_bytes += bytes;
@@ -428,7 +428,7 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Wakes up the consumer if it waits for items of this link. Must be called when no more items follow for now.
+    /// Wakes up the consumer if it waits for items of this link. Must be called if no item follows immediately.
     pub fn flush(&mut self) {
         if self.wake.flush(&self.peer, &self.layout.header().items_wanted) {
             add(&self.flow.wakes, 1);
@@ -464,8 +464,8 @@ impl Producer {
         let mut digest = Digest::default();
         let before;
         let place = self.layout.ring_ptr(start);
-        // SAFETY: the cursor has checked that `needed` bytes after the tail are free. `total` of these bytes are
-        // contiguous at `place`, and only this side writes to free bytes. Units start at multiples of 8.
+        // SAFETY: the cursor has checked that `needed` bytes after the tail are free. `total` free bytes are contiguous
+        // at `place`, and only the producer writes to free bytes. Units start at multiples of 8.
         unsafe {
             let mut entry = place.cast::<[u64; 3]>().add(1).cast::<[u64; 2]>();
             for part in parts {

@@ -48,11 +48,11 @@ pub(crate) struct UnitHeader {
     pub epoch: u64,
 }
 
-/// The header has three words: total length and checksum; padding, shard, kind and number of blocks; epoch. The
-/// payload's length is the total length minus header, block table and padding.
+/// The first word contains the total length and the checksum, the second the padding, shard, kind and number of blocks,
+/// the third the epoch. The payload's length is the total length minus header, block table and padding.
 pub(crate) const UNIT_HEADER: u64 = 24;
 pub(crate) const BLOCK_ENTRY: u64 = 16;
-/// A flag in the length of a unit that is padding. Lengths are multiples of 8, so this bit is 0 for other units.
+/// A flag in the length of a unit that is padding. Lengths are multiples of 8, so this bit is never part of a length.
 const PAD: u32 = 1;
 
 /// The meaning of the first word of a unit.

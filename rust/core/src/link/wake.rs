@@ -1,9 +1,9 @@
 //! Decides when a producer wakes up a sleeping consumer.
 //!
 //! A consumer that is woken up for each small item would soon sleep again, so the scheduler would limit the throughput.
-//! Therefore a sleeping consumer is woken up when a batch of items is pending, or when the oldest item was pending for
-//! some tens of microseconds, or immediately if the producer is slow. The consumer can take items as soon as they are
-//! published; only the wake-up is delayed. The first sleeps of a consumer are short, because a producer that has just
+//! Therefore a producer wakes up the consumer when a batch of items is pending, when the oldest item was pending for
+//! some tens of microseconds, or immediately if the producer is slow. Only the wake-up is delayed, so a running
+//! consumer can take items immediately. The first sleeps of a consumer are short, because a producer that has just
 //! become slow may wake up the consumer late.
 //!
 //! If a consumer reads several links in turn, only items of the awaited link wake up the sleeping consumer.
@@ -35,8 +35,8 @@ impl WakePolicy {
         Self { waiting: 0, batch: batch.max(1), last: None, oldest: None }
     }
 
-    /// Must be called after each published item. Returns whether the consumer was woken up. `wanted` is raised if the
-    /// consumer sleeps until this producer sends an item.
+    /// Must be called after each published item. Returns whether the consumer was woken up. The consumer raises
+    /// `wanted` while it sleeps until this producer sends an item.
     #[inline]
     pub fn published(&mut self, bell: &BellRef, wanted: &Wanted) -> bool {
         if bell.has_sleeper() && wanted.is_raised() {
@@ -58,12 +58,12 @@ impl WakePolicy {
         (slow || self.waiting >= self.batch || late(self.oldest)) && self.ring(bell)
     }
 
-    /// Wakes up a waiting consumer when no more items follow for now. Returns whether the consumer was woken up.
+    /// Wakes up a waiting consumer if no item follows immediately. Returns whether the consumer was woken up.
     pub fn flush(&mut self, bell: &BellRef, wanted: &Wanted) -> bool {
         wanted.is_raised() && self.ring(bell)
     }
 
-    /// Wakes up the consumer if it sleeps. Returns whether it was woken up.
+    /// Wakes up the consumer if it sleeps. Returns whether the consumer was woken up.
     pub fn ring(&mut self, bell: &BellRef) -> bool {
         self.waiting = 0;
         bell.ring()

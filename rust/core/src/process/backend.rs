@@ -21,7 +21,7 @@ pub enum Choice {
 
 /// Returns the implementation that this process uses. Each child process makes the same choice itself.
 pub fn choice() -> Choice {
-    /// The choice, or 0 before the first call. An atomic replaces a lock, because a fork may copy a locked lock.
+    /// The implementation's number, or 0 before the first call. No lock is used, because a fork may copy a locked lock.
     static CHOICE: AtomicU8 = AtomicU8::new(0);
     match CHOICE.load(Relaxed) {
         1 => Choice::Linux,

@@ -8,10 +8,11 @@
 //!
 //! Several threads of a process may sleep on its bell for different reasons. A ringing thread claims and wakes up all
 //! sleepers, so that further rings are cheap until the sleepers run. A sleeper that wakes up because of its timeout
-//! decrements the count of sleepers, unless a ringing thread has claimed the sleeper. The number of claims is stored
-//! next to the count of sleepers, so each claim also changes the stored value.
+//! decrements the count of sleepers, unless a ringing thread has claimed the sleeper. The number of claims and the
+//! count of sleepers share one word, so each claim changes this word.
 //!
-//! A stray write may delay a sleeper until its timeout, or cause a useless ring. The next claim repairs the bell.
+//! A stray write may delay a sleeper until its timeout, or cause a useless ring. The next claim sets the count of
+//! sleepers to 0, which repairs a damaged count.
 
 use std::time::Duration;
 
@@ -77,7 +78,7 @@ impl Bell {
         }
     }
 
-    /// Returns whether a thread that may not have seen the caller's last published change sleeps or is about to sleep.
+    /// Returns whether a thread sleeps, or is about to sleep, and may not have seen the caller's last change.
     #[inline]
     pub fn has_sleeper(&self) -> bool {
         // SYNC(doorbell): pairs with the fence in `wait`.
@@ -113,9 +114,9 @@ impl Bell {
 /// A flag that a thread sets (raises) while it waits for a particular event. If an event is frequent but rarely
 /// awaited, the flag saves ringing the bell for each event.
 ///
-/// No event is missed. The waiting thread raises the flag, executes a fence and checks for the event. The other thread
-/// publishes the event, executes a fence and reads the flag. Either the waiting thread sees the event, or the other
-/// thread sees the raised flag and rings the bell.
+/// No event is missed. The waiting thread raises the flag, executes a fence and checks for the event. The publishing
+/// thread stores the event, executes a fence and reads the flag. Either the waiting thread sees the event, or the
+/// publishing thread sees the raised flag and rings the bell.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Wanted(AtomicU32);

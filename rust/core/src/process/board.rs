@@ -59,7 +59,7 @@ impl BellBoard {
         self.region.len() / size_of::<CachePadded<Bell>>()
     }
 
-    /// Returns the bell of process `index`, or None if there is no such process.
+    /// Returns the bell of process `index`, or None if this process does not exist.
     pub fn bell(self: &Arc<Self>, index: usize) -> Option<BellRef> {
         (index < self.len()).then(|| BellRef { board: Arc::clone(self), index })
     }

@@ -16,7 +16,7 @@ extern "C" fn in_child() {
     super::inherited::wipe_what_is_the_parents();
 }
 
-/// Returns the number of forks like `generation`, which must have been called before in this process or an ancestor.
+/// Returns the same number as `generation`. `generation` must have been called before, in this process or an ancestor.
 #[inline]
 pub fn current() -> u64 {
     GENERATION.load(Relaxed)

@@ -1,8 +1,9 @@
 //! Drops mappings and descriptors that a forked child has inherited but does not need.
 //!
 //! A worker that is started by `fork` inherits all mappings of the main process, such as links of other workers and
-//! loaders. While the worker keeps these mappings, their memory is not freed, even if all other processes have unmapped
-//! it. Therefore this module registers all links. Before a child starts threads, it drops links that it does not need.
+//! loaders. While a worker keeps an inherited mapping, the memory is not freed, even if all other processes have
+//! unmapped it. Therefore this module registers every link, and a child drops the links that it does not need before it
+//! starts threads.
 //!
 //! The list of mappings is not locked, because another thread may register an entry during a fork, and the child would
 //! then inherit a locked lock. A child ignores each incomplete entry and keeps the mapping of that entry.
@@ -39,7 +40,7 @@ struct InheritedEntry {
 
 // SAFETY: `next` is written before the entry is published, and its target is never freed. All other fields are atomic.
 unsafe impl Sync for InheritedEntry {}
-// SAFETY: for the same reason as `Sync`.
+// SAFETY: as for `Sync`.
 unsafe impl Send for InheritedEntry {}
 
 static FIRST: AtomicPtr<InheritedEntry> = AtomicPtr::new(ptr::null_mut());
@@ -72,9 +73,9 @@ fn note(state: u32, start: usize, len: usize) -> &'static InheritedEntry {
             let next = unsafe { (*entry).next }.cast_mut();
             // SYNC(entries): pairs with `entries`.
             match FIRST.compare_exchange(next, entry, Ordering::AcqRel, Ordering::Acquire) {
-                // SAFETY: the entry is never freed, and only shared from now on.
+                // SAFETY: the entry is never freed, and all references from now on are shared.
                 Ok(_) => return unsafe { &*entry },
-                // SAFETY: the entry is still not published.
+                // SAFETY: the entry is not published yet.
                 Err(now) => unsafe { (*entry).next = now },
             }
         }
@@ -82,7 +83,7 @@ fn note(state: u32, start: usize, len: usize) -> &'static InheritedEntry {
     entry.start.store(start, Ordering::Relaxed);
     entry.len.store(len, Ordering::Relaxed);
     entry.pins.store(0, Ordering::Relaxed);
-    // SYNC(noted): pairs with `drop_all_but`, which runs after a fork anyway.
+    // SYNC(noted): pairs with `drop_all_but` and `wipe_what_is_the_parents`.
     entry.state.store(state, Ordering::Release);
     entry
 }
@@ -136,7 +137,7 @@ impl Descriptor {
     /// Returns the descriptor, or None if this process has closed it.
     pub fn get(&self) -> Option<BorrowedFd<'_>> {
         let open = self.0.state.load(Ordering::Relaxed) == DESCRIPTOR;
-        // SAFETY: the descriptor is open in state DESCRIPTOR. A child changes the state before it has threads.
+        // SAFETY: the descriptor is open in this state, which a forked child changes before it starts threads.
         open.then(|| unsafe { BorrowedFd::borrow_raw(self.0.start.load(Ordering::Relaxed) as i32) })
     }
 }
@@ -184,7 +185,7 @@ pub fn drop_all_but(keep: &[&Mapping]) {
     }
     for (start, end) in joined(dropped) {
         // SAFETY: no lease, block or array points into these mappings, and the words that other owners may read are
-        // atomic and valid as zeros. As in `wipe`, every owner still exists.
+        // atomic and valid as zeros. The owner of each mapping exists, because it removes the entry before unmapping.
         unsafe { put_zeros(start, end - start) };
     }
 }
@@ -211,7 +212,7 @@ fn joined(mut spans: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
 /// Replaces a mapping by private zeros.
 ///
 /// # Safety
-/// The entry is a mapping of this process, and all its readers accept zeros.
+/// The entry is a mapping of this process, and code that reads the mapping accepts zeros.
 unsafe fn wipe(entry: &InheritedEntry) {
     // SAFETY: the owner removes the entry before unmapping, so the owner exists and the range has no other use.
     unsafe { put_zeros(entry.start.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed)) };
@@ -271,11 +272,11 @@ mod tests {
             let right = kept == [true, true, false] && descriptors() < before;
             let right = right && links[2].sent() == (0, 0) && !watch.exited();
             drop((links, watch));
-            // SAFETY: exits the child without running exit handlers of the parent.
+            // SAFETY: the call ends the child without running exit handlers of the parent.
             unsafe { libc::_exit(if right { 0 } else { 1 }) };
         }
         let mut status = 0;
-        // SAFETY: waits for the child that was just forked.
+        // SAFETY: the call waits for the child that was just forked.
         assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
         assert_eq!(status, 0, "the child found something else than it expected");
         links[1].region().mapping().unpin();

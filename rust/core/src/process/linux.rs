@@ -13,7 +13,7 @@ use rustix::thread::futex;
 
 use super::system::System;
 
-/// Returns whether the kernel supports and permits the calls in this file, regardless of a lack of resources.
+/// Returns whether the kernel supports and permits the calls in this file. Ignores errors such as a lack of memory.
 pub(super) fn is_whole() -> bool {
     let is_there = |result: rustix::io::Result<OwnedFd>| match result {
         Ok(_) => true,
@@ -56,7 +56,7 @@ impl System for Linux {
 
     fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration) {
         let timeout = futex::Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
-        // Another process rings the bell, so the futex is shared. After an error, the caller checks the word again.
+        // The futex is shared with other processes. After an error, the caller checks the word again.
         let _ = futex::wait(word, futex::Flags::empty(), seen, Some(&timeout));
     }
 

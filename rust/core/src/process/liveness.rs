@@ -16,8 +16,8 @@ pub struct Watch {
     pid: i32,
     /// A process descriptor, or None on the portable fallback, which checks the process id.
     fd: Option<Descriptor>,
-    /// Whether the watched process is the parent of this process. On the portable fallback, the exit of a parent is
-    /// detected in another way than the exit of a child.
+    /// Whether the watched process is the parent of this process. The portable fallback detects the exit of a parent by
+    /// a changed parent id.
     parent: bool,
 }
 
@@ -25,7 +25,7 @@ impl Watch {
     /// Watches the process `pid`, which must not have been reaped.
     pub fn open(pid: i32) -> Result<Self, OpenError> {
         if pid <= 0 {
-            // The system would interpret such a number as a process group.
+            // `kill` would interpret 0 or a negative number as a process group.
             return Err(OpenError::watch(std::io::ErrorKind::InvalidInput.into()));
         }
         let fd = system().watch(pid).map_err(OpenError::watch)?.map(Descriptor::note);
@@ -128,7 +128,7 @@ pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
     let builder = std::thread::Builder::new().name("torchdata-parent".to_owned()).stack_size(64 << 10);
     let wait = move || {
         while !watch.wait(Duration::from_secs(1)) {}
-        // SAFETY: exits the process without running exit handlers, which belong to the parent.
+        // SAFETY: the call ends the process without running exit handlers, which belong to the parent.
         unsafe { libc::_exit(1) }
     };
     without_signals(|| builder.spawn(wait))
@@ -140,11 +140,11 @@ pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
 /// notice the exit.
 ///
 /// The kernel also sends the signal when the thread that created this process exits, which may happen long before the
-/// parent exits. The signal must therefore have no effect on a running process, so SIGKILL cannot be used. Systems other
-/// than Linux have no such signal.
+/// parent exits. Therefore the signal is SIGCONT, which has no effect on a running process, and not SIGKILL. Systems
+/// other than Linux have no such signal.
 pub fn continue_with_parent() {
     #[cfg(target_os = "linux")]
-    // SAFETY: sets an attribute of this thread, and reads no memory.
+    // SAFETY: the call sets an attribute of this thread, and reads no memory.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGCONT);
     }

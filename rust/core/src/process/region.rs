@@ -23,7 +23,7 @@ use crate::error::{self, OpenError};
 /// A mapped region of shared memory.
 #[derive(Debug)]
 pub struct Region {
-    /// The registration for forked children, which is declared before `map`, so that it is dropped first.
+    /// Registers the mapping for forked children. Fields are dropped in order, so `mapping` precedes `map`.
     mapping: Mapping,
     map: MmapRaw,
     /// The descriptor for other processes and for reserving space in a temporary file, or -1 after it was closed.
@@ -58,7 +58,7 @@ impl Region {
     /// reserved on the fallback. Fails if the file system of the fallback does not support holes.
     pub fn punch(&self, offset: usize, len: usize) -> io::Result<()> {
         assert!(offset + len <= self.len(), "the range exceeds the region");
-        // SAFETY: the range is inside the mapping, which is shared memory. Callers do not need its contents.
+        // SAFETY: the range is inside the mapping, which is shared memory, and callers do not need the freed contents.
         unsafe { system().punch(self.as_mut_ptr().add(offset), len) }
     }
 
@@ -89,7 +89,7 @@ impl Region {
     pub fn fd(&self) -> BorrowedFd<'_> {
         let fd = self.fd.load(Ordering::Relaxed);
         assert!(fd >= 0, "the descriptor of this region was closed after all processes had received it");
-        // SAFETY: the descriptor is open until `close`. The callers of `close` ensure that it is not in use.
+        // SAFETY: the descriptor is open until `close`, which is not called while the returned descriptor is in use.
         unsafe { BorrowedFd::borrow_raw(fd) }
     }
 
@@ -113,7 +113,7 @@ impl Region {
     /// Gives the descriptor to the caller. Must not be called while a result of `fd` is in use, or before `reserve`.
     pub(crate) fn take_descriptor(&self) -> Option<OwnedFd> {
         let fd = self.fd.swap(-1, Ordering::Relaxed);
-        // SAFETY: the region owned the descriptor. After the swap, no other caller can take it.
+        // SAFETY: the region owned the descriptor. After the swap, no other caller can take the descriptor.
         (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
     }
 

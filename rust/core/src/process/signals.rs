@@ -5,8 +5,8 @@ use std::io;
 /// Makes this process ignore a signal from other processes. The signal has a handler instead of being ignored, because
 /// a program that this process executes would inherit an ignored signal.
 ///
-/// If this process sends the signal to itself, the default action is executed. For example, code that raises SIGTERM in
-/// its own process expects the process to exit, and could otherwise continue with data that was never computed.
+/// If this process sends the signal to itself, the default action is executed, because code that raises SIGTERM in its
+/// own process expects the process to exit.
 ///
 /// The handler runs on the normal stack of the thread, and blocks all other signals. Python's handlers run on the
 /// alternate stack if `faulthandler` has created one, but many simultaneous signals would overflow that small stack.
@@ -42,7 +42,7 @@ extern "C" fn obey_own(number: libc::c_int, info: *mut libc::siginfo_t, _context
     }
 }
 
-/// Returns whether this process itself has sent the signal. Other senders are timers, the kernel and other processes.
+/// Returns whether this process itself has sent the signal, and not a timer, the kernel or another process.
 fn is_from_this_process(info: &libc::siginfo_t) -> bool {
     #[cfg(target_os = "linux")]
     if !matches!(info.si_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL) {
@@ -54,8 +54,8 @@ fn is_from_this_process(info: &libc::siginfo_t) -> bool {
 
 /// Starts a thread that never receives signals that were sent to the process.
 ///
-/// Python reacts to a signal at once only if it interrupts the main thread. In addition, Python's handlers would run on
-/// the thread's alternate stack, which Rust makes so small that several signals at once overflow it.
+/// Python reacts to a signal immediately only if the signal interrupts the main thread. Rust also gives its threads an
+/// alternate stack that is so small that Python's handlers for several simultaneous signals overflow it.
 pub(crate) fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     // SAFETY: both sets are initialized before they are read, and the mask of this thread is restored.
     unsafe {

@@ -15,7 +15,7 @@ pub(super) trait System: Sync {
     /// Returns whether a memory file can never shrink.
     fn is_sealed(&self, file: BorrowedFd<'_>) -> bool;
 
-    /// Ensures that a part of a memory file can be used. The call may fill this part with zeros.
+    /// Ensures that a part of a memory file can be used. May overwrite this part of the file with zeros.
     fn reserve(&self, file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()>;
 
     /// Returns whether the file must stay open while it is mapped, because `reserve` needs it.

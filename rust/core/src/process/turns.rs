@@ -2,11 +2,12 @@
 //!
 //! If both processes of a link share a core, yielding lets the other process fill or empty the ring, and saves a sleep
 //! and a wake-up. With small windows on 2 cores, yielding makes transfers 3 to 6 times faster. Yielding is harmful in
-//! two cases, and there is a rule for each case. First, the other process may be slow. Yielding to a slow process does
-//! not help, and each yield costs two context switches. Therefore every wait that yielding did not shorten halves the
-//! number of yields. Second, an unrelated thread may share the core, and use the core for several milliseconds. At most
-//! one eighth of the time may be spent in yields to unrelated threads. If this limit is exceeded, waiting threads
-//! sleep without yielding until about fifty times the duration of the last yield has passed.
+//! two cases, and there is a rule for each case. In the first case, the other process of the link is slow, so that
+//! yielding does not help, and each yield costs two context switches. Therefore each wait that sleeps in spite of its
+//! yields halves the number of yields. In the second case, an unrelated thread shares the core, and uses the core for
+//! several milliseconds after each yield. At most one eighth of the time may be spent in yields to unrelated threads.
+//! If this limit is exceeded, waiting threads sleep without yielding until about fifty times the duration of the last
+//! yield has passed.
 //!
 //! All threads of a process share one `Turns`. The fields of `Turns` only collect statistics, so they are accessed
 //! without synchronization. Callers pass the current time in nanoseconds.
@@ -15,7 +16,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// The maximum number of yields in one wait. Unless another thread needs the core, a yield costs one system call.
 const MOST: u32 = 10;
-/// Every `TRY_AGAIN`th wait without yields tries `TRIED` yields.
+/// While waits do not yield, every `TRY_AGAIN`th wait yields up to `TRIED` times, because yielding may help again.
 const TRIED: u32 = 2;
 const TRY_AGAIN: u32 = 16;
 /// If a sleep takes fewer nanoseconds than this, the next wait yields the maximum number of times.
@@ -24,14 +25,14 @@ const NEAR: u64 = 50_000;
 /// If a yield takes at least this time, in nanoseconds, an unrelated thread is assumed to run. With up to 64 workers on
 /// 2 cores, yields to processes of the loader last 0.1 to 0.5 ms, and yields to a busy loop 2 to 8 ms.
 const STRANGE: u64 = 1_500_000;
-/// The maximum number of processes of a loader for which unrelated threads are detected. With more processes, yields
-/// among them take as long as a yield to an unrelated thread, which gets only a small part of the time.
+/// The maximum number of processes of a loader for which unrelated threads are detected. With more processes, a yield
+/// to them takes as long as a yield to an unrelated thread, which gets only a small part of the time.
 const FEW: usize = 32;
 /// A yield to an unrelated thread is compensated after this multiple of the yield's duration.
 const PRICE: u64 = 8;
-/// The maximum time for yields to unrelated threads, in nanoseconds, that is not compensated yet.
+/// If `Turns::paid` is more than this many nanoseconds in the future, waits do not yield.
 const CREDIT: u64 = 100_000_000;
-/// If unrelated threads used too much time, waits do not yield for this multiple of the last yield's duration.
+/// Once `CREDIT` is exceeded, waits do not yield for this multiple of the last yield's duration.
 const REST: u64 = 50;
 
 /// The yield statistics of a process.

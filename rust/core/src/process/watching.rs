@@ -3,7 +3,7 @@
 //! A watched caller has a [`Pulse`] (heartbeat), which it updates in each call by plain stores. One thread per process
 //! reads the heartbeats of all callers. The thread holds no Python lock and sleeps on a [`Parker`]. The thread runs
 //! while a caller is watched, and stops before a fork, so that the child does not inherit incomplete state. The next
-//! call of a watched caller restarts the thread. A child creates its own [`Watch`], in case the thread still ran.
+//! call of a watched caller restarts the thread. A forked child creates its own [`Watch`].
 
 use std::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU8, AtomicU64,
@@ -18,7 +18,7 @@ use crossbeam_utils::sync::{Parker, Unparker};
 use super::fork;
 use super::signals::without_signals;
 
-/// Each call adds these numbers to a heartbeat: upper bits count all calls, lower bits the calls in progress.
+/// Each call adds these numbers to a heartbeat. The upper bits count all calls, and the lower bits count running calls.
 const CALL: u64 = 1 << 16;
 const INSIDE: u64 = 1;
 const ALL_INSIDE: u64 = CALL - 1;
@@ -39,11 +39,11 @@ pub fn this_thread() -> u64 {
     unsafe { libc::pthread_self() as u64 }
 }
 
-/// A flag of a heartbeat: the caller must check its own conditions before the next call.
+/// A flag of a heartbeat: before the next call, the caller must check its own conditions, such as a pause.
 pub const HELD: u8 = 1;
 /// A flag of a heartbeat: the process was forked, and the watching thread does not run.
 pub const UNWATCHED: u8 = 2;
-/// A flag of a heartbeat: an exception that the called function did not raise has interrupted the last call.
+/// A flag of a heartbeat: an exception from outside, such as KeyboardInterrupt, has interrupted the last call.
 pub const CUT: u8 = 4;
 
 /// The heartbeat of a caller: it counts the caller's calls. A heartbeat belongs to one caller, so only one call updates
@@ -113,7 +113,7 @@ struct Watched {
     pulse: Weak<Pulse>,
     key: u64,
     patience: Duration,
-    /// The word at the last check, unchanged since `since`. The call is reported when it has lasted for `next`.
+    /// The heartbeat's word, unchanged since `since`. If it remains unchanged for `next`, the call is reported.
     word: u64,
     since: Instant,
     next: Duration,
@@ -141,7 +141,7 @@ impl Watched {
 struct WatchState {
     watched: Vec<Watched>,
     thread: Option<Watcher>,
-    /// Whether the thread should exit; `running` is true while the thread runs.
+    /// Whether the thread should exit. `running` is true while the thread runs.
     stop: bool,
     running: bool,
     stoppers: Vec<Unparker>,
@@ -176,7 +176,7 @@ pub fn watch(tell: fn(&Stall)) -> &'static Watch {
     loop {
         // SYNC(watch): pairs with the exchange below, so a watch is read after it was initialized.
         let current = WATCH.load(Acquire);
-        // SAFETY: null, or created by an earlier call and never freed. A forked child leaks its parent's `Watch`.
+        // SAFETY: the pointer is null, or valid because a `Watch` is never freed. A child leaks its parent's `Watch`.
         if let Some(watch) = unsafe { current.as_ref() }
             && watch.generation == generation
         {
@@ -185,14 +185,14 @@ pub fn watch(tell: fn(&Stall)) -> &'static Watch {
         let new = Box::into_raw(Box::new(Watch { generation, state: Mutex::default(), tell }));
         // SYNC(watch): pairs with the load above.
         if WATCH.compare_exchange(current, new, AcqRel, Relaxed).is_err() {
-            // SAFETY: created above, and no other thread has seen it.
+            // SAFETY: `new` was created above, and no other thread has seen it.
             drop(unsafe { Box::from_raw(new) });
         }
     }
 }
 
 impl Watch {
-    /// Starts watching a heartbeat, or resumes after a fork. Without a thread, the caller is not watched.
+    /// Starts watching a heartbeat, or resumes after a fork. If no thread can be started, the caller is not watched.
     pub fn begin(&'static self, pulse: &Arc<Pulse>, key: u64, patience: Duration) {
         let mut state = self.state();
         if state.forks > 0 || OVER.load(Relaxed) {
@@ -284,7 +284,7 @@ impl Watch {
         state.number = thread_number();
         loop {
             state.watched.retain(|one| one.pulse.strong_count() > 0);
-            // If `tell` has forked, this process may be the child, which has another watch.
+            // If `tell` has forked, this code may run in the child, which has its own watch.
             if state.stop || state.watched.is_empty() || fork::generation() != self.generation {
                 break;
             }

@@ -3,8 +3,8 @@
 /// An odd constant with well distributed bits.
 const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The number of items that a link has transported in an epoch, and a rolling checksum of these items. The number and
-/// the checksum include earlier runs of the epoch.
+/// The number of items that a link has transported in an epoch, and a rolling checksum of these items. If the epoch
+/// resumes an earlier run, both fields include the items of the earlier run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Account {
     /// The number of items.

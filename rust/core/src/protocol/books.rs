@@ -14,7 +14,7 @@ use super::account::Account;
 pub struct Share {
     /// The pass, counted from 1.
     pub pass: u32,
-    /// The items read in that pass.
+    /// The items that were read in this pass.
     pub account: Account,
 }
 
@@ -52,8 +52,8 @@ impl<S> Dealt<S> {
         self.accounts.iter().map(|account| account.items).sum()
     }
 
-    /// Returns whether the dispatching process can resume from this snapshot for a worker at position `share`: the
-    /// worker has read all items that were dispatched to it before the snapshot.
+    /// Returns whether a worker at position `share` has read all items that were dispatched to it before this snapshot,
+    /// so that the dispatching process can resume from this snapshot.
     fn is_behind(&self, worker: usize, share: Share) -> bool {
         self.accounts.get(worker).is_some_and(|account| (self.pass, account.items) <= (share.pass, share.account.items))
     }
@@ -74,7 +74,7 @@ struct Peer<S> {
 pub struct PeerPosition<'a, S> {
     /// The items of this peer that were delivered.
     pub given: Account,
-    /// The latest snapshot at or before that position, or None if the peer must start at the beginning of the epoch.
+    /// The latest snapshot at or before this position, or None if the peer must start at the beginning of the epoch.
     pub snapshot: Option<&'a Snapshot<S>>,
 }
 
@@ -95,7 +95,7 @@ struct KeptDeliveries {
 #[derive(Debug, Clone, Hash)]
 pub struct Books<S> {
     peers: Vec<Peer<S>>,
-    /// The latest deliveries. Each entry contains the peer, and its account before the delivery.
+    /// The latest deliveries. Each entry contains the peer, and the account of the peer before the delivery.
     log: VecDeque<(u32, Account)>,
     total: u64,
     /// Snapshots of the dispatching process, from oldest to newest.
@@ -103,7 +103,7 @@ pub struct Books<S> {
     memory: KeptDeliveries,
     /// The length at which the log is shortened.
     longest: usize,
-    /// The peers of the first and the latest delivery.
+    /// The peer of the first delivery. `latest` is the peer of the latest delivery.
     first: usize,
     latest: Option<usize>,
 }
@@ -114,8 +114,8 @@ impl<S> Books<S> {
         Self::remembering(peers, LOOK_BACK, LONG_LOOK_BACK)
     }
 
-    /// Creates empty records. The log keeps `beyond` deliveries that the user has received, or `unknown` deliveries in
-    /// total if it is not known what the user has received. The model checker uses short logs for its small loaders.
+    /// Creates empty records. The log keeps the deliveries that the user has not received and `beyond` earlier ones, or
+    /// `unknown` deliveries if the number of received items is not known.
     pub fn remembering(peers: usize, beyond: usize, unknown: usize) -> Self {
         let peers = (0..peers)
             .map(|_| Peer { taken: Account::default(), ended: false, begun: false, snapshots: VecDeque::new() })
@@ -132,8 +132,8 @@ impl<S> Books<S> {
         }
     }
 
-    /// Begins an epoch at the accounts in `starts`, or for a missing peer at the beginning. Returns the old snapshots,
-    /// which the caller must drop, because dropping may run arbitrary code.
+    /// Begins an epoch in which each peer starts at its account in `starts`, or at item 0 if `starts` does not contain
+    /// the peer. Returns the old snapshots, which the caller must drop, because dropping may run arbitrary code.
     pub fn begin(&mut self, starts: &[Account]) -> Vec<S> {
         self.log.clear();
         (self.first, self.latest) = (0, None);
@@ -174,7 +174,7 @@ impl<S> Books<S> {
         self.peers[peer].taken
     }
 
-    /// Counts a delivered item. `lag` maps the number of deliveries to the number that the user lacks, if known.
+    /// Counts a delivered item. `lag` returns how many of the delivered items the user lacks, if known.
     #[inline]
     pub fn deliver(&mut self, peer: usize, digest: u64, lag: impl FnOnce(u64) -> Option<u64>) {
         let taken = &mut self.peers[peer].taken;
@@ -195,7 +195,8 @@ impl<S> Books<S> {
         self.longest = 2 * kept;
     }
 
-    /// Returns each peer's account `back` deliveries ago, and the next peer then, or None if the log is too short.
+    /// Returns the account of each peer before the last `back` deliveries, and the peer of the next delivery, or None
+    /// if the log is too short.
     pub fn accounts(&self, back: u64) -> Option<(Vec<Account>, usize)> {
         let mut accounts: Vec<Account> = self.peers.iter().map(|peer| peer.taken).collect();
         let back = usize::try_from(back).ok().filter(|&back| back <= self.log.len())?;
@@ -207,13 +208,13 @@ impl<S> Books<S> {
         Some((accounts, turn))
     }
 
-    /// Returns the positions of all peers `back` deliveries ago, and the peer of the next delivery at that time.
+    /// Returns the position of each peer before the last `back` deliveries, and the peer of the next delivery.
     pub fn positions(&self, back: u64) -> Option<(Vec<PeerPosition<'_, S>>, usize)> {
         let (accounts, turn) = self.accounts(back)?;
         Some((self.positions_at(accounts), turn))
     }
 
-    /// Returns the positions of all peers at the given accounts. Some items of the accounts may not be delivered yet.
+    /// Returns the positions of all peers at the given accounts. The accounts may include undelivered items.
     pub fn positions_at(&self, accounts: Vec<Account>) -> Vec<PeerPosition<'_, S>> {
         let positions = self.peers.iter().zip(accounts);
         positions.map(|(peer, given)| PeerPosition { given, snapshot: newest(&peer.snapshots, given) }).collect()
@@ -247,7 +248,7 @@ impl<S> Books<S> {
             lag.and_then(|lag| self.accounts(lag.saturating_add(self.memory.beyond as u64).min(self.log.len() as u64)));
         let snapshots = &mut self.peers[peer].snapshots;
         snapshots.push_back(snapshot);
-        // If the lag is not known, the user has received at least the items before the start of the log.
+        // If `lag` is None, assumes that the user has received at least the items before the start of the log.
         let earliest = || self.log.iter().find(|(of, _)| *of as usize == peer).map(|(_, before)| *before);
         let given = given.map_or_else(earliest, |(accounts, _)| Some(accounts[peer]));
         let passed = |next: &Snapshot<S>| given.is_some_and(|given| next.sent.items <= given.items);

@@ -19,11 +19,11 @@ pub enum Next {
 
 /// The order of the peers, and whether a process has exited.
 ///
-/// **Receiving before the turn.** In strict order, a window limits how many items each worker can be ahead. With a
-/// dispatching process, the window could cause a deadlock. The next worker in turn waits for the dispatching process.
-/// The dispatching process waits until a second worker accepts an item. The second worker has used up its window and
-/// waits for the main process. Therefore a worker reports when it waits for a dispatched item. While a worker waits for
-/// a dispatched item, the main process receives items of other workers before their turn.
+/// **Receiving before the turn.** In strict order, a window limits how many items each worker can be ahead. If a
+/// process dispatches items to the workers, this limit can cause a deadlock: the main process waits for worker A,
+/// worker A waits for the dispatching process, the dispatching process waits for worker B, and worker B has reached its
+/// limit. Therefore a worker that waits for a dispatched item informs the main process, which then receives items of
+/// other workers before their turn.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Collecting {
     turn: RoundRobin,
@@ -57,8 +57,8 @@ impl Collecting {
         self.turn.next()
     }
 
-    /// Returns the next step. `ready` returns whether an item of a peer can be delivered, `arrived` whether an item can
-    /// be received, and `starves` whether the peer waits for the dispatching process.
+    /// Returns the next step. For a peer, `ready` returns whether an item can be delivered, `arrived` returns whether
+    /// an item can be received, and `starves` returns whether the peer waits for the dispatching process.
     #[inline]
     pub fn next(
         &mut self,
@@ -80,8 +80,8 @@ impl Collecting {
         self.to_take_in(arrived, |peer| peer == current && starves(peer)).map_or(Next::Wait, Next::TakeIn)
     }
 
-    /// Returns a peer whose next item must be received before its turn because another peer starves, or None. Called
-    /// directly while the main process waits for something other than an item.
+    /// Returns a peer whose next item must be received before its turn because another peer starves, or None. While the
+    /// main process does not wait for an item, it calls this method instead of `next`.
     pub fn to_take_in(
         &self,
         mut arrived: impl FnMut(usize) -> bool,
@@ -104,7 +104,7 @@ impl Collecting {
     }
 
     /// Records that a process has exited. Items that the process had sent are still delivered as far as the order
-    /// allows. After these items, the next step is [`Next::Fail`].
+    /// allows. Once no further item can be delivered, the next step is [`Next::Fail`].
     pub fn note_death(&mut self) {
         self.has_died = true;
     }

@@ -9,7 +9,7 @@ use crate::round_robin::RoundRobin;
 pub enum Deal {
     /// Compute an item and send it to this reader.
     To(usize),
-    /// Compute the next item and drop it, because only other readers need items, or its reader already has it.
+    /// Compute the next item and drop it, because this reader needs no more items or already has the item.
     Skip(usize),
     /// Wait for this reader, because it must receive the next item.
     WaitFor(usize),
@@ -24,7 +24,7 @@ pub struct Dealing {
 }
 
 impl Dealing {
-    /// Creates the order of this number of readers.
+    /// Creates the order for this number of readers.
     pub fn new(readers: usize) -> Self {
         Self { turn: RoundRobin::new(readers, false) }
     }
@@ -57,7 +57,7 @@ impl Dealing {
         }
     }
 
-    /// Returns the next step for a worker's shards. The grant is read only once, so all shards get the same answer.
+    /// Returns the next step for a worker's shards. All shards have the same reader, so its grant is read once.
     #[inline]
     pub fn next_of_shards(&self, permit: Permit) -> Deal {
         self.next(|_| permit)
@@ -88,7 +88,7 @@ impl Dealing {
         self.turn.is_ended(reader)
     }
 
-    /// Returns whether to begin the next pass: a reader has requested it, and all readers have ended this pass.
+    /// Returns whether to begin the next pass: a reader has requested a pass, and all readers have ended this pass.
     pub fn is_asked_again(&self, reader: impl Fn(usize) -> Reader) -> bool {
         let mut asked = false;
         for peer in 0..self.turn.peers() {

@@ -1,13 +1,13 @@
-//! The word with which the reader of a link informs the writer. A single word is never read half-written.
+//! The word with which the reader of a link informs the writer. Reads and writes of a single word are atomic.
 //!
 //! ```text
 //! 63    48 47       34 33   32 31 30 29            0
 //! [ check ][  epoch   ][ pass ][wish][    items    ]
 //! ```
 //!
-//! Only the low bits of epoch and pass are stored, and items are counted modulo 2^30. The streams of writer and reader
-//! are never far enough apart to make these values ambiguous. Even if the values were ambiguous, an item would only be
-//! sent too early and remain in the ring (see `Receiving`).
+//! Only the low bits of epoch and pass are stored, and items are counted modulo 2^30. The low bits are sufficient,
+//! because the streams of writer and reader are never far apart. Even if a writer mistook one stream for another, it
+//! would only send an item too early, and the item would remain in the ring (see `Receiving`).
 
 use super::stream::Stream;
 use crate::integrity::{open, seal};

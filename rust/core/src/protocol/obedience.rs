@@ -1,4 +1,4 @@
-//! Decides how a child reacts to a command: its effect on the running epoch, and when the child acknowledges it.
+//! Decides how a child reacts to a command: the effect on the running epoch, and the time of the acknowledgment.
 
 /// A command from the main process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -42,10 +42,10 @@ pub enum Step {
 pub enum Acknowledged {
     /// Before the first item.
     Begun,
-    /// After the last item, because the main process waits until the state is restored.
+    /// After the last item of a repeated epoch, because the main process waits until the state is restored.
     Done,
-    /// Before the first item and after the last item. Used for a dispatching process, because the dispatching process
-    /// finishes the epoch only after its readers, and the main process commands these readers next.
+    /// Before the first item and after the last item of a repeated epoch. Used for a dispatching process, which ends
+    /// the epoch after its readers: the first acknowledgment lets the main process send commands to the readers.
     Both,
 }
 

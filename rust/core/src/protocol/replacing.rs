@@ -55,7 +55,7 @@ impl Replacing {
         }
     }
 
-    /// Records that an epoch begins. All children are needed from now on.
+    /// Records that an epoch begins, in which all children are needed.
     pub fn begin(&mut self) {
         self.resting.fill(false);
         self.repeating = false;
@@ -66,9 +66,9 @@ impl Replacing {
         self.resting[child]
     }
 
-    /// Returns the children to replace. Other exited children are not needed in this epoch. `ended` contains for each
-    /// worker whether the main process has all its items of the epoch. While a worker repeats an epoch with a
-    /// dispatching process, exited children are replaced even then, because the worker may wait for dispatched items.
+    /// Returns the children to replace, because they are needed in this epoch. `ended` contains for each worker whether
+    /// the main process has all its items. With a dispatching process, all children are replaced while a worker repeats
+    /// the epoch, because this worker may wait for dispatched items.
     pub fn wanted(&mut self, dead: &[usize], ended: &[bool]) -> Vec<usize> {
         let wanted: Vec<usize> = match self.dispatches {
             true if dead.is_empty() || !self.repeating && ended.iter().all(|&ended| ended) => Vec::new(),
@@ -81,8 +81,8 @@ impl Replacing {
         wanted
     }
 
-    /// Counts the exit of a process that must be replaced, until an item is received. `received` is the number of items
-    /// from each worker. With `halted`, all children are paused, so no item can have caused the exit.
+    /// Counts the exit of a process to be replaced. A received item resets the count. `received` contains the number of
+    /// items received from each worker. With `halted`, all children are paused, so no item has caused the exit.
     pub fn judge(&mut self, child: usize, process: u64, epoch: u32, received: &[u64], halted: bool) -> Verdict {
         let at = (epoch, self.item_of(child, received));
         let deaths = &mut self.deaths[child];
@@ -100,7 +100,7 @@ impl Replacing {
         if child < self.workers { received[child] } else { received.iter().sum() }
     }
 
-    /// Returns whether a replacement must only repeat the epoch, because the main process has all items of the child.
+    /// Returns whether the main process has all items of a child, so that a replacement only has to restore the state.
     pub fn repeats(&mut self, child: usize, ended: &[bool]) -> bool {
         let repeats = child < self.workers && ended[child];
         self.repeating |= repeats && self.dispatches;

@@ -18,9 +18,9 @@ pub enum Permit {
 
 /// Limits how many bytes of large buffers a writer may have in flight.
 ///
-/// A window limits the number of items, but large items may amount to gigabytes. An item of any size can be sent if no
-/// other item is in flight. The limit doubles if the reader had to wait after taking all bytes up to the limit. The
-/// limit halves if the reader had to wait although fewer bytes were in flight, because a higher limit would not help.
+/// A window limits the number of items, but large items may need gigabytes. An item of any size can be sent if no other
+/// item is in flight. The limit doubles if the reader had to wait after taking all bytes up to the limit. The limit
+/// halves if the reader had to wait although fewer bytes were in flight, because a higher limit would not help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ahead {
     allowed: u64,
@@ -67,7 +67,7 @@ pub struct Sending {
     /// The number of items sent in this stream, modulo 2^30.
     sent: u32,
     /// The number of further items that the reader had requested when the writer last read the reader's control word.
-    /// Meanwhile, the reader may have requested more items, or paused the writer.
+    /// Since the last read, the reader may have requested more items, or paused the writer.
     credit: u32,
     /// The number of items that must be recomputed before the first item is sent.
     owed: u64,
@@ -125,7 +125,7 @@ impl Sending {
         })
     }
 
-    /// Does the same as `permit` for a writer at its limit in bytes ([`Ahead`]): the next item waits for the reader.
+    /// Does the same as `permit` for a writer at its limit in bytes ([`Ahead`]), so the next item waits for the reader.
     pub fn permit_far_ahead(&mut self, word: u64) -> Option<Permit> {
         let permit = self.permit(word)?;
         Some(if permit == Permit::Now { Permit::Wait } else { permit })

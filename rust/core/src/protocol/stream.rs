@@ -1,10 +1,10 @@
-//! A stream identifies the iteration of a unit: an epoch, and a pass of the dispatching process in this epoch.
+//! A stream identifies the iteration to which a unit belongs: an epoch, and a pass over dispatched items in this epoch.
 
 use std::fmt;
 
 /// One iteration over a pipe through one link. Streams are ordered by time. Every unit contains its stream. Passes
-/// count from 1. There are several only if a worker's pipe iterates several times over dispatched items, as `cycle`
-/// does.
+/// count from 1. An epoch has several passes only if a worker's pipe iterates several times over the dispatched items,
+/// as `cycle` does.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Stream(u64);
 

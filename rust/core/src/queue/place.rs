@@ -21,7 +21,7 @@ pub struct QueuePosition<M> {
     steps: u64,
     /// The number of the first item that was not delivered.
     next: Index,
-    /// Numbers of items that were delivered although an earlier item was not. Always empty in strict order.
+    /// The numbers of items that were delivered before an item with a lower number. Always empty in strict order.
     ahead: BTreeSet<Index>,
     marks: BTreeMap<Index, M>,
     /// Marks that are no longer needed and must be dropped by the caller.
@@ -29,7 +29,7 @@ pub struct QueuePosition<M> {
 }
 
 impl<M> QueuePosition<M> {
-    /// Creates the position after `steps` items from a mark, and after the items `ahead`, counted from the mark.
+    /// Creates the position after the first `steps` items and the later items `ahead`, both counted from `mark`.
     pub fn new(mark: M, steps: u64, ahead: impl IntoIterator<Item = Index>) -> Self {
         let ahead = ahead.into_iter().collect();
         Self { mark, steps, next: steps, ahead, marks: BTreeMap::new(), spent: Vec::new() }
@@ -56,7 +56,7 @@ impl<M> QueuePosition<M> {
         self.ahead.iter().map(move |index| index - base)
     }
 
-    /// Returns all marks, also the spent marks, which no state needs any more.
+    /// Returns all marks, including the spent marks, which are no longer needed.
     pub fn marks(&self) -> impl Iterator<Item = &M> {
         std::iter::once(&self.mark).chain(self.marks.values()).chain(&self.spent)
     }
@@ -115,7 +115,7 @@ mod tests {
         (*place.mark(), place.steps(), place.ahead().collect())
     }
 
-    /// Returns the numbers of all items delivered at a position, where each mark is the number of the next item.
+    /// Returns the numbers of all items that were delivered. In this test, a mark is the number of the following item.
     fn given(place: &QueuePosition<u64>) -> Vec<u64> {
         let (mark, steps, ahead) = shown(place);
         (0..mark + steps).chain(ahead.iter().map(|index| mark + index)).collect()

@@ -8,7 +8,7 @@ use super::{Answer, Fault, Verdict, WATCH};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Seat {
     Empty,
-    /// The member is connected; `heard` is the time of the member's last message, or None before its first heartbeat.
+    /// The member is connected. `heard` is the time of the member's last message, or None before its first heartbeat.
     Taken {
         heard: Option<Instant>,
     },
@@ -16,7 +16,7 @@ enum Seat {
     Dead,
 }
 
-/// The state after a rank has timed out: the hub waits for the missing ranks, and then decides which are at fault.
+/// The state after a rank has timed out: the hub waits for missing ranks, and then decides which ranks are at fault.
 #[derive(Debug, Clone, Hash)]
 struct Trial {
     by: u32,
@@ -54,12 +54,12 @@ impl Hub {
         }
     }
 
-    /// Returns whether a member may connect, during the opening, also again if its first connection failed.
+    /// Returns whether the member `rank` may connect or reconnect, which is only allowed during the opening.
     pub fn expects(&self, rank: u32) -> bool {
         self.operation == 0 && rank > 0 && (rank as usize) < self.seats.len()
     }
 
-    /// Records that a member has connected. The connection counts as the member's value for the opening.
+    /// Records that a member has connected. In the opening, the connection serves as the value of the member.
     pub fn seat(&mut self, rank: u32) {
         self.seats[rank as usize] = Seat::Taken { heard: None };
         self.values[rank as usize] = Some(0);
@@ -177,14 +177,14 @@ impl Hub {
     }
 
     fn try_missing(&mut self, by: u32, operation: u64, now: Instant) {
-        // If this is not the timed-out operation, that operation has already ended and its result is on its way.
+        // If the operation has already ended, its result was already sent, so the timeout is ignored.
         if operation == self.operation && self.trial.is_none() && self.verdict.is_none() {
             self.trial = Some(Trial { by, missing: self.missing().collect(), begun: now });
             self.judge(now);
         }
     }
 
-    /// Decides which ranks are at fault once each missing rank has sent a message, or once `WATCH` has passed.
+    /// Once each missing rank has sent a message, or `WATCH` has passed, decides which ranks are at fault.
     fn judge(&mut self, now: Instant) {
         let Some(trial) = &self.trial else { return };
         let unheard = |&rank: &u32| match self.seats[rank as usize] {

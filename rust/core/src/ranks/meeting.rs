@@ -102,7 +102,6 @@ struct Table {
 }
 
 impl Table {
-    /// Receives messages, checks timeouts, and sends messages.
     fn turn(&mut self, now: Instant) {
         self.let_in(now);
         for (rank, stream) in (0..).zip(&mut self.streams) {
@@ -202,7 +201,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Runs in the thread: reads and writes the sockets, and sends heartbeats.
+    /// Runs in the thread of the meeting: reads and writes the sockets, and sends heartbeats.
     fn serve(&self, mut woken: &UnixStream) {
         let mut next_beat = Instant::now();
         loop {
@@ -224,7 +223,7 @@ impl Shared {
 #[derive(Debug)]
 pub struct Meeting {
     shared: Arc<Shared>,
-    /// The running thread, or the end of `wake` that the thread will poll.
+    /// Before the thread starts, the end of `wake` that it will poll; after the start, the handle of the thread.
     thread: Mutex<(Option<UnixStream>, Option<JoinHandle<()>>)>,
 }
 
@@ -238,7 +237,7 @@ impl Meeting {
         Ok(Self { shared, thread: Mutex::new((Some(woken), None)) })
     }
 
-    /// Creates the meeting of rank 0, to which `size - 1` ranks will connect. Operation 0 ends when all are connected.
+    /// Creates the meeting of rank 0 in a job of `size` ranks. Operation 0 ends when all ranks are connected.
     pub fn host(listener: TcpListener, size: u32, tokens: Tokens) -> std::io::Result<Self> {
         listener.set_nonblocking(true)?;
         let mut hub = Hub::new(size);
@@ -306,11 +305,11 @@ impl Meeting {
         }
     }
 
-    /// Records that this rank has timed out in an operation. A result of the operation follows soon in every case.
+    /// Records that this rank has timed out in an operation. The operation then soon ends or fails.
     pub fn give_up(&self, operation: u64) {
         let mut table = self.shared.lock();
         let now = Instant::now();
-        // Reads unread messages first, because this process may have been stopped until after the timeout.
+        // If this process was stopped during the timeout, the result may have arrived, so messages are read first.
         table.turn(now);
         either!(&mut table.role, role => role.give_up(operation, now));
         self.send(table);

@@ -11,7 +11,7 @@ const HUB: u32 = 0;
 #[derive(Debug, Clone, Hash)]
 pub struct Member {
     rank: u32,
-    /// The number of the current or next operation. Operation 0 is the opening, with the hello message as the value.
+    /// The number of the current or next operation. In operation 0, the opening, the hello message serves as the value.
     operation: u64,
     /// When the last message from the hub arrived, or None before the first heartbeat of the hub.
     heard: Option<Instant>,
@@ -102,7 +102,7 @@ impl Member {
     /// Checks whether the hub has timed out. Must be called at least once per heartbeat interval during an operation.
     pub fn tick(&mut self, now: Instant) {
         let Some((_, since)) = self.gave_up else { return };
-        // The member waits as long as the hub may wait for other ranks before it answers.
+        // The member waits for an answer as long as the hub may wait for other ranks.
         let heard = self.heard.is_some_and(|heard| heard > since);
         let patience = if heard { 2 * WATCH } else { WATCH };
         if now >= since + patience && self.verdict.is_none() {

@@ -6,9 +6,9 @@
 //!   rank 3 ──┘ ◄──────────────────────────────  result, failed, bye, beat
 //! ```
 //!
-//! Rank 0 is the [`hub`], and all other ranks are [`member`]s, connected to the hub. In an operation, each rank submits
-//! a value, and all receive the minimum. Only the hub sees all connections, so only the hub decides that an operation
-//! has failed, and sends the reason to all ranks. A member decides alone only if the hub is disconnected or silent.
+//! Rank 0 is the [`hub`], and all other ranks are [`member`]s, connected to the hub. In an operation, all ranks submit
+//! a value, and receive the minimum. Only the hub sees all connections, so only the hub decides that an operation has
+//! failed, and sends the reason to all ranks. A member decides alone only if the hub is disconnected or silent.
 //!
 //! Member and hub are pure state machines: they process events and times, and produce messages. [`meeting`] sends them
 //! over sockets. The thread of a `Meeting` does not depend on the program, so a busy rank still sends heartbeats.
@@ -65,7 +65,7 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// Returns the result of an operation if it is finished, given the last finished operation and the verdict.
+    /// Returns the result of an operation, if it is finished. `last` is the last finished operation with its result.
     fn to(operation: u64, last: Option<(u64, i64)>, verdict: Option<&Verdict>) -> Option<Self> {
         match last {
             Some((ended, value)) if ended == operation => Some(Self::Least(value)),

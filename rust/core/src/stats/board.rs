@@ -19,7 +19,7 @@ use crate::process::fork;
 use crate::process::inherited::Descriptor;
 use crate::process::region::Region;
 
-/// The fork number of a board that is only read. No process has this number, so the board is never written to.
+/// The `generation` of a board that is only read. No process has this generation, so none writes to the board.
 const NOBODYS: u64 = u64::MAX;
 
 /// The role of a process in its loader.
@@ -43,9 +43,8 @@ impl Role {
     }
 }
 
-/// The counters of all processes of a loader, in shared memory. In a forked child that does not belong to the loader,
-/// the memory is private and zero (see `Mapping::wipe_on_fork`). Other processes therefore do not see this child's
-/// counts.
+/// The counters of all processes of a loader, in shared memory. If user code forks, private zeros replace the memory in
+/// the child, so the child's counts are not visible.
 #[derive(Debug)]
 pub struct Board {
     region: Region,
@@ -207,7 +206,7 @@ impl PageRef {
     }
 
     pub(super) fn header(&self) -> &PageHeader {
-        // SAFETY: the start of an aligned page. All access is atomic, and all bit patterns are valid.
+        // SAFETY: the header is at the start of an aligned page. All access is atomic, and all bit patterns are valid.
         unsafe { &*self.at::<PageHeader>(0) }
     }
 
@@ -244,7 +243,7 @@ impl PageRef {
         flows.chain([&header.idle, &header.first, &header.span]).for_each(|wait| wait.end(now));
     }
 
-    /// Returns the counters of a link end whose opposite end belongs to the process of page `peer`.
+    /// Returns the counters of a link end. The opposite end belongs to the process of page `peer`.
     pub fn flow(&self, index: usize, peer: u32, sends: bool) -> Option<FlowRef> {
         let flow = self.flow_at(index)?;
         flow.peer.store(peer, Relaxed);
@@ -260,7 +259,7 @@ impl PageRef {
 
     /// Returns the counter of waits for commands.
     pub fn idle(&self) -> WaitRef {
-        // SAFETY: the wait is in the memory of the board.
+        // SAFETY: the counter is in the memory of the board.
         unsafe { WaitRef::new(&self.header().idle, Arc::clone(&self.board) as _) }
     }
 
@@ -283,7 +282,7 @@ impl PageRef {
         &self.header().span
     }
 
-    /// Begins epoch `epoch`, or the next one. In the main process, the measured time begins with the first item.
+    /// Begins the given or the next epoch. In the main process, the measured time begins with the first item.
     pub fn begin_span(&self, epoch: Option<u32>) {
         self.span().end(nanoseconds());
         let next = || self.header().epoch.load(Relaxed).wrapping_add(1);
@@ -378,7 +377,7 @@ impl PipeRef {
         &self.page
     }
 
-    /// Returns the word with the running pipe of the process, or 0, and the value that means this pipe.
+    /// Returns the word that identifies the running pipe of the process, and its value while this pipe runs.
     pub fn running(&self) -> (&AtomicU32, u32) {
         (&self.page.header().current, self.index as u32 + 1)
     }

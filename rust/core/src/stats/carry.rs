@@ -1,8 +1,8 @@
 //! Copies the counters of a process on another machine to the main process.
 //!
-//! A process on another machine counts on a board on its own machine. A copy of its page is written into the main
-//! process's board. In the main process's board, the copy looks like the page of a local process. If the process is
-//! replaced, a page is sent in the opposite direction, so that the replacement continues the counts.
+//! A process on another machine counts on a board on its own machine. The main process copies the page of this process
+//! to its own board, where the copy looks like the page of a local process. If the process is replaced, the replacement
+//! receives the copy and continues the counts.
 //!
 //! All values keep their meaning, except times, which were measured with the clock of the other machine. When a page
 //! arrives, its times are shifted by the difference between the two clocks, so these times are too late by the transfer
@@ -85,8 +85,8 @@ impl PageRef {
         carried.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    /// Overwrites this page with the copy of another process's page. The page then belongs to that process. Fails if
-    /// the lengths are inconsistent, or if there are more pipes or flows than the capacity.
+    /// Overwrites this page with the copy of another process's page. The page then describes the other process. Fails
+    /// if the lengths are inconsistent, or if there are more pipes or flows than the capacity.
     pub fn take_in(&self, carried: &[u8]) -> Result<(), Corrupted> {
         let (carried, rest) = carried.as_chunks::<WORD>();
         let carried: Vec<u64> = carried.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
@@ -112,12 +112,12 @@ impl PageRef {
 
     fn write(&self, span: &Span, values: &[u64], by: u64) {
         let words = self.words();
-        // Words are written in reverse, each with Release, so that a reader of an arena's use also sees its peak.
+        // Words are written in reverse, with Release, so that a reader of `arena_used` also sees the new `arena_peak`.
         for (word, &value) in span.words.clone().zip(values).rev() {
             let value = if span.moment == Some(word) { moved(value, by) } else { value };
             if span.guard == Some(word) {
                 let [.., a, b, c, d] = value.to_ne_bytes();
-                // SAFETY: the half of the word after the sequence number: inside the page, aligned and atomic.
+                // SAFETY: the 32 bits after the sequence number are inside the page, aligned and atomic.
                 let half = unsafe { &*self.at::<AtomicU32>(word * WORD + WORD / 2) };
                 half.store(u32::from_ne_bytes([a, b, c, d]), Ordering::Release);
             } else {
@@ -142,12 +142,12 @@ impl PageRef {
         self.header().heard.store(nanoseconds(), Relaxed);
     }
 
-    /// Records that a process on another machine has exited. Only called in the main process.
+    /// In the main process: records that a process on another machine has exited.
     pub fn set_gone(&self) {
         self.header().gone.store(1, Relaxed);
     }
 
-    /// Counts bytes that were received from a process on another machine. Only called in the main process.
+    /// In the main process: counts bytes that were received from a process on another machine.
     pub fn count_carried(&self, bytes: u64) {
         add(&self.header().carried, bytes);
     }
@@ -169,7 +169,7 @@ mod tests {
         Board::create(BoardConfig { pages: 2, flows, pipes }, true).unwrap()
     }
 
-    /// Creates a board as on another machine. Its process waits for space and a command, and uses all counters.
+    /// Creates the board of a process on another machine, with a value in every counter.
     fn elsewhere() -> (Arc<Board>, PageRef) {
         let board = board(2, 3);
         let page = board.page(1).unwrap();

@@ -20,7 +20,7 @@ pub struct Counter<C> {
 /// The counters of a link.
 pub type FlowRef = Counter<Flow>;
 
-/// Measures waits. The reference owns its memory, so that the caller can borrow its other fields during the wait.
+/// Measures waits. A `WaitRef` owns its memory, so that other fields of its owner can be borrowed during the wait.
 pub type WaitRef = Counter<Wait>;
 
 // SAFETY: all access to the counters is atomic, and the keeper can be shared.

@@ -23,7 +23,7 @@ pub(super) const STEPS: usize = 128;
 pub(super) const LABEL: usize = 128;
 /// The maximum number of bytes for the location of a pipe's function.
 pub(super) const LOCATION: usize = 192;
-/// The number of exception types that are counted separately for a pipe. Further types are only included in the total.
+/// The number of exception types that are counted separately for a pipe. Other exception types only count in the total.
 pub(super) const KINDS: usize = 4;
 /// Bytes for the name of an exception type.
 pub(super) const KIND: usize = 56;
@@ -64,8 +64,8 @@ impl BoardConfig {
     }
 }
 
-/// The first memory page of a board. The main process writes it before other processes see the board, and later only
-/// changes `wants_large`. The version is written last.
+/// The first memory page of a board. The main process writes this page before sharing the board, and later only changes
+/// `wants_large`. The version is written last.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct BoardHeader {
@@ -168,7 +168,7 @@ impl Wait {
     }
 }
 
-/// The counters of one end of a link. Without a board, they are stored in the header of the link.
+/// The counters of one end of a link. If there is no board, the counters are stored in the header of the link.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Flow {
@@ -211,7 +211,7 @@ pub fn add(counter: &AtomicU64, count: u64) {
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct SkippedKind {
-    /// The number of items, or 0 if this entry is not used. The first count is stored after the name.
+    /// The number of items, or 0 if this entry is not used. A new entry's name is stored before its count.
     pub count: AtomicU64,
     pub name: [AtomicU8; KIND],
 }
@@ -222,7 +222,7 @@ pub(super) struct SkippedKind {
 pub struct PipeRecord {
     /// The number of items that the current iterator has yielded, including items from before a resume.
     pub yielded: AtomicU64,
-    /// The number to add to `yielded` in order to get the number of items of all iterators.
+    /// The difference between the number of items of all iterators and `yielded`.
     pub base: AtomicI64,
     pub(super) sequence: Sequence,
     /// The number of the pipe that reads this pipe, plus 1; 0 if no pipe reads it.
@@ -259,7 +259,7 @@ pub(super) fn middle_of(step: usize) -> f64 {
 }
 
 impl PipeRecord {
-    /// Records a measured call of `own` nanoseconds in this pipe, which represents `weight` calls of `all` nanoseconds.
+    /// Records a measured call of `own` nanoseconds, which represents `weight` calls with a total of `all` nanoseconds.
     pub fn sample(&self, own: u64, all: u64, weight: u64) {
         add(&self.samples, 1);
         add(&self.own, all);
@@ -312,11 +312,11 @@ pub(super) struct PageHeader {
     pub pid: AtomicU32,
     /// The number of the worker.
     pub number: AtomicU32,
-    /// When the process took the page.
+    /// The time at which the process started to use the page.
     pub began: AtomicU64,
     /// The current or last epoch.
     pub epoch: AtomicU32,
-    /// The number of counted pipes; `all_pipes` is the number of all pipes.
+    /// The number of counted pipes. `all_pipes` is the number of all pipes.
     pub pipes: AtomicU32,
     pub all_pipes: AtomicU32,
     /// If all pipes are measured, 1 + the number of the running pipe, or 0 if no pipe runs or the pipe is not known.
@@ -324,14 +324,15 @@ pub(super) struct PageHeader {
     /// The signal that makes the process write its stack to the descriptor `stack`, or 0.
     pub signal: AtomicU32,
     pub stack: AtomicU32,
-    /// How often the process was restarted; `snapshots` is the number of snapshots that the process has sent.
+    /// How often the process was restarted. `snapshots` is the number of snapshots that the process has sent.
     pub restarts: AtomicU32,
     pub snapshots: AtomicU32,
     /// The nanoseconds that the loader in the main process spent in its last pipe.
     pub inside: AtomicU64,
     /// The number of measured calls of the last pipe.
     pub inside_samples: AtomicU64,
-    /// 1 if a remote process has exited. The main process writes the fields `gone` to `carried` and the last field.
+    /// 1 if a remote process has exited. Only the main process writes the fields from `gone` to `carried`, and the
+    /// field `place`.
     pub gone: AtomicU64,
     /// When the counters of a process on another machine were last received, or 0 for a local process.
     pub heard: AtomicU64,
@@ -347,7 +348,7 @@ pub(super) struct PageHeader {
     pub idle: Wait,
     /// The main process's waits for the first item of each epoch.
     pub first: Wait,
-    /// The duration of epochs, from the first item in the main process, and from the command in children.
+    /// The duration of epochs, which begin with the first item in the main process, and with the command in children.
     pub span: Wait,
     /// The size of the last snapshot that was too large to be sent, or 0.
     pub oversized: AtomicU64,

@@ -38,7 +38,7 @@ impl<T> Exclusive<T> {
         Self { holder: AtomicUsize::new(0), value: UnsafeCell::new(value) }
     }
 
-    /// Returns the value, unless any thread holds it, including the current thread.
+    /// Returns the value, or None if a thread already holds it, even if it is the current thread.
     #[inline]
     pub fn try_hold(&self) -> Option<Held<'_, T>> {
         // SYNC(exclusive): pairs with the drop of `Held`.

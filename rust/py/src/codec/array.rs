@@ -70,7 +70,7 @@ impl Order {
 
 pub struct ArrayParts<'a> {
     pub dtype: Dtype,
-    /// The order of the axes in memory. The decoded array has the same order.
+    /// The order of the axes in memory, which the decoded array preserves.
     pub order: Order,
     pub shape: &'a [npy_intp],
     pub data: *mut u8,
@@ -129,8 +129,8 @@ pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
 /// The caller ensures that nothing except the item refers to the array.
 pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Arc<Block>> {
     let mut object = array.as_ptr();
-    // SAFETY: reads types, reference counts and fields of existing objects under the GIL. Fields are only read from
-    // objects of the array's own type, an exact ndarray.
+    // SAFETY: the code only reads existing objects under the GIL. Fields are only read from objects of the array's own
+    // type, an exact ndarray.
     unsafe {
         let class = ffi::Py_TYPE(object);
         while ffi::Py_TYPE(object) == class {
@@ -152,7 +152,8 @@ pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Ar
 /// tensor covers the whole block. The caller ensures that nothing except the item refers to the array and the tensor.
 pub fn block_under(array: &Bound<'_, PyAny>, data: *const u8, len: usize) -> Option<Arc<Block>> {
     let base = array.getattr("base").ok()?;
-    // SAFETY: reads the reference count of an existing object. The array and this function have one reference each.
+    // SAFETY: the call only reads the reference count of an existing object. The array and this function have one
+    // reference each.
     if unsafe { ffi::Py_REFCNT(base.as_ptr()) } > 2 {
         return None;
     }
@@ -194,7 +195,7 @@ pub fn make<'py>(
         None => (std::ptr::null_mut(), flags),
     };
     let numpy = numpy(py)?;
-    // SAFETY: dtype, shape and strides are valid. `data`, if given, covers the array, and its owner keeps it alive.
+    // SAFETY: dtype, shape and strides are valid. `data`, if given, covers the array, and is kept alive by its owner.
     let array = unsafe { numpy.array(descr, shape, strides, data.cast(), flags)? };
     if let Some((_, base)) = over {
         numpy.set_base(&array, base)?;

@@ -20,7 +20,7 @@ use crate::buffers::LeasedBuffer;
 use crate::errors;
 
 /// Decodes an item from its inline part and its large buffers. If `may_lease` is true, arrays use the memory of leased
-/// buffers; otherwise this memory is copied.
+/// buffers. If it is false, the memory is copied.
 pub fn decode<'py>(
     py: Python<'py>,
     payload: &[u8],
@@ -88,8 +88,7 @@ impl Bulk<'_> {
 
     fn to_bytes<'py>(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let (data, len) = self.location();
-        // SAFETY: the memory is valid for its length as long as `self`. The interpreter copies the bytes to a new
-        // object.
+        // SAFETY: the memory is valid for its length as long as `self`. The interpreter copies the bytes.
         unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyBytes_FromStringAndSize(data.cast(), len as ffi::Py_ssize_t)) }
     }
 
@@ -152,10 +151,10 @@ impl<'py, 'a> Decoder<'py, 'a> {
             Tag::True => Ok(true.into_pyobject(py)?.to_owned().into_any()),
             Tag::Int => {
                 let value = self.word()? as i64;
-                // SAFETY: returns a new int, or NULL with MemoryError set.
+                // SAFETY: the call returns a new int, or NULL with MemoryError set.
                 unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyLong_FromLongLong(value)) }
             }
-            // SAFETY: a new reference, or NULL with an exception set.
+            // SAFETY: the call returns a new reference, or NULL with an exception set.
             Tag::Unsigned => unsafe {
                 Bound::from_owned_ptr_or_err(py, ffi::PyLong_FromUnsignedLongLong(self.word()?))
             },
@@ -231,7 +230,7 @@ impl<'py, 'a> Decoder<'py, 'a> {
         (0..count).map(|_| self.item(depth + 1)).collect()
     }
 
-    /// Returns an object with a writable buffer over these bytes: the lease if it may be kept, otherwise a copy.
+    /// Returns an object with a writable buffer over these bytes: the lease, or a copy if the lease must not be kept.
     fn writable(&self, bulk: Bulk<'_>) -> PyResult<Bound<'py, PyAny>> {
         match bulk {
             Bulk::Buffer(Buffer::Leased(lease)) if self.may_lease => {

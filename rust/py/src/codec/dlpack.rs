@@ -89,8 +89,8 @@ struct ExchangeApi {
 }
 
 const MAJOR: u32 = 1;
-/// Whether torch has failed to describe a tensor in this process, typically a sparse one. Each failure raises an
-/// exception, which takes a millisecond, so the layout of each tensor is checked first after a failure.
+/// Whether torch has failed to describe a tensor in this process, typically a sparse one. After a failure, the layout
+/// of each tensor is checked before torch is called, because an exception takes a millisecond.
 static HAS_REFUSED: AtomicBool = AtomicBool::new(false);
 /// The name of a capsule that still owns its tensor.
 const UNUSED: &CStr = c"dltensor";
@@ -204,7 +204,7 @@ impl<'py> Exported<'py> {
         if self.tensor.dimensions == 0 {
             return &[]; // the pointers may be null
         }
-        // SAFETY: a tensor has a length and a stride per dimension. Both arrays exist as long as tensor or capsule.
+        // SAFETY: a tensor has a length and a stride per dimension. The tensor or the capsule keeps both arrays alive.
         unsafe { std::slice::from_raw_parts(of, self.tensor.dimensions as usize) }
     }
 
@@ -232,7 +232,7 @@ impl<'py> Exported<'py> {
         })
     }
 
-    /// Returns the strides as torch reports them, in elements. DLPack may differ for dimensions with one element.
+    /// Returns torch's strides, in elements. DLPack may report other strides for dimensions with one element.
     pub fn strides(&self) -> PyResult<Vec<i64>> {
         call(&self.item, &torch(self.item.py())?.stride)?.extract()
     }
@@ -257,7 +257,7 @@ impl<'py> Exported<'py> {
     }
 }
 
-/// Returns the bytes from the start of the first element to the end of the last, or None beyond the address space.
+/// Returns the bytes from the start of the first element to the end of the last, or None if too large.
 pub fn reach(size: usize, shape: &[i64], strides: &[i64]) -> Option<usize> {
     let last = shape.iter().zip(strides).try_fold(0_usize, |last, (&count, &stride)| {
         let steps = usize::try_from(count).ok()?.checked_sub(1)?;
@@ -277,8 +277,8 @@ fn has_attributes(item: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 impl Torch {
-    /// Returns the description of a tensor, and an object that keeps the description valid if the tensor itself does
-    /// not. Returns None if torch cannot describe the tensor.
+    /// Returns the description of a tensor, and the capsule that keeps the description valid, if torch has created one.
+    /// Returns None if torch cannot describe the tensor.
     fn describe<'py>(&self, item: &Bound<'py, PyAny>) -> PyResult<Option<(Described, Option<Bound<'py, PyAny>>)>> {
         let py = item.py();
         if let Some(describe) = self.exchange.and_then(|exchange| exchange.describe) {
@@ -330,7 +330,7 @@ impl Own {
     }
 }
 
-/// The owner of a new tensor's memory. Torch frees it on any thread, after the last tensor over the memory.
+/// The owner of a new tensor's memory. Torch frees the owner on any thread, after the last tensor over the memory.
 #[repr(C)]
 struct Home<M> {
     managed: M,
@@ -388,7 +388,7 @@ pub fn tensor_over<'py>(
         Home { managed: Managed { tensor, context, free: Some(Home::<Managed>::free) }, extents, _memory: memory }
             .leave();
     // SAFETY: the call returns a new capsule, or NULL with an exception set. Torch renames the capsule when it takes
-    // the tensor. If the name is unchanged after an error, this function still owns the tensor.
+    // over the tensor. If the call fails and the name is unchanged, this function still owns the tensor.
     unsafe {
         let capsule = ffi::PyCapsule_New(managed.cast(), UNUSED.as_ptr(), None);
         let Ok(capsule) = Bound::from_owned_ptr_or_err(py, capsule) else {

@@ -13,7 +13,7 @@ use crate::numpy_api::numpy;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dtype {
     number: u8,
-    /// The unit of a dtype of times, otherwise None.
+    /// The unit of time, or None if this is not a dtype of times.
     unit: Option<TimeUnit>,
 }
 
@@ -44,7 +44,7 @@ fn is_time(number: c_int) -> bool {
 pub const LARGEST: usize = 32;
 
 fn size_of(py: Python<'_>, descr: *const PyArray_Descr) -> Option<usize> {
-    // SAFETY: callers pass a built-in descriptor of an existing object.
+    // SAFETY: callers pass the built-in descriptor of an existing object.
     let size = unsafe { numpy(py).ok()?.item_size(descr.cast()) };
     usize::try_from(size).ok().filter(|&size| size <= LARGEST)
 }
@@ -58,13 +58,13 @@ impl Dtype {
         if !(is_number(number) || is_time(number)) || !matches!(fields.byteorder as u8, b'=' | b'|') {
             return None;
         }
-        // SAFETY: a built-in descriptor of an existing object.
+        // SAFETY: `descr` is a built-in descriptor that belongs to an existing object.
         if unsafe { numpy(py).ok()?.has_metadata(descr.cast()) } {
             return None; // pickle preserves metadata
         }
         let mut unit = None;
         if is_time(number) {
-            // SAFETY: the descriptor of a dtype of times.
+            // SAFETY: `descr` is the descriptor of a dtype of times.
             let metadata = unsafe { numpy(py).ok()?.unit_of(descr.cast()).as_ref() };
             let meta = metadata?.meta;
             unit = Some(TimeUnit { base: meta.base as u32, count: meta.num }).filter(|unit| unit.is_known());
@@ -111,7 +111,7 @@ impl Dtype {
     pub fn descriptor(self, py: Python<'_>) -> PyResult<(Bound<'_, PyAny>, usize)> {
         let number = c_int::from(self.number);
         let numpy = numpy(py)?;
-        // SAFETY: the number is that of a built-in dtype. A descriptor with a unit is a new object that no other code
+        // SAFETY: the number belongs to a built-in dtype. A descriptor with a unit is a new object that no other code
         // has read yet, and has the layout of dtypes of times.
         let descr = unsafe {
             let descr = numpy.dtype(py, number, self.unit.is_some())?;

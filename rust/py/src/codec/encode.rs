@@ -45,7 +45,7 @@ impl Within<'_> {
     /// Returns whether this object has no references from outside the item. Each object except the item itself has one
     /// reference from its container and one from the encoder.
     fn is_alone(self, object: &Bound<'_, PyAny>) -> bool {
-        // SAFETY: reads the reference count of an existing object.
+        // SAFETY: the call only reads the reference count of an existing object.
         self.alone && unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 1 + isize::from(self.depth > 0)
     }
 
@@ -81,10 +81,10 @@ pub struct Encoder {
     announced: u64,
     /// The memory ranges of the item's tensors: the end address for each start address.
     spans: BTreeMap<usize, usize>,
-    /// The member that must be pickled because it may share objects with others, and its offset in the payload.
+    /// The member that must be pickled because it may contain objects of other members, and its offset in the payload.
     pickled_member: Option<(usize, Py<PyAny>)>,
-    /// Whether an equal item may be encoded to other bytes. Pickles and references to strings depend on the identity of
-    /// objects, arrays on the memory order, and all other bytes only on the values in the item.
+    /// Whether an equal item may be encoded to different bytes. Pickles and references to strings depend on the
+    /// identity of objects, and arrays depend on the memory order.
     pub opaque: bool,
 }
 
@@ -132,7 +132,7 @@ impl Encoder {
     /// Records an object that may appear twice in the item. An object with two references cannot appear twice, because
     /// one reference belongs to the encoder.
     fn visit(&mut self, object: &Bound<'_, PyAny>) -> Result<(), Stop> {
-        // SAFETY: reads the reference count of an existing object.
+        // SAFETY: the call only reads the reference count of an existing object.
         if unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 2 {
             return Ok(());
         }
@@ -140,14 +140,14 @@ impl Encoder {
         if self.pickled_member.is_none() && self.visited.insert(pointer) { Ok(()) } else { Err(Stop::Whole) }
     }
 
-    /// Writes a reference and returns true if the item already contains this object of `len` characters or bytes.
-    /// Before each long string that is new, the function writes `Kept`, because the encoding must not depend on
-    /// reference counts. Like `visit`, this function looks up only objects with more than two references.
+    /// Writes a reference and returns true if the item already contains this object of `len` characters or bytes. If a
+    /// long string is new, writes `Kept`, even if the string cannot occur twice, because the encoding must not depend
+    /// on reference counts. Like `visit`, this function looks up only objects with more than two references.
     fn is_again(&mut self, string: &Bound<'_, PyAny>, len: ffi::Py_ssize_t) -> Result<bool, Stop> {
         if len < LONG_STRING {
             return Ok(false);
         }
-        // SAFETY: reads the reference count of an existing object.
+        // SAFETY: the call only reads the reference count of an existing object.
         if unsafe { ffi::Py_REFCNT(string.as_ptr()) } > 2 {
             if self.pickled_member.is_some() {
                 return Err(Stop::Whole);
@@ -209,7 +209,7 @@ impl Encoder {
             return Err(Stop::Whole);
         }
         let object = item.as_ptr();
-        // SAFETY: exact type checks and reads of existing objects under the GIL.
+        // SAFETY: the code only checks exact types and reads existing objects under the GIL.
         unsafe {
             if ffi::PyLong_CheckExact(object) != 0 {
                 return self.integer(item, place.depth);
@@ -295,7 +295,7 @@ impl Encoder {
     fn sequence(&mut self, tag: Tag, list: &Bound<'_, PyList>, within: Within<'_>) -> Result<(), Stop> {
         let len = list.len();
         let object = list.as_ptr();
-        // SAFETY: a list of this length. The members are borrowed while no other code can change the list.
+        // SAFETY: `object` is a list of this length. The members are borrowed while no other code can change the list.
         let member = |index: usize| unsafe { ffi::PyList_GetItem(object, index as ffi::Py_ssize_t) };
         // SAFETY: as above.
         if unsafe { numbers::put_block(&mut self.payload, tag, len, member) } {
@@ -310,7 +310,7 @@ impl Encoder {
     }
 
     fn integer(&mut self, item: &Bound<'_, PyAny>, depth: usize) -> Result<(), Stop> {
-        // SAFETY: an exact int, checked by the caller.
+        // SAFETY: the caller has checked that `item` is an exact int.
         match unsafe { numbers::whole(item.as_ptr()) } {
             Whole::Signed(value) => {
                 self.tag(Tag::Int);
@@ -326,12 +326,12 @@ impl Encoder {
     }
 
     fn string(&mut self, item: &Bound<'_, PyAny>) -> Result<(), Stop> {
-        // SAFETY: an exact str.
+        // SAFETY: `item` is an exact str.
         if self.is_again(item, unsafe { ffi::PyUnicode_GetLength(item.as_ptr()) })? {
             return Ok(());
         }
         let mut len = 0;
-        // SAFETY: an exact str. The UTF-8 form is cached in the object and exists as long as it does.
+        // SAFETY: `item` is an exact str. The object caches its UTF-8 form as long as it exists.
         let data = unsafe { ffi::PyUnicode_AsUTF8AndSize(item.as_ptr(), &mut len) };
         if data.is_null() {
             drop(PyErr::take(item.py())); // a string with lone surrogates has no UTF-8 form, but can be pickled

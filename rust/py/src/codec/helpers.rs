@@ -13,7 +13,7 @@ pub struct Helpers {
     pub pickled_parts: Py<PyAny>,
     /// (pickle, [buffers]) -> obj
     pub loads: Py<PyAny>,
-    /// () -> (function table or None, function to a capsule, function from a capsule)
+    /// () -> (function table or None, function that exports a capsule, function that imports a capsule)
     pub dlpack_ways: Py<PyAny>,
     /// (tensor, address) -> the array of `torchdata.empty` whose only user is this tensor, or None
     pub room_of: Py<PyAny>,
@@ -25,8 +25,7 @@ pub struct Helpers {
 /// Returns the helpers. The first call looks up the helpers.
 ///
 /// FORK: the look-up uses no lock. If several threads look up the helpers, the first result is kept.
-/// `torchdata._engine.workers.child`, which creates loaders, has imported the helpers' modules, so no fork happens
-/// meanwhile.
+/// `torchdata._engine.workers.child` has already imported the modules of the helpers, so nothing is imported here.
 pub fn helpers(py: Python<'_>) -> PyResult<&'static Helpers> {
     static HELPERS: OnceBox<Helpers> = OnceBox::new();
     HELPERS.get_or_try_init(|| {
@@ -54,7 +53,7 @@ pub enum Kind {
     Other,
 }
 
-/// The types with a known kind. Each has a permanent reference, so that no other type reuses its address.
+/// The types with a known kind. References to these types are never dropped, so their addresses stay unique.
 ///
 /// FORK: the lock is only taken with the GIL held, and never held while Python code runs. Because Python forks with the
 /// GIL held, a forked child never finds this mutex locked.
@@ -62,7 +61,7 @@ static SEEN: Mutex<Vec<(usize, Kind)>> = Mutex::new(Vec::new());
 
 /// Returns the kind of an object that does not have a built-in type.
 pub fn kind_of(object: &Bound<'_, PyAny>) -> PyResult<Kind> {
-    // SAFETY: reads the type of an existing object.
+    // SAFETY: the call only reads the type of an existing object.
     let pointer = unsafe { ffi::Py_TYPE(object.as_ptr()) } as usize;
     let known = |seen: &Vec<(usize, Kind)>| seen.iter().find(|entry| entry.0 == pointer).map(|entry| entry.1);
     if let Some(kind) = known(&SEEN.lock().unwrap_or_else(PoisonError::into_inner)) {

@@ -70,9 +70,9 @@ pub enum Tag {
     Tensor,
     /// bulk (the pickle), len, bulks (its buffers)
     Pickle,
-    /// an item that later parts can refer to; these items are numbered from zero
+    /// an item that later parts can refer to (such items are numbered from zero)
     Kept,
-    /// number: another reference to the kept item that has this number
+    /// number: a reference to the `Kept` item with this number
     Again,
     /// u64, for an int that does not fit into i64
     Unsigned,

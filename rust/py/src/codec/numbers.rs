@@ -6,7 +6,8 @@
 //! ```
 //!
 //! A sequence becomes a block if it has at least two members of the same exact type: ints that fit into the same kind
-//! of word, floats, or bools. A block does not preserve the identity of numbers, nor do Python and pickle reliably.
+//! of word, floats, or bools. A block does not preserve the identity of numbers, which Python and pickle do not
+//! reliably preserve either.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -30,7 +31,7 @@ fn width(element: Tag) -> usize {
 /// `object` is an existing int, and the GIL is held.
 pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
     let mut overflow = 0;
-    // SAFETY: as above. The first call reports an overflow without an exception, the second `u64::MAX` with one.
+    // SAFETY: as above. For large ints, the first call sets `overflow`, the second sets an exception.
     unsafe {
         let value = ffi::PyLong_AsLongLongAndOverflow(object, &mut overflow);
         if overflow == 0 {
@@ -48,7 +49,7 @@ pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
     }
 }
 
-/// Appends a sequence of `len` members as a block. Appends nothing and returns false if they cannot form a block.
+/// Appends a sequence of `len` members as a block, or returns false without a change if they cannot form a block.
 ///
 /// # Safety
 /// The GIL is held. For each index below `len`, `member` runs no Python code and returns a borrowed member or NULL.
@@ -96,7 +97,7 @@ pub unsafe fn put_block(
     }
 }
 
-/// Appends ints, and stores at `place` whether their words are signed. Returns false if no word fits all ints.
+/// Appends ints, and writes `Tag::Unsigned` at `place` if they require it. Returns false if no word fits all ints.
 unsafe fn put_ints(
     payload: &mut Vec<u8>,
     place: usize,
@@ -169,8 +170,8 @@ pub fn block_bytes(element: Tag, len: usize) -> PyResult<usize> {
 pub fn read_block<'py>(py: Python<'py>, is_tuple: bool, element: Tag, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     let len = bytes.len() / width(element);
     let count = ffi::Py_ssize_t::try_from(len).map_err(|_| malformed())?;
-    // SAFETY: a new sequence that no other code refers to until all members are set. After an exception, the remaining
-    // entries are NULL, which its destructor allows. Setting a member takes over the reference.
+    // SAFETY: no other code refers to the new sequence until all members are set. After an exception, the remaining
+    // entries are NULL, which the destructor of the sequence allows. Setting a member takes over the reference.
     unsafe {
         let object = if is_tuple { ffi::PyTuple_New(count) } else { ffi::PyList_New(count) };
         let sequence = Bound::from_owned_ptr_or_err(py, object)?;

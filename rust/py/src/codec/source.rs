@@ -83,7 +83,7 @@ impl Source {
             return Ok(self.address as *const u8);
         }
         let len = isize::try_from(self.len)?;
-        // SAFETY: a new bytes object of that length, filled before other code sees it, or NULL with an exception set.
+        // SAFETY: the call returns NULL with an exception, or new bytes, which are filled before other code sees them.
         unsafe {
             let room = pyo3::ffi::PyBytes_FromStringAndSize(std::ptr::null(), len);
             let object = Bound::from_owned_ptr_or_err(py, room)?;

@@ -22,8 +22,8 @@ const FIRST: u8 = 0x1f;
 pub struct GzipReader {
     /// The state of the current member, or None between two members and after the last member.
     decoder: Option<GzDecoder<GzipSource>>,
-    /// The stream after the last member. The reference is dropped with the GIL held, because dropping without the GIL
-    /// would take a lock of PyO3, and a child that another thread forks could inherit the locked lock.
+    /// The stream after the last member. Must be dropped with the GIL held: without the GIL, PyO3 would take a lock,
+    /// which a forked child could inherit in its locked state.
     ended: Option<GzipSource>,
     buffer: Vec<u8>,
     /// An error after the bytes that were already returned.

@@ -28,10 +28,10 @@ pub struct TFRecordReader {
 
 #[pymethods]
 impl TFRecordReader {
-    /// Creates a reader of a stream; `read(size)` returns the next bytes of the stream. If `wanted` is not None, only
+    /// Creates a reader of a stream. `read(size)` returns the next bytes of the stream. If `wanted` is not None, only
     /// features with these names are read. `convert(array)` converts each array, and `finish(example)` converts each
-    /// dictionary. A record of more than `longest` bytes is rejected. `offset` and `record` are the position of the
-    /// stream. `unread` contains bytes after this position that were already read.
+    /// dictionary. A record of more than `longest` bytes is rejected. The stream is at byte `offset`, where record
+    /// number `record` begins. `unread` contains bytes after `offset` that were already read from the stream.
     #[new]
     #[pyo3(signature = (read, place, *, longest=LONGEST, wanted=None, convert=None, finish=None, verify=true, offset=0, record=0, unread=None))]
     #[allow(clippy::too_many_arguments)]
@@ -90,7 +90,7 @@ impl TFRecordReader {
         PyBytes::new(py, self.records.unread())
     }
 
-    /// Needs no `__clear__`, for the same reason as `FilterIterator`.
+    /// Needs no `__clear__`, because the reader never changes its references (see `FilterIterator`).
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.read)?;
         visit.call(&self.maker.convert)?;

@@ -11,7 +11,7 @@ use crate::pipes::clocking;
 use crate::pipes::iterators::call;
 use crate::pipes::token::IterationToken;
 
-/// Calls a function with one argument, measures the call for a token's pipe, and with `counts` counts the items.
+/// Calls a function with one argument, and measures the call for the pipe of a token. With `counts`, counts the items.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct TimedCall {
     token: Py<IterationToken>,

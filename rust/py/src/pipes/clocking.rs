@@ -17,10 +17,10 @@ use torchdata_core::stats::{coarse_nanoseconds, nanoseconds};
 
 /// The cost of measuring one call, in nanoseconds.
 const COST: u64 = 60;
-/// At most 1/`PRICE` of the calls' time is spent on measuring all pipes, or 1/`PRICE_METERED` on the loader only.
+/// Measuring all pipes takes at most 1/`PRICE` of the time. Measuring only the loader takes at most 1/`PRICE_METERED`.
 pub const PRICE: u64 = 200;
 pub const PRICE_METERED: u64 = 1000;
-/// The maximum number of calls that one measured call represents; `LONGEST_METERED` if only the loader is measured.
+/// How many calls a measured call represents at most. `LONGEST_METERED` is used if only the loader is measured.
 pub const LONGEST: u64 = 128;
 pub const LONGEST_METERED: u64 = 1024;
 /// An unmeasured call that takes more nanoseconds than this is detected with the coarse clock.
@@ -82,7 +82,7 @@ pub fn around(random: &Cell<u64>, mean: u64) -> u64 {
 }
 
 /// Returns how many calls of `usual` nanoseconds one measured call must represent, so that measuring costs at most
-/// 1/`price` of the time. One measurement costs as much as measuring `calls` single calls.
+/// 1/`price` of the time. Each measurement includes `calls` calls.
 pub fn interval(usual: u64, calls: u64, price: u64, longest: u64) -> u64 {
     (calls * COST * price / usual.max(1)).clamp(1, longest)
 }
@@ -95,8 +95,8 @@ pub fn next_gap(random: &Cell<u64>, most: &Cell<u64>, mean: u64) -> u64 {
     around(random, least)
 }
 
-/// Restarts measuring: the next call is measured and represents only itself. Also resets the state of this thread,
-/// because this process may have been forked during calls of the thread.
+/// Restarts measuring: the next call is measured and represents only itself. The nesting depth of this thread is reset
+/// too, because this process may have been forked during a nested call.
 pub fn begin() {
     MEASURING.store(0, Relaxed);
     CLOCKING.with(|thread| {
@@ -111,7 +111,7 @@ pub fn begin() {
 }
 
 pub struct Timed {
-    /// For a measured call: the nanoseconds in this pipe only, and the maximum number of calls that it represents.
+    /// For a measured call: the nanoseconds without nested calls, and how many calls it represents at most.
     pub own: Option<(u64, u64)>,
     /// If a root call was measured or slow: its nanoseconds, and the number of calls that it represents.
     pub whole: Option<(u64, u64)>,
@@ -161,8 +161,7 @@ fn notice(thread: &Clocking, took: u64) -> Timed {
     Timed { own: None, whole: Some((took, 1)), passed: 0 }
 }
 
-/// Returns how many calls a measured call represents. A slow call represents itself, because all slow calls are
-/// recorded.
+/// Returns how many calls a measured call represents. This is 1 for slow calls, because each slow call is recorded.
 fn stands_for(took: u64, weight: u64) -> u64 {
     if took < NOTICED { weight } else { 1 }
 }

@@ -34,7 +34,7 @@ enum DeliveryStep<'py> {
     Item(Bound<'py, PyAny>),
     End,
     Error(PyErr),
-    /// Another thread or a signal handler has ended the epoch. An item that was already read is dropped.
+    /// Another thread or a signal handler has ended the epoch. The item, if it was already read, is dropped.
     Left,
 }
 
@@ -50,15 +50,15 @@ pub struct Delivery {
     begun: AtomicBool,
     /// The number of items of the epoch that the user has received in this run.
     given: Arc<GilNumber>,
-    /// Counts the calls of the source, and contains the signs for the next call: each step must go through Python
-    /// because the loader is paused or limited, the watching thread is not running, or the last call was interrupted.
+    /// The heartbeat of the calls of the source. Its flags are set if the loader is paused or limited, if the watching
+    /// thread does not run, or if the last call was interrupted.
     pulse: Arc<Pulse>,
     /// The key for reports, and the time that one item may take, or None if calls are not watched.
     watched: GilCell<Option<(u64, Duration)>>,
 }
 
 impl Delivery {
-    /// The count of delivered items, which continues to change.
+    /// Returns the counter of delivered items, which continues to change.
     pub fn given(&self) -> Arc<GilNumber> {
         Arc::clone(&self.given)
     }
@@ -80,7 +80,7 @@ impl Delivery {
         };
         let version = self.version.load();
         self.pulse.enter();
-        // SAFETY: calls the function of the iterator's type. NULL means the end or an exception.
+        // SAFETY: the called function belongs to the iterator's type. NULL means the end or an exception.
         let item = unsafe { Bound::from_owned_ptr_or_opt(py, next(iterator.as_ptr())) };
         self.pulse.leave();
         if self.version.load() != version {
@@ -92,7 +92,7 @@ impl Delivery {
         }
     }
 
-    /// Drops the result of a read whose epoch has ended. An exception such as KeyboardInterrupt is still raised.
+    /// Drops the item or the error of a read if the epoch has ended, but raises exceptions such as KeyboardInterrupt.
     #[cold]
     fn left<'py>(&self, py: Python<'py>) -> DeliveryStep<'py> {
         match PyErr::take(py) {
@@ -145,7 +145,7 @@ impl Delivery {
             None => None,
             Some(iterator) => {
                 let class = iterator.get_type();
-                // SAFETY: the slot of an existing type: an iternext function, or NULL if it is not an iterator.
+                // SAFETY: this slot contains an iternext function, or NULL if the type is not an iterator.
                 let next: Option<ffi::iternextfunc> =
                     unsafe { std::mem::transmute(ffi::PyType_GetSlot(class.as_type_ptr(), ffi::Py_tp_iternext)) };
                 let next = next.ok_or_else(|| {
@@ -230,7 +230,8 @@ impl Delivery {
         watching::watch(py).end(&self.pulse);
     }
 
-    /// Returns the next item without counting it, even to an invalid iterator. Raises StopIteration at the end.
+    /// Returns the next item without counting the item, and without checking whether the iterator is valid. Raises
+    /// StopIteration at the end.
     #[pyo3(name = "step")]
     fn step_from_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match self.step(py) {

@@ -41,9 +41,10 @@ struct Guard {
     /// iterator's own function, called with the iterator, or `next_timed` or `next_metered`, called with this guard.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
-    /// The counter of items on a board, or null. Valid as long as the token exists.
+    /// The counter of items on a board, or null. The pointer is valid as long as the token exists.
     counter: *const AtomicU64,
-    /// The iterator from the pipe's own `__iter__`; the guard owns this and the next two fields. NULL after clearing.
+    /// The iterator from the pipe's own `__iter__`. The guard owns the references in this and the next two fields. NULL
+    /// after clearing.
     iterator: *mut ffi::PyObject,
     /// The pipe. The guard keeps the pipe alive during the iteration.
     pipe: *mut ffi::PyObject,
@@ -51,15 +52,15 @@ struct Guard {
     /// The function of the iterator's type that returns the next item.
     inner: ffi::iternextfunc,
     /// The word on the board that contains the number of the running pipe, or null if the pipes are not measured. The
-    /// pointer is valid while the token exists. `mark` is the number of this guard's pipe.
+    /// pointer is valid while the token exists. While the pipe of this guard runs, the word is `mark`.
     current: *const AtomicU32,
     mark: u32,
     /// Whether the last call that `clocking` made was nested in another call.
     nested: bool,
-    /// Selects the calls that `next_metered` measures. `next_timed` uses its countdown to check for nested calls.
+    /// Selects the calls that `next_metered` measures. `next_timed` only uses the countdown, to check for nested calls.
     metering: Metering,
-    /// Whether a StopIteration from a user function must not end the iteration. The built-in `map` would let this
-    /// exception pass, which would look like the end of the data (PEP 479).
+    /// Whether the iterator is the built-in `map`. A StopIteration that its function raises is converted to another
+    /// error, because it would look like the end of the data (PEP 479).
     sealed: bool,
     /// The settings for profiler ranges if PyTorch is loaded: a boxed `Ranging`, otherwise NULL. Freed with the guard.
     ranging: *mut Ranging,
@@ -137,7 +138,7 @@ pub fn guard_iterator<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = pipe.py();
     let class = iterator.get_type();
-    // SAFETY: the slot of an existing type: an iternext function, or NULL if the type is not an iterator.
+    // SAFETY: this slot contains an iternext function, or NULL if the type is not an iterator.
     let next: Option<ffi::iternextfunc> =
         unsafe { std::mem::transmute(ffi::PyType_GetSlot(class.as_type_ptr(), ffi::Py_tp_iternext)) };
     let Some(next) = next else {
@@ -148,8 +149,8 @@ pub fn guard_iterator<'py>(
         )));
     };
     let sealed = class.is(PyModule::import(py, "builtins")?.getattr("map")?);
-    // SAFETY: a new guard, zeroed after its header. The fields are set before other code sees the object. The garbage
-    // collector runs in this thread and skips NULLs. The references are transferred to the guard.
+    // SAFETY: the guard is new, and all fields after its header are zero. The fields are set before other code sees the
+    // object. The garbage collector runs in this thread and skips NULLs. The references are transferred to the guard.
     unsafe {
         let object = ffi::PyType_GenericAlloc(guard_type(py)?.as_type_ptr(), 0);
         let object = Bound::from_owned_ptr_or_err(py, object)?;
@@ -235,7 +236,7 @@ unsafe fn count(guard: *mut Guard, items: u64) {
 /// The iterator is a guard.
 pub unsafe fn pass_over(iterator: &Bound<'_, PyAny>, most: usize) {
     let py = iterator.py();
-    // SAFETY: the caller passes an existing guard. A cleared guard returns early; any other guard owns its iterator.
+    // SAFETY: the caller passes an existing guard. A cleared guard returns early. Another guard owns its iterator.
     unsafe {
         let guard = iterator.as_ptr().cast::<Guard>();
         if (*guard).id == CLEARED || !(*(*guard).token).is_current((*guard).id) {
@@ -279,7 +280,7 @@ unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
 
 /// Calls the iterator of a pipe if all pipes are measured. During the call, the board shows that this pipe is running.
 unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: as in `next_metered` and `metered`. The word is valid as long as the token, until the guard is cleared.
+    // SAFETY: see `next_metered` and `metered`. The token keeps the word `current` valid until the guard is cleared.
     unsafe {
         let guard = object.cast::<Guard>();
         let before = (*(*guard).current).load(Relaxed);
@@ -296,7 +297,7 @@ unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObjec
     }
 }
 
-/// Makes a call that may be measured: of the last pipe of the loader or a thread, or of another pipe.
+/// Calls the iterator. Measures the call, which may be nested, if a measurement is due.
 unsafe fn clocked(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: as in `next_timed`.
     unsafe {
@@ -315,9 +316,9 @@ unsafe fn clocked(guard: *mut Guard) -> *mut ffi::PyObject {
     }
 }
 
-/// Records the measurements of a call. `first`: the first call of an epoch.
+/// Records the measurements of a call. `first` is true for the first call of an epoch.
 unsafe fn note(guard: *mut Guard, timed: &Option<clocking::Timed>, first: bool) {
-    // SAFETY: called with a guard that is not cleared.
+    // SAFETY: the caller passes a guard that is not cleared.
     let token = unsafe { &*(*guard).token };
     let (Some(place), Some(timed)) = (token.place(), timed) else { return };
     place.sample(timed);
@@ -496,7 +497,8 @@ fn describe(pipe: &Bound<'_, PyAny>) -> String {
         .unwrap_or_else(|_| "a pipe".to_owned())
 }
 
-/// Looks up attributes that a guard lacks in its iterator, such as a generator's `close`. Only calls C functions.
+/// If a guard has no attribute with this name, returns the attribute of its iterator, such as a generator's `close`.
+/// Only calls C functions.
 unsafe extern "C" fn get_attribute(object: *mut ffi::PyObject, name: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: the interpreter calls the slot with an existing guard and a str. NULL comes with an exception.
     unsafe {
@@ -533,7 +535,8 @@ unsafe extern "C" fn traverse(object: *mut ffi::PyObject, visit: ffi::visitproc,
 
 /// Drops all references to break a reference cycle. Only calls C functions.
 unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
-    // SAFETY: as in `traverse`. The number changes first, because dropping a reference may run other code.
+    // SAFETY: as in `traverse`. `id` changes first, so that code that runs while a reference is dropped finds an
+    // invalid guard.
     unsafe {
         let guard = object.cast::<Guard>();
         (*guard).id = CLEARED;
@@ -546,12 +549,12 @@ unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
 }
 
 unsafe extern "C" fn deallocate(object: *mut ffi::PyObject) {
-    // SAFETY: no references to the object remain. The interpreter requires this order for heap types.
+    // SAFETY: no references to the object remain. For heap types, the interpreter requires these calls in this order.
     unsafe {
         ffi::PyObject_GC_UnTrack(object.cast());
         clear(object);
         let ranging = (*object.cast::<Guard>()).ranging;
-        // SAFETY: created by `into_raw` with the guard, and no references remain.
+        // SAFETY: `into_raw` created the pointer with the guard, and no references remain.
         drop((!ranging.is_null()).then(|| Box::from_raw(ranging)));
         let class = ffi::Py_TYPE(object);
         let free: ffi::freefunc = std::mem::transmute(ffi::PyType_GetSlot(class, ffi::Py_tp_free));

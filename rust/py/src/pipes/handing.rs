@@ -1,9 +1,9 @@
 //! An iterator that returns items from Python code without losing an item to Ctrl-C.
 //!
 //! Python can handle signals between any two instructions. If a handler raised between taking an item and returning it,
-//! the item would be lost. Therefore an item is returned in two steps. The first step waits for an item. The first step
-//! can be interrupted anywhere, because the item then remains for the next call. The second step takes the item and is
-//! short. A Ctrl-C during the second step is recorded, and raised once the item was returned.
+//! the item would be lost. Therefore the iterator makes two calls. `_wait` waits for an item without taking it, so a
+//! signal handler can interrupt `_wait` without losing the item. `_hand_over` takes the item. A Ctrl-C during
+//! `_hand_over` is recorded, and raised after the item was returned.
 //!
 //! Threads read the iterator one at a time. Only the main thread handles signals, so other threads record no signal.
 
@@ -20,8 +20,8 @@ use torchdata_core::stats::PipeRef;
 use crate::pipes::metering::Meter;
 use crate::pipes::turn::Turn;
 
-/// The base class of iterators that return items in two steps, with a method `_wait()`, which raises StopIteration at
-/// the end, and `_hand_over()`, which returns a tuple with the item, or None if `_wait` must be called again.
+/// The base class of iterators that do not lose items to Ctrl-C. The method `_wait()` raises StopIteration at the end.
+/// `_hand_over()` returns a tuple with the item, or None if `_wait()` must be called again.
 #[pyclass(subclass, frozen, module = "torchdata._native")]
 pub struct HandingIterator {
     turn: Py<Turn>,
@@ -102,7 +102,7 @@ struct Deferred<'py> {
 }
 
 impl<'py> Deferred<'py> {
-    /// Starts recording. A signal that arrived earlier is raised.
+    /// Starts recording. A signal that arrived earlier is handled first.
     fn new(py: Python<'py>) -> PyResult<Self> {
         let handler = signals(py)?.getattr("getsignal")?.call1((libc::SIGINT,))?;
         if !handler.is_callable() {

@@ -1,4 +1,4 @@
-//! Fast loops for `Filter` and pipes that read by index, like `filter` and `map`, but with the rules of pipes.
+//! Fast iterators for `Filter` and for pipes that read by index. These iterators handle exceptions like other pipes.
 
 use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration};
 use pyo3::ffi;
@@ -7,8 +7,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 unsafe extern "C" {
-    /// This function is part of the stable ABI since CPython 3.12. CPython 3.11 exports it, although its limited API
-    /// does not declare it. Other functions would create a tuple or read variable arguments for each item.
+    /// This function is part of the stable ABI since CPython 3.12. CPython 3.11 exports the function, although the
+    /// limited API of CPython 3.11 does not declare it. Other C functions for calls would create a tuple or read
+    /// variable arguments for each item.
     fn PyObject_Vectorcall(
         callable: *mut ffi::PyObject,
         arguments: *const *mut ffi::PyObject,
@@ -23,8 +24,8 @@ const ARGUMENTS_OFFSET: usize = 1 << (usize::BITS - 1);
 #[inline]
 pub fn call<'py>(function: &Bound<'py, PyAny>, argument: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let arguments = [std::ptr::null_mut(), argument.as_ptr()];
-    // SAFETY: passes one argument, and before it the free slot that the flag requires. All are valid during the call,
-    // which returns a new reference, or NULL with an exception set.
+    // SAFETY: the array contains one argument, and before it the free slot that the flag requires. Function and
+    // argument are valid during the call, which returns a new reference, or NULL with an exception set.
     unsafe {
         let first = arguments.as_ptr().add(1);
         let result = PyObject_Vectorcall(function.as_ptr(), first, 1 | ARGUMENTS_OFFSET, std::ptr::null_mut());
@@ -54,8 +55,7 @@ pub struct FilterIterator {
 }
 
 impl FilterIterator {
-    /// Converts the predicate's StopIteration to another error, because it would look like the end of the data (PEP
-    /// 479).
+    /// Converts a StopIteration of the predicate, because it would look like the end of the data (PEP 479).
     #[cold]
     fn failure(&self, py: Python<'_>, error: PyErr) -> PyErr {
         if !error.is_instance_of::<PyStopIteration>(py) {
@@ -72,7 +72,8 @@ impl FilterIterator {
 
 #[pymethods]
 impl FilterIterator {
-    /// `on_dropped(item)` gets dropped items of types not in `plain`. `to_bool(result)` converts non-bool results.
+    /// `on_dropped(item)` is called for each dropped item, unless its type is in `plain`. `to_bool(result)` converts
+    /// non-bool results.
     #[new]
     fn new(
         source: &Bound<'_, PyAny>,
@@ -92,14 +93,14 @@ impl FilterIterator {
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         while let Some(item) = next_of(py, &self.source)? {
             let result = call(self.predicate.bind(py), &item).map_err(|error| self.failure(py, error))?;
-            // SAFETY: only compares addresses with objects that are never freed.
+            // SAFETY: the code only compares addresses with those of objects that are never freed.
             let (is_true, is_false) =
                 unsafe { (result.as_ptr() == ffi::Py_True(), result.as_ptr() == ffi::Py_False()) };
             let keep = is_true || (!is_false && self.to_bool.bind(py).call1((result,))?.is_truthy()?);
             if keep {
                 return Ok(Some(item));
             }
-            // SAFETY: reads the type of an existing object.
+            // SAFETY: the call only reads the type of an existing object.
             let class = unsafe { ffi::Py_TYPE(item.as_ptr()) };
             if !self.plain.iter().any(|plain| std::ptr::eq(plain.as_ptr().cast(), class)) {
                 self.on_dropped.bind(py).call1((item,))?;
@@ -108,8 +109,8 @@ impl FilterIterator {
         Ok(None)
     }
 
-    /// Needs no `__clear__`: like the built-in `filter`, it never changes its references. A reference cycle through it
-    /// therefore contains another object that was changed later, which the garbage collector clears.
+    /// Needs no `__clear__`: like the built-in `filter`, this iterator never changes its references. Therefore a
+    /// reference cycle also contains an object that was changed later, and the garbage collector clears that object.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.source)?;
         visit.call(&self.predicate)?;
@@ -119,7 +120,7 @@ impl FilterIterator {
     }
 }
 
-/// Yields `item_at(index)` for each index, like `map`. Unlike a generator, it continues after an exception.
+/// Yields `item_at(index)` for each index, like `map`. Unlike a generator, this iterator continues after an exception.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct IndexedIterator {
     item_at: Py<PyAny>,
@@ -149,7 +150,7 @@ impl IndexedIterator {
         })
     }
 
-    /// The iterator needs no `__clear__`, for the same reason as `FilterIterator`.
+    /// Needs no `__clear__`, because the iterator never changes its references (see `FilterIterator`).
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.item_at)?;
         visit.call(&self.indices)?;

@@ -1,7 +1,7 @@
 //! Measures the time that a program spends in `next` of a loader. Only some calls are measured.
 //!
 //! [`Metering`] selects the measured calls. A measured call represents itself and the unmeasured calls before it.
-//! [`Meter`] counts and measures items of iterators other than pipes. Both run in the reading thread with the GIL.
+//! [`Meter`] counts and measures items of iterators other than pipes. The reading thread calls them with the GIL.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,7 +14,7 @@ use crate::pipes::clocking;
 
 pub struct Metering {
     pub countdown: u32,
-    /// How many calls the next measured call represents. `random` is the generator's state; `most` limits the mean gap.
+    /// How many calls the next measured call represents. `most` is the upper limit for the mean of this number.
     gap: u32,
     random: Cell<u64>,
     most: Cell<u64>,
@@ -33,7 +33,7 @@ impl Metering {
         self.countdown == 0
     }
 
-    /// Records that a measured call has ended. Returns the nanoseconds of all calls that the call represents.
+    /// Records that a measured call has ended. Returns the total nanoseconds of the calls that it represents.
     pub fn note(&mut self, began: u64) -> u64 {
         let now = nanoseconds();
         let (took, passed) = (now - began, now - self.measured);
@@ -60,7 +60,7 @@ impl Meter {
         Self(GilCell::new(None))
     }
 
-    /// Counts in the record of a pipe on the main process's page from now on. The next call begins an epoch.
+    /// From the next call on, which begins an epoch, counts in the record of a pipe on the main process's page.
     pub fn count_into(&self, py: Python<'_>, pipe: PipeRef) {
         self.0.with(py, |counted| *counted = Some(CountedItems { pipe, metering: Metering::new() }));
     }

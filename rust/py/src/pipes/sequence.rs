@@ -48,9 +48,9 @@ impl SequenceIterator {
         let sequence = self.sequence.bind(py);
         match self.kind {
             SequenceKind::Range { start, step } => Ok((start + step * position as i64).into_pyobject(py)?.into_any()),
-            // SAFETY: the kind ensures that it is a list.
+            // SAFETY: the kind ensures that the sequence is a list.
             SequenceKind::List => unsafe { sequence.cast_unchecked::<PyList>() }.get_item(position),
-            // SAFETY: the kind ensures that it is a tuple.
+            // SAFETY: the kind ensures that the sequence is a tuple.
             SequenceKind::Tuple => unsafe { sequence.cast_unchecked::<PyTuple>() }.get_item(position),
             // SAFETY: an existing object. Returns a new reference, or NULL with an exception set.
             SequenceKind::Other => unsafe {
@@ -109,7 +109,7 @@ impl SequenceIterator {
         }
     }
 
-    /// The iterator needs no `__clear__`, for the same reason as `FilterIterator`.
+    /// Needs no `__clear__`, because the iterator never changes its references (see `FilterIterator`).
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.sequence)
     }

@@ -1,4 +1,4 @@
-//! Splits an indexable source into shares; no share reads the items of another share.
+//! Splits an indexable source into shares. No share reads the items of another share.
 //!
 //! A source that supports shares iterates with a `SequenceIterator` (`sequence.rs`), which skips items by its index. A
 //! [`ShareIterator`] reads the source through its guard, which counts skipped items as yielded. Positions, states and
@@ -20,7 +20,7 @@ pub struct ShareIterator {
     source: Py<PyAny>,
     run: usize,
     between: usize,
-    /// The number of items to skip before the next item; `left` is the number of items to yield after that.
+    /// The number of items to skip first. `left` is the number of items to yield after the skipped items.
     before: AtomicUsize,
     left: AtomicUsize,
 }
@@ -61,7 +61,7 @@ impl ShareIterator {
         Ok(item)
     }
 
-    /// The iterator needs no `__clear__`, for the same reason as `FilterIterator`.
+    /// Needs no `__clear__`, because the iterator never changes its references (see `FilterIterator`).
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.source)
     }

@@ -14,7 +14,7 @@ use crate::pipes::clocking::Timed;
 /// The record of a pipe on a board of counters.
 pub struct BoardSlot {
     pub pipe: PipeRef,
-    /// Whether the pipe is the last pipe of its process; `main` means that it is also the last pipe of the loader.
+    /// Whether the pipe is the last pipe of its process. `main` means that it is also the last pipe of the loader.
     pub root: bool,
     pub main: bool,
     _before: Option<Box<BoardSlot>>,
@@ -35,7 +35,8 @@ impl BoardSlot {
 pub struct IterationToken {
     /// The number of the valid iterator, or 0 before the first iterator. Each call of `begin` increments the number.
     current: AtomicU64,
-    /// The items that the valid iterator has yielded or skipped, also before a resume. States contain this number.
+    /// The number of items that the valid iterator has yielded or skipped, including items from before a resume. States
+    /// contain this number.
     own: AtomicU64,
     /// The pipe's record on a board of counters, which counts items for display: a boxed `BoardSlot`, or null. If a
     /// loader has replaced the pipe by a copy, the tokens of the pipe and of its copy may count in the same record.
@@ -70,7 +71,8 @@ impl IterationToken {
         unsafe { self.place.load(Relaxed).as_ref() }
     }
 
-    /// Counts on a board from the next iteration on. `root` is the last pipe of its process, `main` of the loader.
+    /// Counts on a board from the next iteration on. `root` marks the last pipe of a process, and `main` the last pipe
+    /// of the loader.
     pub fn bind(&self, pipe: PipeRef, root: bool, main: bool) {
         let is_same =
             |place: &BoardSlot| ptr::eq(place.pipe.record(), pipe.record()) && (place.root, place.main) == (root, main);
@@ -83,7 +85,7 @@ impl IterationToken {
         }
         let place = Box::into_raw(Box::new(BoardSlot { pipe, root, main, _before: None }));
         let old = self.pending.swap(place, Relaxed);
-        // SAFETY: as for the pending record above.
+        // SAFETY: `old` is null, or was the pending record, which only this function and `activate` free.
         drop((!old.is_null()).then(|| unsafe { Box::from_raw(old) }));
     }
 
@@ -98,7 +100,7 @@ impl IterationToken {
         let yielded = self.yielded();
         place.pipe.record().restart(yielded, true);
         let old = self.place.load(Relaxed);
-        // SAFETY: an earlier call has created the pointer with `into_raw` below. The new record owns it from now on.
+        // SAFETY: an earlier call has created the pointer with `into_raw` below. The new record owns the old one.
         place._before = (!old.is_null()).then(|| unsafe { Box::from_raw(old) });
         self.place.store(Box::into_raw(place), Relaxed);
     }
@@ -142,7 +144,7 @@ impl IterationToken {
         }
     }
 
-    /// Starts an iteration, which makes all older ones invalid. Returns (id, whether to resume from a loaded state).
+    /// Starts an iteration, and makes older iterators invalid. Returns (id, whether to resume from a loaded state).
     fn begin(&self) -> (u64, bool) {
         self.activate();
         let id = self.current.fetch_add(1, Relaxed) + 1;
@@ -184,7 +186,7 @@ impl IterationToken {
         }
     }
 
-    /// Counts a network request for display that is repeated after an error.
+    /// Counts a network request that is repeated after an error. The count is only displayed.
     fn count_retry(&self) {
         if let Some(place) = self.place() {
             place.pipe.record().retries.fetch_add(1, Relaxed);

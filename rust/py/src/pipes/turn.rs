@@ -1,7 +1,7 @@
 //! Lets threads that share an iterator read one at a time, in the order of their requests.
 //!
-//! A waiting thread sleeps without the GIL, in slices, so that Ctrl-C works. A thread that asks again during its own
-//! read, as in a signal handler, gets an error, because it would wait for itself.
+//! A waiting thread sleeps without the GIL, in slices, so that Ctrl-C works. A thread that already reads, and requests
+//! another item in a signal handler, gets an error, because the thread would wait for itself.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -35,7 +35,7 @@ fn is_inherited(thread: u64) -> bool {
     thread >> ADDRESS != this_thread() >> ADDRESS
 }
 
-/// The threads that wait for a turn, and the error message for them if the turn is closed.
+/// The threads that wait for the turn, and the message of the error that these threads get once the turn is closed.
 #[derive(Default)]
 struct Crowd {
     waiting: VecDeque<(u64, Thread)>,
@@ -47,7 +47,7 @@ struct Crowd {
 pub struct Turn {
     /// The reading thread, or 0.
     reader: GilNumber,
-    /// 1 if threads wait or the turn is closed, which is rare, or 0. Changes together with `crowd`.
+    /// 1 if threads wait for the turn or it is closed, which is rare. Otherwise 0. Changes together with `crowd`.
     is_crowded: GilNumber,
     crowd: GilCell<Crowd>,
     process: u32,
@@ -182,7 +182,7 @@ impl Turn {
         function.call0()
     }
 
-    /// Closes the turn. From the call on, requests for an item raise a RuntimeError with this text.
+    /// Closes the turn. After this call, each request for an item raises a RuntimeError with the text `why`.
     #[pyo3(signature = (why = "this program is exiting, and one of its threads requests another item from a loader"))]
     fn close(&self, py: Python<'_>, why: &str) {
         let all: Vec<Thread> = self.change(py, |crowd| {

@@ -1,9 +1,9 @@
 //! The Python class for the queue of threads that read ahead. Waiting for the queue releases the GIL.
 //!
 //! Several worker threads and one consumer thread share a [`ReadAheadQueue`]. References enter and leave the queue only
-//! with the GIL held, which the garbage collector also holds, so the queue does not change during a collection. One
-//! call takes a result and records the position of the result, and handles no signal in between. A forked child does
-//! not inherit the worker threads, but may have inherited a locked lock. In a forked child, methods that need the lock
+//! with the GIL held, which the garbage collector also holds, so the queue does not change during a collection. A
+//! single call takes a result and records its position, and no signal is handled in between. A forked child does not
+//! inherit the worker threads, but may have inherited a locked lock. In a forked child, methods that need the lock
 //! raise an error, and the objects in the queue are never dropped.
 
 mod hold;
@@ -32,7 +32,7 @@ struct Entry {
     content: Py<PyAny>,
     /// The number of the item, or None if positions are not recorded.
     index: Option<Index>,
-    /// The source's state after the item. For an item without a number, any object that the worker stores with it.
+    /// The state of the source after the item. If `index` is None, any object that the worker stores with the item.
     mark: Option<Py<PyAny>>,
     /// Whether a hold may begin while a worker processes this item.
     is_plain: bool,
@@ -57,7 +57,7 @@ type ClaimedItems = (Vec<Slot>, Vec<Py<PyAny>>);
 
 /// Waits without limit for an event of the queue. `sleep` waits for one slice and returns whether the event has
 /// occurred. A signal that arrives during the wait is handled before the caller takes an item, because an exception
-/// from the signal handler would otherwise lose the item.
+/// from the signal handler would lose a taken item.
 fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyResult<()> {
     enter::wait(py, None, Slices::LONG, sleep, |_| Ok(false))?;
     py.check_signals()
@@ -83,14 +83,14 @@ pub struct ReadAheadQueue {
     name: String,
     /// Whether buffered objects are kept when the queue is closed.
     keeps: bool,
-    /// The error message for a consumer that reads from the closed queue; without it, the queue ends like an iterator.
+    /// The error message for a consumer that reads from the closed queue. If None, the queue ends like an iterator.
     when_closed: Option<String>,
 }
 
 impl Drop for ReadAheadQueue {
     fn drop(&mut self) {
         if self.generation == fork::current() {
-            // SAFETY: only dropped here, and `self` is not used afterwards.
+            // SAFETY: the field is only dropped here, and `self` is not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.queue) }
         }
     }
@@ -230,8 +230,8 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Waits for submitted items, and claims a part for one of `sharers` workers: between `least` and `most` items, but
-    /// several only if all are small. Returns None if no more items will be submitted.
+    /// Waits for submitted items, and claims the share of one of `sharers` workers: `least` to `most` small items, or
+    /// one large item. Returns None if no more items will be submitted.
     fn claim_some(&self, py: Python<'_>, least: usize, most: usize, sharers: usize) -> PyResult<Option<ClaimedItems>> {
         let queue = self.get()?;
         let take = |entry: &mut Entry| std::mem::replace(&mut entry.content, py.None());
@@ -267,7 +267,7 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Releases the slot of an item that an earlier run has delivered, and records the source's state after it.
+    /// Releases the slot of an item that an earlier run has delivered. `mark` is the source's state after this item.
     #[pyo3(signature = (slot, index, mark=None))]
     fn skip(&self, py: Python<'_>, slot: Slot, index: Index, mark: Option<Py<PyAny>>) -> PyResult<()> {
         self.get()?.skip(slot);
@@ -282,8 +282,8 @@ impl ReadAheadQueue {
         self.settle(Some(slot), Outcome::Item(Entry { mark, ..Entry::new(item) }))
     }
 
-    /// Stores the result of a slot, with the number of the item and the state after it. If the source and another slot
-    /// are free, reserves the source and the slot, and returns the slot.
+    /// Stores the result of a slot, with the number of the item and the state after the item. If the source and another
+    /// slot are free, reserves the source and the slot, and returns the slot.
     fn put_and_reserve(
         &self,
         slot: Slot,

@@ -1,4 +1,4 @@
-//! Takes the items of a source for threads that read ahead. Each item has a number; some have a state of the source.
+//! Takes the items of a source for threads that read ahead. Each item has a number, and some have the source's state.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -19,21 +19,21 @@ type Taken = (Py<PyAny>, Index, Option<Py<PyAny>>);
 /// Reads a source. The thread that has reserved the source owns all fields except the numbers.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct SourceReader {
-    /// The function that returns the next item, and the function that returns the state after it.
+    /// The function that returns the next item. `state_of` is the function that returns the state of the source.
     #[pyo3(get)]
     advance: Py<PyAny>,
     state_of: Py<PyAny>,
-    /// Creates a placeholder for the state of a source without states, from the error that the source has raised.
+    /// Converts the error of a source that cannot save its state to a placeholder for the state.
     unsaved: Py<PyAny>,
     /// The number of items between two states, or 0 if no states are taken.
     frequency: u64,
-    /// The number of items to drop at the beginning; `ahead` contains the numbers of further items to drop.
+    /// How many items at the beginning are dropped. `ahead` contains the numbers of later items that are dropped too.
     dropped: Index,
     ahead: HashSet<Index>,
     index: AtomicU64,
     /// Whether the source has ended, or has raised an error and was not read since then.
     ended: AtomicBool,
-    /// The error of taking the state after the last item. This error is raised instead of the next item.
+    /// An exception of `state_of` after the last item. This exception is raised instead of the next item.
     untold: GilCell<Option<Py<PyAny>>>,
 }
 

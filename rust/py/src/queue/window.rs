@@ -7,20 +7,21 @@ use pyo3::types::PyTuple;
 /// The window grows by one item whenever this many consecutive small items were delivered.
 const GROWTH: u64 = 8;
 
-/// The number of items to read ahead. The window depends only on the number of consecutive small items delivered, so
-/// the position of the source after an abandoned epoch also depends only on the delivered items.
+/// The number of items to read ahead. This number depends only on the delivered items. Therefore the position of the
+/// source after an abandoned epoch also depends only on these items.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Window {
     least: usize,
     most: usize,
     /// The number of consecutive small items delivered.
     pub row: u64,
-    /// The maximum number of items that may have been taken from the source.
+    /// How many items may have been taken from the source so far, at most.
     reach: u64,
 }
 
 impl Window {
-    /// Creates a window of `least` to `most` items, after `given` items, with up to `ahead` more taken from the source.
+    /// Creates a window of `least` to `most` items. `given` items were delivered, and up to `ahead` further items were
+    /// taken from the source.
     pub fn new(least: usize, most: usize, row: u64, given: u64, ahead: u64) -> Self {
         let mut window = Self { least, most: most.max(least), row, reach: 0 };
         window.reach = given.saturating_add(ahead.min(window.most as u64).max(window.size() as u64));
@@ -31,7 +32,7 @@ impl Window {
         usize::try_from(self.row / GROWTH).map_or(self.most, |size| size.clamp(self.least, self.most))
     }
 
-    /// Records a delivered item, whose slot is already free. `given` is the number of all delivered items.
+    /// Records a delivered item. `given` is the number of all delivered items, including this item.
     pub fn note(&mut self, is_small: bool, given: u64) {
         let before = self.size();
         self.row = if is_small { self.row.saturating_add(1) } else { 0 };
@@ -53,7 +54,7 @@ const FEW: usize = 16;
 pub(super) fn is_small(object: &Bound<'_, PyAny>) -> bool {
     let is_member = |object: &Bound<'_, PyAny>| {
         let pointer = object.as_ptr();
-        // SAFETY: inspects existing objects of exact types, which cannot fail.
+        // SAFETY: the code only inspects existing objects of exact types, which cannot fail.
         unsafe {
             object.is_none()
                 || ffi::PyFloat_CheckExact(pointer) != 0

@@ -1,7 +1,7 @@
 //! Limits access to the [`Reader`]: only one thread reads at a time, and only for the current epoch.
 //!
-//! Any thread can stop or pause the reader, or start another epoch. A signal handler can also make these calls while
-//! its own thread waits for an item. These calls set flags, which the reading thread checks while it waits.
+//! Any thread can stop or pause the reader, or start another epoch. A signal handler can also control the reader while
+//! its own thread waits for an item. Other threads only set flags, which the reading thread checks while it waits.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -47,7 +47,7 @@ impl Access {
         self.owner.check()
     }
 
-    /// Returns the current epoch, and a new iterator's first pass, or 0 if a pass starts with its first requested item.
+    /// Returns the epoch, and the first pass of a new iterator, or 0 if this pass begins with its first request.
     pub fn epoch(&self) -> (u32, u64) {
         (self.signs.epoch.load(Relaxed) as u32, u64::from(!self.on_demand))
     }
@@ -66,7 +66,7 @@ impl Access {
         })
     }
 
-    /// Waits until the reading thread has stopped, and returns the reader. Flags must already ask the thread to stop.
+    /// Waits until the reading thread has stopped, and returns the reader. The caller has set flags that stop it.
     fn hold_once_left(&self, py: Python<'_>) -> PyResult<Held<'_, Reader>> {
         self.owner.check()?; // in a forked child, the reading thread of the parent does not exist
         let mut held = None;
@@ -141,7 +141,7 @@ impl Access {
         self.set_paused(true);
     }
 
-    /// Replaces all exited processes, including `dead`. Returns false if a reading thread will replace the processes.
+    /// Replaces all exited processes, including `dead`. Returns false if another thread reads and will replace them.
     pub fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.owner.check()?;
         self.refuse_here("a process has exited and cannot be replaced while this thread waits for an item")?;
@@ -172,12 +172,12 @@ impl Access {
         next
     }
 
-    /// Ends a pass early. Unread items of this worker must not block other workers.
+    /// Ends a pass early, so that unread items of this worker do not block other workers.
     pub fn leave(&self, epoch: u32, pass: u64) {
         if !self.on_demand || pass == 0 {
             return;
         }
-        // If a thread is reading now, it reads a later pass, and the grant of that pass already informs the sender.
+        // If another thread holds the reader, it reads a later pass, and the later grant already informs the sender.
         if let Some(mut held) = self.try_hold()
             && self.owner.is_this()
             && u64::from(held.stream.pass()) == pass

@@ -38,8 +38,8 @@ impl PyCarrier {
 
 #[pymethods]
 impl PyCarrier {
-    /// Takes the consumer end of `inbound` and the producer end of `outbound`. The process `peer` uses the other
-    /// ends of these links. A process is identified by the index of its bell.
+    /// Takes the consumer end of `inbound` and the producer end of `outbound`. The process `peer` uses the opposite
+    /// ends of both links. A process is identified by the index of its bell.
     #[new]
     fn new(
         inbound: &Bound<'_, PyLink>,
@@ -95,8 +95,8 @@ impl PyCarrier {
         Ok(())
     }
 
-    /// Waits up to `seconds` until a control word changes or `ring` is called, with `units` also until units are
-    /// pending, and with `lacks` until there is room for the rest of the last frame. Returns idle memory to the system.
+    /// Waits up to `seconds`, and then returns idle memory to the system. The wait ends if a control word changes, if
+    /// `ring` is called, if units are pending (with `units`), or if the rest of the last frame has room (with `lacks`).
     fn wait(&self, py: Python<'_>, seconds: f64, units: bool, lacks: bool) -> PyResult<()> {
         let (began, limit) = (Instant::now(), duration(seconds));
         let ready = || {

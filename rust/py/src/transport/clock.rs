@@ -16,11 +16,11 @@ struct Stall {
 /// The settings for calling `on_hang` instead of raising an error when a wait is too long.
 struct Hang {
     next: Duration,
-    /// Called with (peer, seconds, seconds of patience). Kills a hanging process, and returns whether one was killed.
+    /// Called with (peer, seconds, patience in seconds). Kills a hanging process, and returns whether it did so.
     on_hang: Py<PyAny>,
 }
 
-/// How often per time limit a waiting reader checks whether the awaited processes make progress.
+/// How many times `on_hang` is called during each time limit, to check whether the awaited processes make progress.
 const LOOKS: u32 = 4;
 /// The maximum number of times that the limit is doubled for one item.
 const MOST_TRIES: u32 = 8;
@@ -33,7 +33,7 @@ pub struct Clock {
     began: Option<Instant>,
     stall: Option<Stall>,
     hang: Option<Hang>,
-    /// How many processes were killed while this item was awaited. Each doubles the time limit of the next attempt.
+    /// How many processes were killed while this item was awaited. Each kill doubles the time limit of the item.
     tries: u32,
 }
 
@@ -65,7 +65,7 @@ impl Clock {
         }
     }
 
-    /// Ends the measured wait. The next wait may be for the same item, sent by a replacement process.
+    /// Ends the measured wait, but keeps `tries`, because a replacement process may send the same item.
     #[inline]
     pub fn stop(&mut self) {
         self.began = None;

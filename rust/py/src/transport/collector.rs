@@ -31,7 +31,8 @@ use crate::pipes::delivery::Delivery;
 use crate::seconds::duration;
 
 /// Reads the items of several links as one sequence, in one thread at a time. Any thread can stop or pause the
-/// collector, or start another epoch. A reading thread then stops without taking another item of its epoch.
+/// collector, or start another epoch. If the collector is stopped or starts an epoch, the reading thread takes no
+/// further item of its own epoch.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Collector {
     access: Access,
@@ -42,14 +43,14 @@ pub struct Collector {
 
 #[pymethods]
 impl Collector {
-    /// The prefix of a snapshot's content if no snapshot could be taken; the reason follows the prefix.
+    /// The prefix of a snapshot's content if no snapshot could be taken. The reason follows the prefix.
     #[classattr]
     const REASON: &[u8] = REASON;
 
     /// Takes the consumer end of each link.
     ///
     /// `peers` are the bell indices of the processes at the opposite ends of the links, and `own` is the bell index of
-    /// this process. `shards` is the number of shards that send over the links, or None for one shard per link; shard i
+    /// this process. `shards` is the number of shards that send over the links, or None for one shard per link. Shard i
     /// uses link number i modulo the number of links. Shards are also called peers. `on_error(peer, description)` is
     /// called for a failure and must raise. With `on_demand`, a sender begins a pass when an iterator requests its
     /// first item, and begins a further pass for each further iterator.
@@ -117,7 +118,7 @@ impl Collector {
         Ok(())
     }
 
-    /// Replaces all exited processes, including `dead`. Returns False if a reading thread will replace the processes.
+    /// Replaces all exited processes, including `dead`. Returns False if another thread reads and will replace them.
     fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.access.replace_dead(py, dead)
     }
@@ -135,9 +136,9 @@ impl Collector {
         Ok(())
     }
 
-    /// Counts the received units on a page of the board from now on. Each link uses one flow; the flow of the first
-    /// link is `first`. `peers` contains the pages of the peers. In the main process, `IteratorGuard` counts the wait
-    /// for the first item of an epoch instead.
+    /// Counts the received units on a page of the board from now on. Each link counts in one flow. The first link
+    /// counts in flow number `first`. `peers` contains the pages of the peers. In the main process, `IteratorGuard`
+    /// counts the wait for the first item of an epoch instead.
     fn count_into(
         &self,
         board: &Bound<'_, PyStatsBoard>,
@@ -157,7 +158,7 @@ impl Collector {
         self.access.hold()?.meters.count_idle(board.get(), page)
     }
 
-    /// Sets `on_stall(peer, seconds)`, which is called after a wait of `seconds`, and whenever it has doubled.
+    /// Sets `on_stall(peer, seconds)`, which is called after a wait of `seconds`, and whenever the time has doubled.
     fn tell_stall(&self, seconds: f64, on_stall: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.clock.tell_stall_to(duration(seconds), on_stall);
         Ok(())
@@ -165,7 +166,7 @@ impl Collector {
 
     /// Sets `on_hang(peer, seconds, patience)` to be called regularly during a wait, instead of raising an error after
     /// the timeout. `patience` is the timeout, doubled for each process that was killed while the same item was
-    /// awaited. A process that takes longer than `patience` hangs. The callback kills any such process, and returns
+    /// awaited. A process that takes longer than `patience` hangs. The callback kills the hanging process, and returns
     /// whether a process was killed. The killed process is then replaced (see `watch_and_replace`).
     fn tell_hang(&self, on_hang: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.clock.tell_hang_to(on_hang);
@@ -173,7 +174,7 @@ impl Collector {
     }
 
     /// Makes every wait raise `exception` once a command in the `control` link starts another epoch or a stop. While
-    /// this process waits, the main process is informed through the link `output` and the bell `main`.
+    /// this process waits for an item, it informs the main process through the link `output` and the bell `main`.
     fn set_interrupt(
         &self,
         control: &Bound<'_, PyLink>,
@@ -191,7 +192,7 @@ impl Collector {
     /// another thread still reads for an earlier epoch, this call asks it to stop, and waits until it has stopped.
     ///
     /// `starts` contains for each peer the position reached by an earlier run of the epoch. `turn` is the peer that
-    /// sends the next item. `passed` is the number of passes over the dispatched items that were read.
+    /// sends the next item. `passed` is the number of passes over the dispatched items that the earlier run has read.
     #[pyo3(signature = (epoch, window, starts = None, turn = None, passed = 0))]
     fn start_epoch(
         &self,
@@ -206,7 +207,7 @@ impl Collector {
         self.access.start_epoch(py, epoch, window, Start { accounts, turn, passed })
     }
 
-    /// Reads from `delivery` how many items the user has received; this number is unknown if `delivery` is None.
+    /// Reads from `delivery` how many items the user has received. The number is unknown if `delivery` is None.
     fn follow(&self, delivery: Option<Bound<'_, Delivery>>) -> PyResult<()> {
         let given = delivery.map_or(Given::Unknown, |delivery| Given::Counted(delivery.get().given()));
         self.access.hold()?.progress.given = given;
@@ -216,7 +217,8 @@ impl Collector {
     /// Returns the positions of all peers after `delivered` items of the epoch, or now if `delivered` is None. The
     /// result is a tuple: for each peer, the delivered items and the latest snapshot before them; the peer that sends
     /// the next item; and the matching snapshot of the dispatching process. Returns None if the log is too short. Can
-    /// be called at any time, from any thread. Do not pass a number that Python code counts, which is updated too late.
+    /// be called at any time, from any thread. `delivered` must not be counted by Python code, because a signal handler
+    /// could use the count before it is updated.
     #[pyo3(signature = (delivered=None))]
     #[expect(clippy::type_complexity, reason = "a tuple for Python")]
     fn positions(
@@ -232,7 +234,7 @@ impl Collector {
         })
     }
 
-    /// Waits until each peer has sent its first unit of the epoch, usually a snapshot, at most as long as for an item.
+    /// Waits for each peer's first unit of the epoch, usually a snapshot. The time limit is the same as for an item.
     fn await_snapshots(&self, py: Python<'_>, dealt: bool) -> PyResult<()> {
         self.access.hold()?.await_snapshots(py, self.access.signs(), dealt)
     }
@@ -285,9 +287,9 @@ impl Collector {
         self.access.stop();
     }
 
-    /// Lets peers compute more items, by receiving their finished items before their turn. Otherwise, a peer that waits
-    /// for the dispatching process could wait forever, because the dispatching process may wait for other peers. Called
-    /// repeatedly while the main process waits until all children have obeyed a command; `done` marks the last call.
+    /// Lets peers compute more items, by receiving their finished items before their turn. Without these calls, a peer
+    /// could wait forever for the dispatching process, which may wait for other peers. Must be called repeatedly while
+    /// the main process waits until all children have executed a command. `done` is true in the last call.
     fn relieve(&self, py: Python<'_>, done: bool) -> PyResult<()> {
         let Some(mut held) = self.access.try_hold() else { return Ok(()) }; // the reading thread does so itself
         if done {
@@ -329,7 +331,7 @@ impl Collector {
 
     /// Returns the results received from `peer` after number `last`, their total time in seconds, and the message that
     /// ends the sequence, if it was received. If a result cannot be decoded, its error is returned in place of the
-    /// message. Waits for the first result like `receive`.
+    /// message. Waits for the first result in the same way as `receive`.
     #[pyo3(signature = (peer, last, seconds = None))]
     fn receive_results<'py>(
         &self,

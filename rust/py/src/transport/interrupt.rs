@@ -20,8 +20,8 @@ impl Interrupt {
         self.control.pending()
     }
 
-    /// Returns whether the main process has ordered a stop or another epoch than `epoch`. Returns true if the control
-    /// word is damaged; the worker then finds no command.
+    /// Returns whether the main process has ordered a stop or another epoch than `epoch`. Also returns true if the
+    /// control word is damaged, although the worker then finds no command.
     #[inline]
     pub fn is_superseded(&self, epoch: u32) -> bool {
         self.control.is_superseded(epoch).unwrap_or(true)

@@ -12,7 +12,7 @@ pub struct Meters {
     waits: Vec<WaitRef>,
     idle: Option<WaitRef>,
     page: Option<PageRef>,
-    /// Whether the main process has not received an item of this epoch yet; false in other processes.
+    /// Whether this process is the main process and has not received an item of the epoch yet.
     first: bool,
 }
 

@@ -49,7 +49,7 @@ pub(super) struct Outlet {
     pub owes: bool,
     /// The shard for which an end must be sent, because its iterator has ended.
     pub closing: Option<usize>,
-    /// The shard that was read last.
+    /// The shard from which an item was last requested.
     pub entered: usize,
     pub own: BellRef,
     /// The control link. A pending command in this link interrupts the pump.
@@ -65,7 +65,7 @@ pub(super) struct Outlet {
     pub deadline: Option<Instant>,
     /// The function that takes snapshots of the graph, and its schedule.
     pub taker: Option<(Py<PyAny>, Cadence)>,
-    /// The function that returns the next note for the main process, or None.
+    /// The function that returns a note for the main process, or None if there is no note.
     pub noter: Option<Py<PyAny>>,
     /// In a worker: snapshots of the dispatching process to be relayed to the main process.
     pub relay: Option<Arc<Relay>>,
@@ -91,7 +91,7 @@ pub(super) struct Departing {
     pub streamed: usize,
 }
 
-/// Selects the producer of a shard or reader. The producer of several shards switches to the given shard.
+/// Returns the producer of a shard or reader. If a producer has several shards, it switches to the given shard.
 #[inline]
 fn turned(producers: &mut [Producer], has_shards: bool, target: usize) -> &mut Producer {
     if !has_shards {
@@ -172,8 +172,8 @@ impl Outlet {
         turned(&mut self.producers, self.has_shards, target)
     }
 
-    /// Returns a shard that must still recompute items. A worker's shards recompute such items first, because the main
-    /// process already has these items and waits for later ones.
+    /// Returns a shard that must still recompute items. Shards that recompute items run first, because the main process
+    /// already has these items and waits for later items.
     #[inline]
     fn owing(&mut self) -> Option<usize> {
         self.owes = self.owes && self.has_shards && self.producers[0].owing().is_some();
@@ -181,7 +181,7 @@ impl Outlet {
     }
 
     /// Returns the current epoch if this worker still has to recompute items of the epoch. Function calls are postponed
-    /// until these items were recomputed, because the main process received the items before it made the call.
+    /// while items are recomputed, because the main process had these items before the call.
     fn held(&mut self) -> Option<u32> {
         self.owing().map(|_| self.producers[0].stream().epoch())
     }
@@ -420,7 +420,8 @@ impl Outlet {
         }
     }
 
-    /// Pushes a unit of this size once there is space. If the reader no longer wants the unit, the call also succeeds.
+    /// Pushes a unit of this size once there is space. If the reader no longer wants the unit, drops it and also
+    /// returns `Sent::Done`.
     fn push_with(
         &mut self,
         py: Python<'_>,

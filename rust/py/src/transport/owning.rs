@@ -1,4 +1,4 @@
-//! Ensures that only the process that created the end of a link uses this end, and no process forked from it does.
+//! Ensures that only the process that created the end of a link uses this end, and not a forked child.
 //!
 //! A forked child of the main process that reads or sends commands gets an error. A child that user code forks inside a
 //! worker exits when the user's function returns, because it must not send units as the worker.

@@ -1,9 +1,9 @@
 //! The processes that send to a reader, and the units that the reader took out of their rings before their turn.
 //!
 //! This code runs in the thread that reads. A peer is a shard, and each link carries the units of all shards that one
-//! process runs. The units of peer p come over link number p modulo links, in which the shard has number p / links. A
-//! unit is taken out of its ring when it is its peer's turn, or earlier if a unit of another peer follows in the ring,
-//! if another peer waits for the unit's peer, or if the process that sends over the link has exited.
+//! process runs. If there are n links, peer p sends over link p mod n, as shard p / n of this link. Usually, a unit is
+//! taken out of its ring when its peer is next. A unit is taken earlier if a unit of the next peer follows in the same
+//! ring, if another peer starves, or if the process that sends over the link has exited.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -38,13 +38,13 @@ impl Taken {
     }
 }
 
-/// Returns whether a ring contains a unit, or is corrupted, because the attempt to take a unit reports the error.
+/// Returns whether a ring contains a unit, or true for a corrupted ring, because taking a unit then reports the error.
 #[inline]
 fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
 }
 
-/// Returns whether more shared memory may be leased, or buffers must be copied out of the sender's memory.
+/// Returns whether more shared memory may be leased. If not, buffers are copied out of the sender's memory.
 fn may_lease(consumer: &Consumer) -> bool {
     !consumer.should_copy(0)
 }
@@ -74,12 +74,12 @@ pub struct Peers {
     /// How many items each peer may compute ahead of this reader.
     window: u64,
     paused: bool,
-    /// The only link whose items wake up this process, or None if items of all links wake it up.
+    /// The only link whose items wake up this process, or None if the items of every link do so.
     awaited: Option<usize>,
-    /// Whether a peer has waited for items of the dispatching process in this epoch, so that items of all peers wake up
-    /// this process, because receiving them may help that peer.
+    /// Whether a peer has waited for the dispatching process in this epoch. Once this is true, items of all peers wake
+    /// up this process, because a waiting peer may depend on other peers.
     has_starved: bool,
-    /// The last unit that was taken. Its memory is reused for the next unit.
+    /// The last unit that was taken. The memory of this unit is reused for the next unit.
     pub current: Taken,
     surplus: Surplus,
 }
@@ -155,7 +155,7 @@ impl Peers {
         self.taken_in.iter_mut().for_each(VecDeque::clear);
     }
 
-    /// Begins a stream. With `looked_into`, it was already begun with a window of 0 to get its first snapshot.
+    /// Begins a stream. With `looked_into`, the stream was already begun with a window of 0 to get a snapshot.
     pub fn begin(&mut self, stream: Stream, looked_into: bool) {
         self.paused = false;
         if looked_into {
@@ -198,8 +198,8 @@ impl Peers {
         }
     }
 
-    /// Lets only the items of this peer's link wake up this process from now on, unless another peer may starve. Items
-    /// of other workers would otherwise wake up this process without need.
+    /// Lets only the items of this peer's link wake up this process from now on, unless another peer may starve. This
+    /// avoids unnecessary wake-ups by items of other workers.
     pub fn await_one(&mut self, peer: usize) {
         let link = self.link_of(peer);
         match self.awaited {
@@ -219,7 +219,7 @@ impl Peers {
         }
     }
 
-    /// Returns the peer to deliver from, or the end. Receives no unit before its turn.
+    /// Returns the next step, but never a step that receives a unit before its turn.
     #[inline]
     pub fn next_to_deliver(&mut self, collecting: &mut Collecting) -> Next {
         collecting.next(|peer| self.is_ready(peer), |_| false, |_| false)
@@ -297,8 +297,7 @@ impl Peers {
             return Ok(());
         }
         if !may_lease {
-            // The unit is copied, because it may be kept for long, and the sender's memory is meant for units in
-            // flight.
+            // The unit may be kept for a long time, so it is copied out of the sender's memory for units in flight.
             count_copies(consumer, &unit);
             let buffers = std::mem::take(&mut unit.buffers);
             unit.buffers = py.detach(|| buffers.into_iter().map(Buffer::into_owned).collect());
@@ -338,7 +337,7 @@ impl Peers {
 
     /// If a peer starves, lets the other peers compute more items, by receiving their finished items before their turn.
     pub fn help_starving(&mut self, py: Python<'_>, collecting: &Collecting) -> PyResult<()> {
-        // An item of the next peer in turn does not end this loop, because the awaited answer follows that item.
+        // An item of the next peer in turn is also received here, because the awaited answer follows this item.
         let starving: Vec<bool> = (0..self.len()).map(|peer| self.consumer(peer).starves()).collect();
         while let Some(peer) = self.next_to_take_in(collecting, &starving) {
             self.take_in(py, peer, collecting.turn())?;

@@ -63,10 +63,10 @@ pub struct Reader {
     /// In a worker: the commands that end a wait.
     pub interrupt: Option<Interrupt>,
     pub stream: Stream,
-    /// A stream that was begun only to receive its first snapshot, without a request for an item.
+    /// A stream that was begun before an item was requested, only to receive the first snapshot.
     looked_into: Option<Stream>,
     own: BellRef,
-    /// Called with (peer, description) when a peer reports a failure; the callback must raise.
+    /// The callback for failures that a peer reports. Called with (peer, description), and must raise.
     on_error: Py<PyAny>,
     /// Called with (peer, note) for each note, or None if notes are ignored.
     pub on_note: Option<Py<PyAny>>,
@@ -198,12 +198,12 @@ impl Reader {
         if self.interrupt.is_some() { self.progress.pass_on(unit) } else { self.progress.keep(py, peer, unit) }
     }
 
-    /// Stores the snapshots among the units of a peer that were received before their turn.
+    /// Stores the snapshots of a peer that were received before the peer's turn.
     pub fn keep_taken_in(&mut self, py: Python<'_>, peer: usize) -> PyResult<()> {
         self.peers.snapshots_taken_in(peer).iter().try_for_each(|taken| self.keep_unit(py, peer, &taken.unit))
     }
 
-    /// Takes a peer's next unit: stores a snapshot, or keeps another unit. Returns whether there was a unit.
+    /// Takes a peer's next unit: stores a snapshot, or keeps another unit for later. Returns false if there is none.
     fn take_snapshot(&mut self, py: Python<'_>, peer: usize) -> PyResult<bool> {
         let taken = self.peers.take(peer)?;
         if taken && snapshots::is_snapshot(self.peers.current.unit.kind) {
@@ -243,7 +243,7 @@ impl Reader {
         self.clock.rearm();
         self.peers.await_all();
         for peer in 0..self.peers.len() {
-            // For example, only a replacement process may have to send a snapshot.
+            // Some peers may already have a snapshot, for example all peers except a replaced process.
             self.keep_taken_in(py, peer)?; // arrived while another peer was awaited
             while !self.peers.has_taken_in(peer) && !self.progress.has_snapshot(py, peer, dealt) {
                 if !self.take_snapshot(py, peer)? && !self.await_first(py, signs, epoch, peer, began)? {
@@ -393,7 +393,6 @@ impl Reader {
         Ok(None)
     }
 
-    /// See `Collector.receive_results`.
     pub fn receive_results<'py>(
         &mut self,
         py: Python<'py>,
@@ -455,7 +454,7 @@ fn a_process_has_died() -> PyErr {
     PyRuntimeError::new_err("a process has died")
 }
 
-/// Results, their total time in seconds, and the message that follows them.
+/// (results, total time of the results in seconds, message that follows the results or None)
 pub type Row<'py> = (Vec<Bound<'py, PyAny>>, f64, Option<Bound<'py, PyAny>>);
 
 /// The kind of a unit, for a caller that waits for results.

@@ -1,6 +1,6 @@
 //! Sends snapshots, and checks items that are recomputed after a restart.
 //!
-//! An epoch that resumes an earlier run starts from a snapshot. Items that the reader received after that snapshot are
+//! An epoch that resumes an earlier run starts from a snapshot. Items that the reader received after the snapshot are
 //! recomputed, counted and dropped. A rolling checksum verifies that the recomputed items equal the original items.
 
 use std::sync::Arc;
@@ -33,7 +33,7 @@ impl Outlet {
         if is_due { self.snapshot(py) } else { Ok(()) }
     }
 
-    /// Relays a pending snapshot of the dispatching process over the first link. Waits for space as for an item.
+    /// Relays a pending snapshot of the dispatching process over the first link. Waits for space if necessary.
     pub fn send_relayed(&mut self, py: Python<'_>) -> PyResult<bool> {
         let Some(relay) = self.relay.as_ref().filter(|relay| relay.waits()) else { return Ok(true) };
         let mut encoder = std::mem::take(&mut self.encoder);
@@ -58,7 +58,7 @@ impl Outlet {
         Ok(())
     }
 
-    /// Takes a snapshot of a shard. Returns its head and its content.
+    /// Takes a snapshot of a shard. Returns the head and the content of the snapshot.
     fn take(&self, py: Python<'_>, shard: usize) -> PyResult<Option<(Vec<u8>, Py<PyBytes>)>> {
         let Some((taker, _)) = &self.taker else { return Ok(None) };
         let made: Option<Made> = taker.call1(py, (shard,))?.extract(py)?;
@@ -71,7 +71,7 @@ impl Outlet {
         }))
     }
 
-    /// Takes a snapshot of a shard and sends it. Waits for space as long as for an item.
+    /// Takes a snapshot of a shard and sends it. Waits for space if necessary.
     pub fn send_snapshot(&mut self, py: Python<'_>, shard: usize) -> PyResult<bool> {
         let Some((head, content)) = self.take(py, shard)? else { return Ok(true) };
         let mut encoder = std::mem::take(&mut self.encoder);
@@ -88,8 +88,7 @@ impl Outlet {
         Ok(self.go_on(py)? == Sent::Done)
     }
 
-    /// Takes a snapshot, in a worker one per shard, and sends it if there is space. Encodes a note, which `go_on`
-    /// sends.
+    /// Takes a snapshot, or in a worker one per shard, and sends it if there is space. Encodes a note for `go_on`.
     #[cold]
     pub fn snapshot(&mut self, py: Python<'_>) -> PyResult<()> {
         let began = Instant::now();
@@ -125,7 +124,7 @@ impl Outlet {
         Ok(())
     }
 
-    /// Counts a recomputed item that the reader already has. After the last such item, compares the checksum.
+    /// Counts a recomputed item that the reader already has. After the last recomputed item, compares the checksum.
     #[cold]
     pub fn make_again(&mut self, py: Python<'_>, target: usize, item: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut encoder = std::mem::take(&mut self.encoder);
@@ -168,7 +167,7 @@ impl Outlet {
         }
     }
 
-    /// Checks that all items that a reader already has were recomputed. Must be called when its items have ended.
+    /// Checks that all items that a reader already has were recomputed. Must be called after the reader's last item.
     pub fn check_all_came_again(&mut self, target: usize) -> PyResult<()> {
         let producer = self.producer(target);
         let (account, owed) = (producer.account(), producer.owed());

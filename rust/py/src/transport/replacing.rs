@@ -1,8 +1,9 @@
 //! Replaces processes that exit in the middle of a stream.
 //!
-//! This code runs in the main process, in the reading thread. All complete units and snapshots of an exited process are
-//! received first. The replacement resumes from the latest snapshot over a new link. The memory of the old link stays
-//! mapped while received items use it. Python code decides which to replace, and starts the replacements.
+//! This code runs in the main process, in the reading thread. First, all complete units and snapshots that the exited
+//! process has sent are received. Then the replacement resumes from the latest snapshot over a new link. The memory of
+//! the old link stays mapped while received items use it. Python code decides which processes to replace, and starts
+//! the replacements.
 
 use pyo3::prelude::*;
 use torchdata_core::protocol::Account;
@@ -13,8 +14,8 @@ use super::snapshots::{KeptPositions, kept_positions};
 use super::watched::{Replacing, Sign};
 use crate::errors;
 
-/// A replacement: the index of the replaced process, the link over which the replacement sends to this process, if any,
-/// and the replacement's process id or descriptor.
+/// A replacement: (index of the replaced process, link from the replacement to this process or None, process id or
+/// descriptor of the replacement).
 type Heir<'py> = (usize, Option<Bound<'py, PyLink>>, Sign<'py>);
 
 impl Reader {

@@ -1,8 +1,7 @@
 //! The sending side of links: the pump that runs a worker's pipe, or distributes items from the dispatching process.
 //!
 //! The pump runs in a child's main thread, and loops over the pipe's iterator, so that sending an item creates no
-//! Python frame of this package. Commands are executed between items, or while an item waits for space (see
-//! `outlet.rs`).
+//! Python frame of this package. Commands are executed between items, or while a unit waits for space.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -63,9 +62,9 @@ impl Sender {
 
 #[pymethods]
 impl Sender {
-    /// Takes the producer end of each link. `peers` and `own` are bell indices of the opposite processes and of this
-    /// one. A pending message in the `control` link interrupts the pump and every wait. A single link carries `shards`
-    /// shards.
+    /// Takes the producer end of each link. `peers` contains the bell indices of the opposite processes, and `own` is
+    /// the bell index of this process. A pending message in the `control` link interrupts the pump and every wait. If
+    /// there is only one link, it carries `shards` shards.
     #[new]
     #[pyo3(signature = (links, board, own, peers, control = None, shards = 1))]
     fn new(
@@ -91,8 +90,8 @@ impl Sender {
         Ok(Self { outlet: Mutex::new(outlet), arenas, link: AtomicUsize::new(0) })
     }
 
-    /// Counts the sent units on a page of the board from now on. Each link uses one flow; the flow of the first link is
-    /// `first`. `peers` contains the pages of the peers.
+    /// Counts the sent units on a page of the board from now on. Each link counts in one flow. The first link counts in
+    /// flow number `first`. `peers` contains the pages of the peers.
     fn count_into(&self, board: &Bound<'_, PyStatsBoard>, page: usize, first: usize, peers: Vec<u32>) -> PyResult<()> {
         let mut outlet = self.outlet()?;
         let flows = board.get().flows(page, first, &peers, true)?;
@@ -106,9 +105,10 @@ impl Sender {
     /// Starts an epoch. Units contain the number of their stream, and items are counted from zero. A unit that was not
     /// completely sent in an earlier epoch is dropped.
     ///
-    /// `starts` contains for each shard or reader where to resume an earlier run: the number of earlier items, their
-    /// checksum, the number of following items that the reader already has, and the checksum after them or None, which
-    /// is compared with the recomputed items. `turn` is the shard or reader of the first item.
+    /// `starts` describes, for each shard or reader, where to resume an earlier run: the number and the checksum of the
+    /// items before this position, the number of further items that the reader already has, and the checksum after
+    /// these items. If this checksum is not None, it is compared with the recomputed items. `turn` is the shard or
+    /// reader of the first item.
     #[pyo3(signature = (epoch, pass_number = 1, starts = None, turn = 0))]
     fn start_epoch(
         &self,
@@ -136,8 +136,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Makes the pump call `taker(shard)` regularly between two items, for each shard. After a call that took c
-    /// seconds, the next call is due after the longer of `seconds` and `factor` times c.
+    /// Makes the pump call `taker(shard)` regularly between two items, for each shard. The pause between two calls is
+    /// `factor` times the duration of a call, but at least `seconds`.
     ///
     /// `taker` returns None or (pass of the dispatched items, their items and checksum, bytes), and sends no units.
     fn take_snapshots(&self, taker: Py<PyAny>, seconds: f64, factor: f64) -> PyResult<()> {
@@ -157,7 +157,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Takes and sends a snapshot of a shard now. Returns False if a command is pending; the pump then sends the rest.
+    /// Takes and sends a snapshot of a shard now. If a command is pending, returns False, and the pump sends the rest.
     #[pyo3(signature = (shard = 0))]
     fn send_snapshot(&self, py: Python<'_>, shard: usize) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
@@ -177,11 +177,11 @@ impl Sender {
         Ok(self.outlet()?.producers.iter().flat_map(Producer::accounts).map(entry).collect())
     }
 
-    /// Sends the items of `iterator` that the readers request, until the iterator ends or fails, or a command waits. A
-    /// tuple contains the iterators of several shards, which yield items in turn. `turns` exchanges the shards
-    /// before an item is requested from another shard than the previous item.
+    /// Sends the items of `iterator` that the readers request, until the iterator ends or fails, or a command is
+    /// pending. A tuple contains the iterators of several shards, which yield items in turn. `turns` exchanges the
+    /// shards before an item is requested from another shard than the previous item.
     ///
-    /// Returns False if a command waits. The caller then executes the command and calls this method again with the same
+    /// Returns False if a command is pending. The caller must execute the command and call this method again with the
     /// iterators. Returns True once all requested items of this pass were sent. Raises the errors of the iterators.
     #[pyo3(signature = (iterator, turns = None))]
     fn pump(
@@ -210,7 +210,7 @@ impl Sender {
             if !outlet.has_shards {
                 self.link.store(target, Relaxed);
             }
-            // The outlet stays locked during Python code, because no other thread sends, and allocation needs no lock.
+            // The outlet stays locked while the pipe runs, because no other thread sends, and allocation needs no lock.
             let shard = if several { target } else { 0 };
             outlet.entered = shard;
             if let (true, Some(turns)) = (several, turns) {
@@ -263,7 +263,7 @@ impl Sender {
         let mut outlet = self.outlet()?;
         let Outlet { producers, dealing, own, control, idle, .. } = &mut *outlet;
         let asked = || {
-            // A damaged word counts as a request, because the error is then reported for the first item of the pass.
+            // A damaged word counts as a request for a pass, because the first item of the pass then reports the error.
             dealing.is_asked_again(|reader| producers[reader].reader().unwrap_or(Reader::Ahead))
         };
         wait_until(py, own, idle.as_ref(), || is_interrupted(control, None) || asked(), || (), |_| Ok(()))?;
@@ -275,7 +275,7 @@ impl Sender {
     }
 
     /// Sends a failure to all readers, because incomplete items would look complete after an end. Returns False if a
-    /// command is pending. The caller must then execute the command and call this method again.
+    /// command is pending. The caller must execute the command and call this method again.
     fn send_error(&self, py: Python<'_>, description: &Bound<'_, PyAny>) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
         outlet.ending = true;
@@ -291,8 +291,8 @@ impl Sender {
     }
 
     /// Sends a message of the control protocol over the first link. Raises TimeoutError if the peer does not read the
-    /// message within `seconds`. `order` is the epoch that the message starts, or a larger number for a stop. The order
-    /// ends the peer's running epoch. `tick` is called several times per second; if it raises, the message is not sent.
+    /// message within `seconds`. `order` is the epoch that the message starts, or a larger number for a stop, and ends
+    /// the running epoch of the peer. `tick` is called several times per second. If it raises, the message is not sent.
     #[pyo3(signature = (message, seconds = None, order = None, tick = None))]
     fn send_message(
         &self,
@@ -334,7 +334,7 @@ impl Sender {
     }
 
     /// Waits until the peer has acknowledged `count` messages. Returns False after `seconds`. `tick` is called several
-    /// times per second during the wait; if it raises, the wait ends.
+    /// times per second during the wait. If it raises, the wait ends.
     fn wait_acknowledged(&self, py: Python<'_>, count: u64, seconds: f64, tick: &Bound<'_, PyAny>) -> PyResult<bool> {
         let deadline = deadline(Some(seconds));
         let outlet = self.outlet()?;
@@ -375,7 +375,7 @@ impl Sender {
     }
 
     /// Reclaims blocks, and returns memory that was unused for some seconds to the system. Only an idle sender must
-    /// call this, because sending also reclaims blocks. Returns whether memory may become unused later.
+    /// call this method, because sending also reclaims blocks. Returns whether memory may become unused later.
     fn tidy(&self, py: Python<'_>) -> PyResult<bool> {
         tidy(py, &self.arenas)
     }

@@ -1,7 +1,8 @@
 //! Snapshots of a graph that are sent over a link: their schedule, their format, and their storage.
 //!
 //! A child takes snapshots between items, without a request. If the ring or the arena has no room, a snapshot is
-//! dropped, so that it never delays an item. A snapshot has little-endian words and the content, inline or in a block:
+//! dropped, so that it never delays an item. A snapshot consists of little-endian words and the content, which is
+//! inline or in a block:
 //!
 //! ```text
 //! pass | share: pass, items, checksum | links | by link: items, checksum | content
@@ -25,16 +26,15 @@ use torchdata_core::sampled_clock::SampledClock;
 use super::kinds as kind;
 use crate::errors;
 
-/// The prefix of the first snapshot's content if no snapshot can be taken; the reason follows the prefix.
+/// The prefix of the first snapshot's content if no snapshot can be taken. The reason follows the prefix.
 pub const REASON: &[u8] = b"tdno";
 
-/// The bytes of a snapshot, as a Python object.
 pub type Content = Py<PyBytes>;
 
-/// The schedule of snapshots. After a snapshot that took c seconds, the next snapshot is due after the longer of
-/// `most_often` and `factor` times c. c is the shortest time of the last three snapshots, because the system may
-/// suspend a process during a snapshot. The first snapshots run code for the first time, so they take several times as
-/// long as later ones. The pauses after the first two snapshots are therefore shorter.
+/// The schedule of snapshots. The pause between two snapshots is `factor` times the time of a snapshot, but at least
+/// `most_often`. The time is the shortest time of the last three snapshots, because the system may suspend a process
+/// during a snapshot. The pauses after the first two snapshots are shorter, because these snapshots run code for the
+/// first time and take several times as long as later snapshots.
 pub struct Cadence {
     most_often: Duration,
     factor: f64,
@@ -44,11 +44,11 @@ pub struct Cadence {
     clock: SampledClock,
 }
 
-/// The maximum number of items between two readings of the clock, which grows while readings are closer than `NEAR`.
+/// The maximum number of items between clock readings. The number grows while readings are closer than `NEAR`.
 const LONGEST_STEP: u32 = 64;
 const NEAR: Duration = Duration::from_micros(100);
 
-/// The fraction of the usual pause to wait after the first and after the second snapshot.
+/// The pause after the first and after the second snapshot, as a fraction of the usual pause.
 const EARLY: f64 = 0.1;
 
 impl Cadence {
@@ -204,9 +204,8 @@ impl<'a> Opened<'a> {
 
 fn lease_as_bytes(py: Python<'_>, lease: &Lease) -> PyResult<Content> {
     let len = lease.len().try_into().unwrap_or(isize::MAX);
-    // SAFETY: the lease's memory is valid for its length. The memory is not accessed as a slice, because a faulty
-    // producer may write at the same time, causing only wrong bytes. The call returns a new `bytes`, or NULL with an
-    // error.
+    // SAFETY: the lease's memory is valid for its length. No slice refers to the memory, so if a faulty producer writes
+    // at the same time, only the copied bytes are wrong. The call returns a new `bytes`, or NULL with an error.
     unsafe {
         let bytes = ffi::PyBytes_FromStringAndSize(lease.as_mut_ptr().cast::<c_char>(), len);
         Ok(Bound::from_owned_ptr_or_err(py, bytes)?.cast_into_unchecked().unbind())
@@ -219,7 +218,7 @@ pub fn is_snapshot(unit_kind: u16) -> bool {
 }
 
 pub type Entry = (u64, u64);
-/// A snapshot as a Python tuple: sent (items, checksum); pass and (items, checksum) of dispatched items; content.
+/// A snapshot: (items, checksum) sent before the snapshot, pass, (items, checksum) of the dispatched items, content.
 pub type Kept = (Entry, u32, Entry, Content);
 /// A snapshot of the dispatching process as a Python tuple: pass, dispatched items of each worker, content.
 pub type KeptDealt = (u32, Vec<Entry>, Content);
@@ -248,7 +247,7 @@ pub fn unkept_dealt((pass, accounts, content): KeptDealt) -> Dealt<Content> {
     Dealt { pass, accounts: accounts.into_iter().map(account).collect(), content }
 }
 
-/// Positions as a Python tuple: each peer's items and latest snapshot, and the dispatching process's snapshot.
+/// For each peer, (items, checksum) and the latest snapshot; then the latest snapshot of the dispatching process.
 pub type KeptPositions = (Vec<(Entry, Option<Kept>)>, Option<KeptDealt>);
 
 pub fn kept_positions(

@@ -157,8 +157,8 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Counts items of a pipe that `bind` has named. One call took `nanoseconds`, and represents `weight` calls. Does
-    /// nothing in a process that was forked from the counting process.
+    /// Counts items of a pipe that `bind` has named. One measured call took `nanoseconds`, and represents `weight`
+    /// calls. Does nothing in a process that was forked from the counting process.
     fn add_work(&self, page: usize, pipe: usize, items: u64, nanoseconds: u64, weight: u64) -> PyResult<()> {
         if self.0.is_of_this_process() {
             add_work(&self.pipe(page, pipe)?, items, nanoseconds, weight);
@@ -166,7 +166,7 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Counts and measures an iterator's items from its next epoch on, in a pipe's record on the main process's page.
+    /// From the next epoch on, counts and measures an iterator's items in a pipe's record on the main process's page.
     fn count_items(&self, py: Python<'_>, iterator: Counted<'_>, page: usize, pipe: usize) -> PyResult<()> {
         let pipe = self.pipe(page, pipe)?;
         match iterator {

@@ -13,7 +13,7 @@ use crate::enter::{self, Slices};
 /// thread from running if there are fewer cores than runnable threads.
 const SPINS: u32 = 40;
 /// The interval at which a waiting thread checks whether other processes still run, because a process that exits does
-/// not ring the bell. A check needs no GIL and two system calls, so all checks together use some thousandths of a core.
+/// not ring the bell. A check consists of two system calls without the GIL, so the checks use less than 1 % of a core.
 const GLANCE: Duration = Duration::from_millis(10);
 
 /// This process's statistics about how often yielding before the first sleep has helped.
@@ -22,8 +22,7 @@ static TURNS: Turns = Turns::new();
 /// Waits until `ready` returns true. `ready` is called many times without the GIL, but not after it has returned true.
 ///
 /// `meter` counts the wait, unless it ends after a few checks. `asleep` is called before the first sleep. After each
-/// slice, Python's signals are handled (for Ctrl-C), and `tick` is called. An error in a handler or `tick` ends the
-/// wait.
+/// slice, Python's signals are handled, and `tick` is called. An error in a handler or `tick` ends the wait.
 pub fn wait_until(
     py: Python<'_>,
     bell: &BellRef,
@@ -36,7 +35,7 @@ pub fn wait_until(
 }
 
 /// Waits like `wait_until`, but for an event that depends on other processes. `bereft` is called every few milliseconds
-/// without the GIL. If `bereft` returns true, the slice ends, and `tick` determines the reason.
+/// without the GIL. If `bereft` returns true, the slice ends early and `tick` is called.
 pub fn wait_among(
     py: Python<'_>,
     bell: &BellRef,
@@ -74,8 +73,8 @@ pub fn wait_among(
     Ok(())
 }
 
-/// Sleeps until `ready` returns true or the slice ends. If the bell rings for another reason, such as an item of
-/// another worker, the thread continues to sleep without taking the GIL.
+/// Sleeps until `ready` returns true or the slice ends. If the bell rings but `ready` returns false, for example after
+/// an item of another worker, the thread continues to sleep without taking the GIL.
 fn sleep(
     bell: &BellRef,
     slice: Duration,

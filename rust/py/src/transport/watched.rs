@@ -1,6 +1,7 @@
 //! Detects when processes exit while their links are read.
 //!
-//! This code runs in the reading thread. An exit raises an error, or the process is replaced (see `replacing.rs`).
+//! This code runs in the reading thread. If a process exits, an error is raised, or the process is replaced (see
+//! `replacing.rs`).
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -47,7 +48,7 @@ pub struct DeathWatch {
     processes: Vec<(usize, Mortal)>,
     /// The index of a process that was found to have exited.
     dead: Option<usize>,
-    /// Called with the index of a process that has exited; the callback must raise.
+    /// The callback for an exit. Called with the index of the exited process, and must raise.
     on_exit: Option<Py<PyAny>>,
     /// The callbacks that are called instead of `on_exit` if exited processes are replaced.
     replacing: Option<Replacing>,

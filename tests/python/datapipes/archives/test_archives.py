@@ -155,7 +155,7 @@ def test_a_truncated_archive_raises_an_error_that_names_path_and_pipe(folder, tm
         except error as failure:
             assert f"cut.{kind}" in str(failure)  # noqa: PT017
         else:
-            # If a tar archive without compression is truncated between two members, the reader cannot detect this.
+            # The reader cannot detect that a tar archive without compression was truncated between two members.
             assert kind == "tar"
             assert cut % 512 == 0
             assert len(items) < whole

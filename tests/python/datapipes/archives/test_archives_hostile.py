@@ -363,7 +363,9 @@ def sparse_tar(path, size):
 
 
 def sparse_zip(path, size):
-    """Writes a zip archive with an uncompressed first member. The member needs no disk space, because it is a hole."""
+    """Writes a zip archive with an uncompressed first member. The file is sparse, so the large member uses no disk
+    space.
+    """
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         info = zipfile.ZipInfo("large")
         info.file_size = info.compress_size = size

@@ -33,7 +33,7 @@ TREE = {
 a_program = any(map(shutil.which, ("unrar", "unar", "7z", "7zz", "bsdtar")))
 
 #: A substitute for the program unrar, for machines on which unrar is not installed. The substitute prints the content
-#: of the compressed members in the test archives.
+#: that all compressed members in the test archives have.
 STAND_IN = f"""#!{sys.executable} -IS
 import sys
 if sys.argv[1] == "p":

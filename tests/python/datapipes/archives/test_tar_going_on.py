@@ -70,7 +70,7 @@ class Recipe:
 
 
 def opened(path: str, kind: str, start: int) -> tuple[str, Any]:
-    """Returns a path and a stream, which is positioned at `start`."""
+    """Returns the path, and a stream of the file from which `start` bytes were read."""
     if kind == "memory":
         stream: Any = io.BytesIO(Path(path).read_bytes())
     elif kind == "file":
@@ -265,10 +265,7 @@ def test_a_shard_on_a_server_is_resumed_by_a_ranged_read(web: Any, build: Any) -
     ],
 )
 def test_a_read_resumes_on_servers_of_all_kinds(web: Any, habit: dict[str, Any]) -> None:
-    """If the server ignores range requests or sends no validator, the server sends the archive from its beginning.
-
-    The reader then skips the bytes that it has already read.
-    """
+    """A resumed reader skips the bytes that it has already read if the server sends the archive from its beginning."""
     url = web.url("a.tar", shard_of(), **habit)
     head, pipe = gone_on(http, url, 35)
     rest = [read(item) for item in pipe]

@@ -1,4 +1,6 @@
-"""`random_split` assigns items to children according to a seed. A child can be read without the other children."""
+"""`random_split` assigns items to children according to a seed. A program may read only one of the children, and ignore
+the other children.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Pipes of torch that read children of `fork` or `demux` have no state.
-
-Loaders resume such pipes at any position by replaying their items.
+"""Loaders resume torch's pipes over children of `fork` or `demux` by replaying items, because these pipes have no
+state.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def over_the_second(children: list[Any]) -> Any:
 
 
 def left_in_the_middle(count: int) -> Any:
-    """Returns a fork over a replayed pipe. In each epoch, the fork is left before its second child is read."""
+    """Returns a fork over a replayed pipe. Each epoch ends before the second child of the fork is read to its end."""
     first, second = UnstatedPairs(numbers(9).shuffle()).fork(2)
     return torchs.Concater(first.concat(second.shuffle()), numbers(2)).map(small).header(count)
 

@@ -24,7 +24,7 @@ __all__ = ["no_lock_is_left"]
 
 @pytest.fixture(autouse=True)
 def nothing_hangs():
-    """Fails a test that waits forever, because no process opens the other end of a named pipe."""
+    """Fails a test after 30 seconds, because opening a named pipe waits forever if no other process opens the pipe."""
 
     def ring(*_):
         raise AssertionError("it hangs")
@@ -39,7 +39,7 @@ def nothing_hangs():
 def unpacking(folder, files, **options):
     """Returns a cached section, and a list that records the calls of its function.
 
-    The section converts the item `pack` to several files. `files` contains their contents by path.
+    The section converts the item `pack` to several files. `files` maps the paths of these files to their contents.
     """
     calls = []
 

@@ -83,7 +83,7 @@ def test_threads_that_need_the_same_files_create_each_once(tmp_path):
 
 
 class Plain(IterDataPipe):
-    """A user-defined pipe without a state. A resumed run replays its items."""
+    """A user-defined pipe without a state. To resume, a loader replays the items of the pipe."""
 
     def __init__(self, source):
         self.source = source

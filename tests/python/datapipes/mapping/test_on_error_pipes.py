@@ -36,7 +36,7 @@ async def awaited(item: int) -> int:
 def many(item: int) -> Any:
     """Yields two items per source item.
 
-    If the source item is in `BROKEN`, the function raises after the first of these items.
+    If the source item is in `BROKEN`, the function raises an error instead of yielding the second item.
     """
     yield item
     whole(item)

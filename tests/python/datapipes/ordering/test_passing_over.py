@@ -1,4 +1,6 @@
-"""A sharding filter may skip items of other shards without reading them. Order, states and counts must not change."""
+"""A sharding filter may skip items of other shards without reading them. Skipping must not change states, counts or the
+order of items.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ COUNT = 23
 
 
 class Letters(list[str]):
-    """A user-defined list class. Pipes must read its items one by one, because the class may override `__iter__`."""
+    """A user-defined list class. Pipes must not index such a list, because a user-defined class may override
+    `__iter__`.
+    """
 
 
 class Squares:

@@ -70,7 +70,9 @@ def azure():
 
 @pytest.fixture
 def google():
-    """Runs the S3 server in place of Google's. Google's XML interface differs from S3 only in its signatures."""
+    """Runs a local S3 server instead of Google's server. Google's XML interface differs from S3 only in its
+    signatures.
+    """
     with serving() as client:
         everybody = {"Effect": "Allow", "Principal": "*", "Action": "s3:*", "Resource": "arn:aws:s3:::first*"}
         policy = json.dumps({"Version": "2012-10-17", "Statement": everybody})

@@ -1,4 +1,4 @@
-"""If a loop ends while a thread reads an item, the thread's source has ended before the pipe is used again."""
+"""If a loop is left while a thread reads an item, the next use of the pipe waits until the thread has stopped."""
 
 from __future__ import annotations
 

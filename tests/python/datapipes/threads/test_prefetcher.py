@@ -193,7 +193,9 @@ def test_a_buffered_error_is_part_of_the_state_whatever_its_constructor_takes(er
 
 
 class Seekable(IterDataPipe[int]):
-    """A pipe that counts from its position. Loading a state gives other threads time to run."""
+    """A pipe that counts, with the last number as its state. Loading the state sleeps, so that other threads can run in
+    the meantime.
+    """
 
     def __init__(self) -> None:
         self.position = 0
@@ -314,10 +316,7 @@ def test_a_replay_repeats_random_draws_that_a_thread_made_ahead_of_a_state(build
 
 @pytest.mark.parametrize("size", [1, 50])
 def test_a_replay_ends_whatever_the_queue_holds_and_however_the_pipeline_has_changed(size: int) -> None:
-    """Even if the new queue is smaller, the thread replays all items that it had read before the state was saved.
-
-    The thread continues if the pipeline needs more items.
-    """
+    """The thread replays all items that it had read before the state was saved, even if the queue is now smaller."""
 
     def build(count: int, size: int) -> Any:
         return UnstatedTwice(IterableWrapper(range(count))).map(drawn).prefetch(size).filter(is_odd)

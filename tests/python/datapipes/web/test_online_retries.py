@@ -1,4 +1,6 @@
-"""After faults of servers and networks, requests are repeated and bodies are resumed. No data is lost or repeated."""
+"""After faults of servers and networks, requests are repeated and bodies are resumed. Retries neither lose nor repeat
+data.
+"""
 
 from __future__ import annotations
 

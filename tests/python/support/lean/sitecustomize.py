@@ -1,9 +1,8 @@
 """Runs at the start of each process that tests start, to make importing torch and exiting faster.
 
-Objects created by torch's import stay alive. Garbage collection would take a tenth of the import time, and half as long
-at interpreter exit. The import therefore runs without garbage collection, and later collections skip the imported
-objects. Objects that a program creates after the import are collected as usual. A test that needs normal garbage
-collection sets `TESTS_LEAN=0`.
+Objects that torch's import creates stay alive, so garbage collection during the import and at interpreter exit would
+waste time. The import runs without garbage collection, and later collections skip the imported objects. A test that
+needs normal garbage collection sets `TESTS_LEAN=0`.
 
 Libraries in `TESTS_HIDDEN` appear as not installed, so that Ray does not import some slow libraries into each worker.
 """
@@ -15,7 +14,7 @@ from importlib.machinery import PathFinder
 
 
 class _Lean:
-    """An import finder that handles torch and Ray.
+    """An import finder that changes how torch and Ray are imported.
 
     The finder stays in `sys.meta_path`, because tests check that imports do not change this list.
     """

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 #: Maximum number of seconds until the main process reports an exit, or reacts to an interrupt. The limit allows for
 #: busy machines.
 NOTICED = 3.0
-#: Maximum number of seconds for shutting down a loader, and for reporting the exit of a child that has killed itself,
-#: because the time of such an exit is not known.
+#: Maximum number of seconds for shutting down a loader. Also the limit for reporting the exit of a child that kills
+#: itself, because the time of such an exit is unknown.
 LATE = 15.0
 
 
@@ -36,7 +36,7 @@ class Strike(threading.Thread):
         super().__init__(name="strikes")
         self.run_, self.blow = run, run.life.blow
         assert self.blow is not None
-        #: The time at which the process was hit, and the process's id.
+        #: The time at which the thread caused the fault, and the id of the affected process.
         self.struck: float | None = None
         self.pid: int | None = None
         self.goes_on = 0.01 + 0.5 * run.dice.random()
@@ -117,7 +117,9 @@ def strike(run: Run) -> None:
 
 
 def _read_on(run: Run, thread: Strike, asked: list[float]) -> None:
-    """Reads all epochs from the current epoch on. The thread that causes the fault starts at the planned moment."""
+    """Reads all epochs from the current epoch on. Starts the thread that causes the fault when the loader reaches the
+    planned moment.
+    """
     blow, life = run.life.blow, run.life
     assert blow is not None
     first = run.epoch
@@ -187,7 +189,7 @@ def _judge(run: Run, thread: Strike, error: BaseException | None, latency: float
     if error is None:
         if blow.what == "SIGINT":
             raise Differs("the interrupt was swallowed")
-        # The exit need not be reported if the process had already sent its last item.
+        # An exit need not be reported if the process had already sent its last item.
         late = run.did[-1] == "read all" or thread.struck is None or run.epoch == len(run.expected) - 1
         if blow.what != "halt" and not late and blow.victim == "child":
             raise Differs(f"nobody missed the process {thread.pid}")

@@ -1,4 +1,4 @@
-"""Epochs of a loader: their items, and the items that may follow at a position."""
+"""The items of a loader's epochs, and the items that may follow a position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The events that can happen to a loader. Each event is a function of the run, with a condition."""
+"""The events that can happen to a loader. An event is a function that takes the run, with a condition under which the
+event is possible.
+"""
 
 from __future__ import annotations
 
@@ -217,8 +219,8 @@ def interrupt(run: Run) -> None:
 
 
 def victim(run: Run) -> tuple[int, int] | None:
-    """Returns the number and id of a random child. Returns None while a thread of the main process is about to replace
-    all children.
+    """Returns the number and id of a random child. Returns None if the list of children is empty, because all children
+    are being replaced.
     """
     service = run.loader.reading_service
     pids: list[int] = getattr(service, "reading_services", [service])[-1]._children.pids

@@ -1,7 +1,7 @@
 """Random operations on loaders of random graphs (see `random_graphs`).
 
-No epoch is left early, because some pipes have read-ahead items in their state, and how far threads read ahead depends
-on timing.
+Epochs are not left early, because the states of some pipes contain items that threads have read ahead, which depends on
+timing.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def check(life: GraphLife) -> int:
     try:
         return run.check(life)
     except Differs:
-        # If runs without operations differ, the failure proves nothing. Because concurrent threads usually draw random
-        # numbers in the same order, eight further runs are compared.
+        # The failure proves nothing if the items also differ between runs without operations, because threads may draw
+        # random numbers in varying order.
         if any(only_read(life) != runs[0] for _ in range(8)):
             raise Skipped("runs differ") from None
         raise

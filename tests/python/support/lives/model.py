@@ -68,7 +68,7 @@ class Model:
                     live.remove(one)
 
     def epoch(self, number: int) -> Epoch:
-        """Returns the items of an epoch. Epochs must be requested in order."""
+        """Returns the items of an epoch. The caller must request the epochs in order."""
         self.life.arm(number, is_reference=True)
         if self.life.shard == "dispatch":
             self._dispatch()

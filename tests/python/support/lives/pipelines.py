@@ -76,7 +76,7 @@ def large(item: Any) -> Any:
 
 
 def mixed(item: Any) -> Any:
-    """Returns an item with a random form and size. The contents depend on the item."""
+    """Returns an object with a form, a size and contents that depend only on `item`."""
     number = number_of(item)
     size = 1 + int(2.0 ** (number % 1700 / 100))
     match number % 7:
@@ -114,7 +114,7 @@ class Failing:
 
 
 def broken(item: Any) -> Any:
-    """Raises at some items, which a later `on_error` skips."""
+    """Raises an error at some items, which a later stage `on_error` skips."""
     if number_of(item) % 4 == 0:
         raise KeyError(item)
     return item

@@ -47,7 +47,7 @@ BLOWS = {
 
 @dataclass
 class Blow:
-    """The fault that ends a run.
+    """The fault that ends the run of a loader.
 
     The fault consists of a process, a signal, a moment in the main process, and a delay in seconds.
     """
@@ -128,19 +128,20 @@ class Life:
             self.main = dice.choice([[], [], ["pin"], ["pin", "prefetch"]])
         #: Whether loaders choose their number of workers.
         self.auto = self.moves and dice.random() < 0.3 and not self.ranks  # ranks need a number
-        #: The number of items per batch after the sharding. With batches, the sharding distributes blocks of items.
+        #: The number of items per batch, or None. The sharding filter distributes blocks of this many items.
         self.block = dice.choice([2, 3]) if self.moves and self.shard == "filter" and dice.random() < 0.3 else None
         if self.block is not None:
             self.behind.insert(0, "block")
         if self.shard == "dispatch" and "cycle" in self.behind:
-            # If a pass over dispatched items is abandoned, how far the dispatching process reads depends on timing.
+            # If a header ends a pass early, timing determines how many items the dispatching process has read in the
+            # pass.
             self.behind = [step for step in self.behind if step != "header"]
         self._choose_failing(dice)
         self._choose_blow(dice, blow)
         steps = {*self.before, *self.behind}
         if LASTING & steps and (self.threads or self.shard == "dispatch"):
-            # If a header ends an epoch early, timing determines how far threads and the dispatching process have read
-            # ahead. The state that is kept between epochs then also depends on timing.
+            # If a header ends an epoch early, the state that is kept between epochs depends on how far threads have
+            # read ahead.
             self.before, self.behind = (
                 [step for step in part if step != "header"] for part in (self.before, self.behind)
             )
@@ -153,7 +154,7 @@ class Life:
             )
             for _ in range(dice.choice([1, 2, 3]))
         ]
-        #: The epochs in which functions fail, and the file that exists while functions must fail.
+        #: Whether functions fail in each epoch, and the path of a file that exists while functions must fail.
         self.armed = [dice.random() < 0.6 for _ in range(len(self.epochs) + 1)]
         self.flag = os.path.join(tempfile.gettempdir(), f"torchdata-life-{os.getpid()}-{seed}")
         #: Whether items may arrive in any order, because each worker sends its items as soon as they are computed.
@@ -259,7 +260,8 @@ class Life:
     def arm(self, epoch: int, is_reference: bool = False) -> None:
         """Determines whether functions fail in an epoch.
 
-        If items arrive in any order, the reference run must not fail, because a failure might omit any of the items.
+        The reference run has no failures if items arrive in any order, because it is unknown which items a failure
+        leaves out.
         """
         self.set_flag(self.blow is None and self.armed[epoch] and not (is_reference and self.free))
 
@@ -270,10 +272,10 @@ class Life:
             Path(self.flag).unlink(missing_ok=True)
 
     def numbers(self) -> list[int | None]:
-        """Returns the numbers of workers with which an epoch may resume. None stands for the planned number."""
+        """Returns the numbers of workers with which an epoch may resume. None means the number in the plan."""
         if self.method == "remote":
             return [None]
-        # A loader without workers replays items of pipes in the main process, which requires a defined order.
+        # A loader without workers resumes by replaying items in the main process, which requires a fixed order.
         has_no_workers = self.shard == "filter" and not (self.free and self.main)
         return [None, 1, 2, 3, 4, *([0] if has_no_workers else [])]
 

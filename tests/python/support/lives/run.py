@@ -29,8 +29,8 @@ from random_graphs.elsewhere import elsewhere
 from torchdata._engine import snapshots
 from torchdata.dataloader2 import DataLoader2, describe
 
-#: How many numbers a busy thread adds in one call. The call takes some hundredths of a second, in which no other Python
-#: code runs.
+#: How many numbers a busy thread adds in one call. One call holds the interpreter's lock for some hundredths of a
+#: second.
 LONG = 2_000_000
 
 
@@ -48,7 +48,8 @@ def busy(how: str) -> Iterator[None]:
             sum(range(LONG))
 
     def handle(*_: Any) -> None:
-        # The handler sets the timer again. A periodic timer would interrupt the handler on a slow machine.
+        # The handler restarts the timer at its end, because a periodic timer would interrupt the handler on a slow
+        # machine.
         gc.collect(0) if how == "timer" else sum(range(LONG))
         if not ended.is_set():
             signal.setitimer(signal.ITIMER_REAL, 0.005 if how == "timer" else 0.05)
@@ -233,8 +234,8 @@ class Run:
         if more and not self.loader._is_paused:
             self.read(more)
         seeded = between and self.epoch + 1 < len(life.epochs) and life.epochs[self.epoch + 1][0] is not None
-        # The seed of an epoch must be set before the epoch begins, so a run with such a seed does not load the state
-        # after `iter`.
+        # If the next epoch has a seed, the state is not loaded after `iter`, because the seed must be set before the
+        # epoch begins.
         way = dice.choice(["new", "new", "new", "new" if seeded else "after iter", "from state"])
         if life.moves:
             self.workers = dice.choice(["auto", *life.numbers()] if life.auto else life.numbers())
@@ -242,8 +243,7 @@ class Run:
                 for epoch in self.expected[self.epoch + bool(at) :]:
                     epoch.shares = None
         elif life.kind == "workers":
-            # An epoch that begins has a shard for each worker, so the number of workers must not change before the
-            # epoch has begun.
+            # The number of workers can change only within an epoch, because a new epoch has one shard for each worker.
             self.workers = None if between or self.is_left or not at else dice.choice(life.numbers())
         if life.method != "remote":
             life.method = dice.choice([method for method in life.methods if method != "remote"])
@@ -275,8 +275,8 @@ class Run:
             raise Skipped(
                 "generators were drawn from"
             )  # the random numbers that the interrupted attempt has drawn are lost
-        # The interrupt may have arrived before or after the previous epoch was left. Processes may therefore have
-        # changed state that is kept between epochs.
+        # Processes may have changed the state that is kept between epochs if the interrupt arrived after the previous
+        # epoch was left.
         if not self.has_left and (self.life.lasts or self.dice.random() < 0.5):
             try:
                 state = pickle.loads(pickle.dumps(self.state()))
@@ -328,8 +328,8 @@ class Run:
             self.compare_kept()
 
     def check_aside(self) -> int:
-        """Resumes from states that were saved at arbitrary moments, some in another process. Returns the number of
-        these states.
+        """Resumes from states that were saved at arbitrary moments, some in another process. Returns how many states
+        were tested.
         """
         chosen = self.dice.sample(self.aside, min(3, len(self.aside)))
         for epoch, state, came in chosen:

@@ -2,8 +2,8 @@
 
 Each row describes how to build a pipe over a source of ints, and computes its items by a model in plain Python.
 `test_pipes_model.py` runs the same tests with every row: equality with the model, state at every position, later
-epochs, copies, failing sources, two workers. Each new pipe needs a row in a module of this package. All modules of the
-package are found automatically. `BAD_ARGUMENTS` lists wrong arguments with the expected errors.
+epochs, copies, failing sources, two workers. To test a new pipe, add a row to a module of this package. All modules of
+the package are found automatically. `BAD_ARGUMENTS` lists wrong arguments with the expected errors.
 """
 
 from __future__ import annotations

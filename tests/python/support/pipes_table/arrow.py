@@ -1,4 +1,6 @@
-"""Test cases for ArrowReader over a table in memory. The source yields the numbers of the parts to read."""
+"""Test cases for ArrowReader over a table in memory. The items of the source are numbers, which select the parts of the
+table to read.
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from torchdata.datapipes.iter import (
 
 
 class Doubling(IterDataPipe):
-    """A user-defined pipe without its own state. A resumed run replays its items."""
+    """A user-defined pipe without its own state. To resume, a graph replays the items of this pipe."""
 
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe

@@ -1,4 +1,6 @@
-"""Test cases for pipes that decompress, parse, hash or save files. The files are plain items or streams in memory."""
+"""Test cases for pipes that decompress, parse, hash or save files. The tests create the files as items or streams in
+memory.
+"""
 
 from __future__ import annotations
 

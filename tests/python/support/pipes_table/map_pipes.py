@@ -1,4 +1,6 @@
-"""Test cases for map-style pipes that access the items of the source by index. The tests read the indices in order."""
+"""Test cases for map-style pipes that access the items of the source by index. The tests access every index in
+ascending order.
+"""
 
 from __future__ import annotations
 

@@ -71,7 +71,9 @@ def bucketed(
 def tokens(
     items: list[int], limit: int, shortest: int, longest: int | None, buffer_size: int, padding: bool
 ) -> list[list[int]]:
-    """Returns items that equal their lengths. Items of the same length are equal, so their order does not matter."""
+    """Computes the batches of items, in which the length of each item is the item itself. Items of the same length are
+    equal, so their order does not matter.
+    """
     waiting: list[int] = []
     batches: list[list[int]] = [[]]
 

@@ -130,7 +130,7 @@ def _columns_packed(items: list[int], most: int, rows: int) -> list[dict[str, li
 
 
 def fitted_row(tokens: list[int], bounds: list[int], most: int) -> Pieces:
-    """Returns the sequences of a row without its padding, which begins with a zero, unlike a sequence."""
+    """Returns the sequences in a row. A sequence never begins with a zero, but the padding does."""
     pieces = [tokens[start:end] for start, end in itertools.pairwise(bounds)]
     return [piece for piece in pieces if piece[0] != 0]
 

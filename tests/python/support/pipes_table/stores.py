@@ -12,7 +12,8 @@ from pipes_table.folders import folder
 from pipes_table.row import Row
 from torchdata.datapipes.iter import FileLister
 
-#: The sources of the rows yield numbers up to this limit. For each number, there are a file and a folder of files.
+#: The sources of the rows yield numbers up to this limit. The folder contains a file and a subfolder with files for
+#: each number.
 _MOST = 20
 _FOLDER = folder("stores")
 

@@ -1,6 +1,6 @@
 """Test cases for pipes that read archives, records, tables or lines from streams.
 
-Each number of the source becomes a stream in memory.
+A stream in memory is created from each number of the source.
 """
 
 from __future__ import annotations

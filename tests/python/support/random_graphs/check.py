@@ -1,4 +1,4 @@
-"""Compares a graph with its uninterrupted run: from any position, after saving and loading once or several times."""
+"""Saves and loads a graph at any position, once or several times, and compares the items with an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Plain:
         return self.iterator  # type: ignore[no-any-return]
 
     def save(self) -> bytes:
-        # The iterator is dropped before the graph is saved. Dropped pipes close their files, and would interrupt a
-        # cached section that reads ahead.
+        # In some graphs, the iterator is deleted before saving, unless the deletion would interrupt a cached section
+        # that reads ahead.
         if self.graph.number % 4 == 0 and not any("on_disk" in name for name in self.graph.names):
             self.iterator = None
         with standing_still(walk(self.pipe)):  # pauses threads, because they also draw random numbers
@@ -56,14 +56,14 @@ class Plain:
     def load(self, saved: bytes) -> None:
         state, generators = pickle.loads(saved)
         load_state(self.pipe, state)
-        # A graph that was seeded as a whole does not need the state of the global generators, unless its functions draw
+        # The state of the global generators is not loaded if the graph was seeded as a whole, and if no function draws
         # random numbers.
         if not (self.graph.is_seeded and self.graph.seeding != "pipes" and self.graph.flavour == "plain"):
             load_generators(generators)
 
     def close(self) -> None:
-        # If the old iteration were not dropped, it would keep locks on files, and a later run of the graph would make
-        # it continue.
+        # An iteration that is not deleted would keep locks on files, and would be continued by a later run of the
+        # graph.
         self.iterator = None
         for pipe in reversed(walk(self.pipe)):
             if hasattr(type(pipe), "shutdown"):
@@ -82,7 +82,7 @@ def whole(graph: Graph, reader: type[Plain] = Plain) -> list[list[Any]]:
     """Returns the items of each epoch of an uninterrupted run, and of one more epoch.
 
     Raises:
-        Skipped: the graph fails, or its two runs differ.
+        Skipped: the graph fails, or two runs of the graph differ.
     """
     runs = []
     for _ in range(2):
@@ -119,8 +119,8 @@ def check(
         epoch: the epoch of the first stop.
         position: the number of items before the stop. -1 stands for a stop before the iteration, and the number of
             items plus one for a stop after the end.
-        chain: how many items to read after each load before the state is saved again. With -1, `iter` is not even
-            called.
+        chain: how many items to read after each load before the state is saved again. -1 stands for a state that is
+            saved before `iter` is called.
         reader: the class that reads the graph.
         away: whether a fresh interpreter resumes from the first state.
     """
@@ -130,7 +130,7 @@ def check(
         run.begin(earlier)
         _same(list(run.items()), expected[earlier], "an epoch before the stop")
     run.begin(epoch)
-    # A state before a later epoch is a state at the end of the previous epoch.
+    # At position -1 of a later epoch, the graph is still at the end of the previous epoch.
     ended = position < 0 < epoch
     done = _read(run, [] if ended else expected[epoch], 0, position)
     saved = run.save()
@@ -152,7 +152,7 @@ def go_on(
     chain: list[int],
     reader: type[Plain],
 ) -> None:
-    """Continues `check` from the first saved state on.
+    """Resumes from the state that `check` has saved.
 
     Args:
         ended: whether the graph is at the end of the previous epoch.
@@ -198,7 +198,7 @@ def _same(found: list[Any], expected: list[Any], what: str) -> None:
 def positions(
     graph: Graph, expected: list[list[Any]], most: int, dice: random.Random
 ) -> list[tuple[int, int, list[int]]]:
-    """Returns arguments of `check`: all positions if there are few, otherwise some, each with a chain."""
+    """Returns at most `most` triples of an epoch, a position and a chain, which are arguments of `check`."""
     ways = [(epoch, position) for epoch in range(graph.epochs) for position in range(-1, len(expected[epoch]) + 2)]
     if len(ways) > most:
         ways = dice.sample(ways, most)
@@ -226,8 +226,8 @@ def check_graph(graph: Graph, most: int = 12, reader: type[Plain] = Plain, away:
             try:
                 check(graph, expected, *way, reader, away=dice.random() < away)
             except Exception as error:
-                # If a pipe stops reading early, timing determines how many random numbers threads draw ahead. Several
-                # runs show whether the results differ.
+                # A difference proves nothing if runs without a stop also differ, because the random numbers of threads
+                # depend on timing.
                 if isinstance(error, Different) and any(whole(graph, reader) != expected for _ in range(8)):
                     raise Skipped("runs differ") from error
                 error.add_note(f"{graph}; epoch, position, chain: {way}")

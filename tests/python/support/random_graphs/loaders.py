@@ -31,7 +31,7 @@ class Loader:
         #: Whether items are sent between processes as arrays, and how many of these arrays the main process keeps.
         self.arrays = dice.random() < 0.5
         self.keeps = dice.choice([0, 0, 5, 30])
-        #: How many random stages follow a pipe that stays in the main process. None if no pipe stays in the main
+        #: How many random stages follow a pipe that stays in the main process. If None, no pipe stays in the main
         #: process.
         self.in_main = dice.choice([None, None, 0, 1, 2])
         self.options = {

@@ -34,8 +34,7 @@ class Program:
     resumed: tuple[float, ...] = ()
     #: How many items a loader has yielded before it loads a state. -1 stands for a new loader.
     used: int = -1
-    #: How many items to read after loading, until the next state is saved and loaded in the same process. -1 stands for
-    #: no second state.
+    #: If not -1, the number of items after which the loader saves a second state, which is loaded in the same process.
     link: int = -1
 
     @property

@@ -17,7 +17,7 @@ MOST = 1000
 
 
 def shutdown(loader: Loader[Any]) -> None:
-    """Ends the threads and processes of a loader, if it supports this."""
+    """Ends the threads and processes of a loader, if the loader has a method `shutdown`."""
     getattr(loader, "shutdown", lambda: None)()
 
 
@@ -48,8 +48,8 @@ def described(seed: int, processes: bool) -> dict[str, Any]:
 
 
 def saving(seed: int, processes: bool, target: str) -> list[list[Any]]:
-    """Runs a program, and saves a state at each item of one epoch to files in a folder. Returns all epochs up to this
-    epoch.
+    """Runs a program, and saves a state at each item of one epoch to files in a folder. Returns the items of all epochs
+    up to and including this epoch.
     """
     program = program_of(seed, processes)
     loader = Loader(program.graph().build())
@@ -95,7 +95,7 @@ def resumed(seed: int, processes: bool, source: str, over: bool, left: int) -> l
 
 
 def used(program: Program, loader: Loader[Any] | None) -> Loader[Any]:
-    """Returns a loader into which a state is loaded. The loader is new, or has already yielded some items."""
+    """Returns a loader for loading a state, which is a new loader or has already yielded `program.used` items."""
     if program.used < 0 and loader is not None:
         shutdown(loader)
         loader = None

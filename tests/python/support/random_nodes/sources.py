@@ -50,7 +50,9 @@ class Counting(BaseNode[int]):
 
 
 class First(BaseNode[Any]):
-    """A user's node that ends an epoch after a number of items, like Header, which does not exist in torchdata 0.11."""
+    """A user-defined node that ends each epoch after a number of items, and replaces `Header`, which torchdata 0.11
+    lacks.
+    """
 
     def __init__(self, source: BaseNode[Any], count: int) -> None:
         super().__init__()

@@ -32,8 +32,7 @@ class Slow:
     """Delays some items for random times. The delays differ between runs, and do not use the program's generators."""
 
     slow = False
-    #: Whether some items are always late. If the loader has no fixed order, its workers then send items in a varying
-    #: order.
+    #: Whether some items are always late. In loaders without a fixed order, such delays change the order of the items.
     uneven = False
     _chance: random.Random | None = None
     #: A sample number, and a function that is called before the sample with this number is read.
@@ -71,7 +70,7 @@ class Indexed(Slow, Dataset[Any]):
         self.check(number)
 
     def check(self, number: float) -> None:
-        """Raises if the sample is broken. In some cases, draws random numbers before raising."""
+        """Raises if the sample is broken. Noisy datasets draw random numbers before they raise the error."""
         if number in self.broken:
             if "Noisy" in type(self).__name__:
                 drawn(self.draws)
@@ -376,7 +375,7 @@ class IteratorAndEpochs(Iterable):
         return {"epoch": self.epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # Subtracts the epoch that `__iter__`, which is called after loading, will count a second time.
+        # The method `__iter__`, which is called after loading, adds this epoch again.
         self.epoch = state["epoch"] - 1
 
 

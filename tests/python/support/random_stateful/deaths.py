@@ -1,9 +1,10 @@
-"""Makes workers of a random program exit or hang. The loader replaces these workers, and the results must not change.
+"""Makes workers of a random program exit or hang. The loader replaces these workers, and must still yield the same
+items.
 
     python -m drivers stateful-deaths --seconds 300 --seed 1 --start-methods fork,spawn     # in tests/python/support
 
-The program of a seed runs once without exits, and once with exits. A third and a fourth run, also with exits, run the
-program up to its stop, and from its saved state to the end.
+Each program runs without exits, with exits, and in two parts with exits: up to its stop, and from the saved state to
+the end.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 from hanging import WAYS, Hanging
 
-#: Maximum number of exits of a worker. The third exit in a row at the same batch would be an error.
+#: Maximum number of exits of a worker. The limit is 2, because a third exit in a row at the same batch is an error.
 MOST = 2
 
 
@@ -35,13 +36,12 @@ class Deaths:
     """Kills or stops workers at random moments, either before a batch is requested, or shortly afterwards in a thread.
 
     Args:
-        seed: the seed of the moments.
+        seed: the seed for the random moments.
     """
 
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)
-        #: Whether `MOST` limits the total number of exits of each worker. If the limit does not hold for the total, a
-        #: worker exits at most once per epoch.
+        #: If true, each worker exits at most `MOST` times in total. If false, each worker exits at most once per epoch.
         self._in_all = self._dice.random() < 0.5
         self._each = self._dice.choice([0.05, 0.2, 0.5])
         self._tally: dict[Any, int] = {}
@@ -53,7 +53,7 @@ class Deaths:
         self.count = 0
 
     def may_come(self, loader: Any, epoch: int) -> None:
-        """Kills or stops random workers. Must be called before each batch."""
+        """Kills or stops random workers. The caller must call this method before each batch."""
         iterator = loader._iterator
         if loader.num_workers == 0 or self._stopped or self.way is not None:
             return  # a further exit could be the third one at the same batch
@@ -85,7 +85,7 @@ class Deaths:
         return self.at, Hanging(self.way, self._folder.name, self.times)
 
     def close(self) -> None:
-        """Adds the number of hung workers to the number of exits."""
+        """Adds the workers that hung to the number of exits."""
         if self._folder is not None:
             self.count += len(list(Path(self._folder.name).glob("hung*")))
             self._folder.cleanup()

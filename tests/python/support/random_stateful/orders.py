@@ -75,7 +75,7 @@ class Epochs(PythonShuffled):
 
 
 class Places(Sampler[Any]):
-    """A sampler with a state. When an epoch ends, the sampler's state is at the beginning of the next epoch."""
+    """A sampler with a state. At the end of an epoch, the state is reset to the beginning of the next epoch."""
 
     def __init__(self, length: int, batch: int | None = None) -> None:
         self.length, self.batch, self.done, self.epoch = length, batch, 0, 0

@@ -125,7 +125,9 @@ class Program:
 
     @property
     def is_shared_anew(self) -> bool:
-        """Returns whether the epochs after the resumed epoch have other shards than in the first run."""
+        """Returns whether later epochs have other shards than in the first run, because the number of workers has
+        changed.
+        """
         return not self.indexed and self.later_workers != self.workers
 
     def later_workers_matter(self, first: int) -> bool:
@@ -134,7 +136,7 @@ class Program:
         More workers read more indices ahead, and some samplers continue after these indices in the next epoch.
 
         Args:
-            first: the first epoch after the number of workers has changed.
+            first: the first epoch that runs with the changed number of workers.
         """
         goes_on = self.sampler in orders.GOING_ON and self.later_workers != self.workers
         return goes_on and any(epoch >= first for epoch in self.breaks)

@@ -60,7 +60,7 @@ def read(data: bytes, way: str) -> Any:
 
 
 def save(loader: Any, program: Program, path: Path) -> dict[str, Any]:
-    """Writes the loader's state to a file. Returns facts about the state, for example its size."""
+    """Writes the loader's state to a file. Returns the state's size and other facts about it."""
     state, again = loader.state_dict(), loader.state_dict()
     known: dict[str, Any] = {"keys": sorted(state)}
     try:
@@ -168,7 +168,9 @@ class Run:
         return Loader(dataset, num_workers=workers, **{**options, **chosen})
 
     def run(self) -> dict[str, Any]:
-        """Returns a list of batches for each epoch. A resumed run lacks the batches from before the loaded state."""
+        """Returns a list of batches for each epoch. The result of a resumed run contains only the batches after the
+        loaded state.
+        """
         try:
             self.train()
         finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 
-#: The number of processes out of 256 that are delayed, and the maximum delay in seconds.
+#: The number of processes out of 256 that are delayed on average, and the maximum delay in seconds.
 _RESTING, _LONGEST = 100, 0.4
 
 

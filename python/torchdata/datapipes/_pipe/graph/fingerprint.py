@@ -42,9 +42,9 @@ def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
     """Returns the fingerprint of the graph that ends in a pipe.
 
     Args:
-        begun: whether the graph may have been iterated. If True, the fingerprint leaves out values that an iteration
-            may change. For pipes defined by the user, these values are all attributes except functions. For other
-            pipes, they are the iteration state.
+        begun: whether the graph may have been iterated. If `begun` is True, the fingerprint leaves out values that an
+            iteration may change. A user's pipe may change all its attributes except functions, and another pipe may
+            change its iteration state.
     """
     graph = graph_of(datapipe)
     return [
@@ -58,7 +58,7 @@ def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
 
 
 def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epochs: bool = False) -> str:
-    """Describes the first difference between two pipelines. Returns an empty text if their fingerprints agree.
+    """Describes the first difference between two pipelines. The text is empty if both fingerprints are equal.
 
     Args:
         between_epochs: whether to ignore parameters that may change between two epochs.

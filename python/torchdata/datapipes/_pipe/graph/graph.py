@@ -1,7 +1,7 @@
 """`Graph`: a snapshot of the pipes of a graph and their sources.
 
 Role: an immutable value. Code that modifies the pipes of a graph, or runs them, creates a new `Graph` afterwards. Other
-code reuses the existing object, because the search for pipes inspects all attributes of each pipe. A `Graph` holds only
+code reuses an existing `Graph`, because a new search would inspect all attributes of each pipe. A `Graph` holds only
 references to the pipes. The code runs in any process that has the pipes.
 """
 

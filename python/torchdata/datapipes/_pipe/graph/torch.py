@@ -8,8 +8,8 @@ pipes. The code runs in every process that imports both packages.
 
 This module patches four parts of PyTorch:
 
-- `ABC.register` is called on PyTorch's pipe classes;
-- PyTorch's registries of functional forms receive entries;
+- `ABC.register` makes the classes of this package virtual subclasses of PyTorch's classes;
+- the registries of PyTorch's functional forms receive the forms of this package;
 - PyTorch's decorator `functional_datapipe` accepts classes of this package, although they have another metaclass;
 - PyTorch's function that begins a pass of a pipe reports the pass, so that a state can record the graph at the
   beginning of the pass.
@@ -65,8 +65,8 @@ class Counterpart:
             self.offer(name, method)
 
     def offer(self, name: str, method: Any, before: Any = None) -> None:
-        """Makes a form or method of this package available on PyTorch's pipes, unless they already have that name. If
-        the existing form is the class `before` of this package, `method` replaces it."""
+        """Makes a form or method of this package available on PyTorch's pipes, unless they already have that name.
+        `method` replaces an existing form only if this form is the class `before`."""
         if before is not None and self.base is not None and self.base.functions.get(name) is before:
             self.base.functions[name] = method
         if self.base is not None and callable(method) and not name.startswith("_") and not hasattr(self.base, name):
@@ -167,7 +167,7 @@ def derives_from_twin(ours: type, cls: type) -> Any:
 def _derive(ours: Any, dataset: Any) -> None:
     """Makes `dataset`, which does not accept virtual subclasses, the last base class of `ours` before Generic.
 
-    Existing instances stay valid because neither class defines a memory layout.
+    Existing instances of `ours` stay valid, because neither `ours` nor `dataset` defines a memory layout.
     """
     if isinstance(dataset, type) and not issubclass(ours, dataset):
         try:

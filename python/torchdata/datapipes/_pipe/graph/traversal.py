@@ -107,7 +107,7 @@ def pipes_in(value: Any) -> list[Any]:
     left = LARGEST_STRUCTURE + OPENING
     holds_pipes = False
     numbers = count()  # preserves the order of groups with equal width
-    # Sibling containers, grouped by the width of their branch: the number of containers on all levels down to theirs.
+    # A heap of groups of sibling containers. A group's width is the number of containers in its branch so far.
     groups = [(1, next(numbers), [value])]
     while groups:
         width, _, group = heappop(groups)
@@ -159,7 +159,7 @@ def sources_of(datapipe: Any) -> list[Any]:
 
 def walk(datapipe: Any, known: dict[int, list[Any]] | None = None) -> list[Any]:
     """Returns all pipes of the graph that ends in `datapipe` without duplicates, sources before their readers. `known`
-    contains the sources of pipes that were already searched, by id. The sources of other pipes are added."""
+    contains the sources of pipes that were already searched, by id. The sources of other pipes are added to `known`."""
     known = {} if known is None else known
     done: dict[int, Any] = {}
     opened: set[int] = set()

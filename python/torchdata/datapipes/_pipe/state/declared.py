@@ -33,8 +33,8 @@ def state(
             such as `list`.
         items: whether the attribute holds items. Pipes among the items do not count as sources of this pipe.
         copied: whether copies and pickles of the pipe include the attribute.
-        lasts: whether the value is kept from one iteration to the next. Code must replace a lasting value instead of
-            modifying it, except for a dict.
+        lasts: whether the value is kept from one iteration to the next. If `lasts` is True, code must replace the value
+            instead of modifying it, unless the value is a dict.
         saved: whether saved states include the attribute.
 
     Raises:
@@ -193,7 +193,7 @@ def _state_dict(self: Any) -> dict[str, Any]:
 
 
 def _load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
-    """Loads a saved iteration state. Afterwards, the pipe owns the contents of `state_dict`."""
+    """Loads a saved iteration state. The pipe takes ownership of the contents of `state_dict`."""
     self._load_declared(state_dict)
 
 

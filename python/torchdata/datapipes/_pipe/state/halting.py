@@ -2,9 +2,9 @@
 then pauses.
 
 Role: used if the replay of a whole graph draws numbers from the global generators. If a pipe reads ahead in a thread,
-the functions before this pipe draw numbers before the reader receives the items. During a replay, each thread must
-therefore draw exactly the numbers that it had drawn when the state was saved. The generators are set to their saved
-states afterwards.
+functions before this pipe draw random numbers for items that the reader has not received. In a replay, each thread must
+therefore draw exactly the numbers that it had drawn when the state was saved. After the replay, the generators are set
+to their saved states.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Halt", "Halts", "Lead", "await_beginning", "beginning_unread"]
 #: A paused thread checks once in this many seconds whether its reader waits for an item.
 _LOOK = 0.02
 
-#: A flag that is set except while `beginning_unread` prevents the threads of new passes from reading.
+#: The threads of new passes wait for this flag, which is set except within `beginning_unread`.
 _may_begin = Latch()
 _may_begin.set()
 
@@ -53,8 +53,8 @@ class Lead(NamedTuple):
     """The position up to which a thread had read ahead.
 
     Args:
-        passes: the number of passes that the pipe had begun since the beginning of the replay.
-        items: the number of items that the thread had read in the last of these passes.
+        passes: the number of passes that the pipe had begun since the position where a replay starts.
+        items: the number of items that the thread had read in the most recent pass.
         is_over: whether the source had ended or failed.
     """
 
@@ -68,12 +68,12 @@ class Halt:
 
     Args:
         number: the number of the pass, as counted by the pipe.
-        ahead: how far the thread reads before it pauses.
+        ahead: the position at which the thread pauses.
     """
 
     def __init__(self, number: int, ahead: Lead) -> None:
         self.number = number
-        # If the source had ended, the thread must make one more request, which reaches the end.
+        # If the source had ended, the thread must also make the request that reaches the end of the source.
         self._items, self._taken = ahead.items + ahead.is_over, 0
         self._reached, self._may_go_on = Latch(), Latch()
         #: The queue of the pass, once the pass has begun, and the original capacity of the queue.
@@ -86,16 +86,16 @@ class Halt:
         return self._may_go_on.is_set()
 
     def begin(self, queue: ReadAheadQueue) -> None:
-        """Records that the pass begins. Until the thread may continue, the queue has room for all items, because its
-        capacity may have been larger when the state was saved.
+        """Records that the pass begins. Until the thread may continue, the queue has room for all items, because the
+        queue may have had a larger capacity when the state was saved.
         """
         self._queue, self._capacity = queue, queue.capacity
         queue.capacity = max(queue.capacity, len(queue) + self._items)
 
     def stand(self) -> None:
-        """Pauses the thread once it has read enough items.
+        """Pauses the calling thread if it has read the items up to the position `ahead`.
 
-        If the pipeline does not repeat itself, a reader may need more items, and the thread then continues immediately.
+        If the replay yields other items, a reader may need more items, and the thread then continues immediately.
         """
         if self._taken >= self._items:
             self._reached.set()
@@ -109,7 +109,7 @@ class Halt:
             self._reached.set()
 
     def end(self) -> None:
-        """Records, in the thread, that the thread reads no more items."""
+        """Records that the thread has ended, so that `wait` does not wait for further items."""
         self._reached.set()
 
     def wait(self) -> None:
@@ -134,7 +134,7 @@ class Halts:
             halt.wait()
 
     def release(self) -> None:
-        """Lets all threads continue, whether or not the replay succeeded."""
+        """Lets all paused threads continue, after a successful or a failed replay."""
         for pipe, halt in self._halts:
             pipe._halt = None
             halt.release()

@@ -19,18 +19,18 @@ __all__ = ["PipeHooks", "depth_of", "hooks_of"]
 class PipeHooks:
     """The queries that a pipe answers. The defaults are correct for a pipe that reads its sources in `__iter__`.
 
-    Authors of pipes may override public names. Private names are for pipes with threads or several readers.
+    Authors of pipes may override public names. Private names are not part of the public interface.
     """
 
-    #: Whether each item depends only on the corresponding source item, in the source's order. Such a pipe has no other
-    #: state, even if a user defines it.
+    #: Whether each item depends only on the corresponding source item, in the source's order. A pipe with `one_to_one`
+    #: set, even a user's pipe, has no other state.
     one_to_one: ClassVar[bool] = False
 
     #: Whether `len` must read items.
     _length_reads_items: ClassVar[bool] = False
 
-    #: Whether a pass of the pipe begins passes of its sources. For the children of a split, their shared pipe begins
-    #: the pass of the source.
+    #: Whether a pass of the pipe begins passes of its sources. This attribute is False for the children of a split,
+    #: because their main pipe begins the passes of the source.
     _begins_sources: ClassVar[bool] = True
 
     def _outlives_epochs(self) -> bool:
@@ -47,19 +47,20 @@ class PipeHooks:
         return None
 
     def _reads_in_pass(self, source: Any) -> bool | None:
-        """Returns whether a source's running pass belongs to this pipe's pass; None if their start times decide."""
+        """Returns whether a source's running pass belongs to this pipe's running pass; None to decide by start
+        times."""
         return None
 
     def _goes_on_alone(self) -> bool:
         """Returns whether a pass of the pipe can continue although no reader has begun to read the pipe."""
         return False
 
-    #: Whether a new call of `__iter__` after a skipped exception resumes from the state that the class lists.
+    #: Whether a new `__iter__` call after a skipped exception can resume from the declared iteration state.
     _renews: ClassVar[bool] = True
 
     def _number_of_shares(self) -> int:
-        """Returns the number of shards that yield the items. If the pipe represents workers, this is the number of
-        workers."""
+        """Returns the number of shards that yield the items. For a pipe that represents workers, the result is the
+        number of workers."""
         return 1
 
     # -- threads -----------------------------------------------------------------------------------

@@ -1,12 +1,12 @@
 """Begins the iterations of pipes, and records the state of the graph at the beginning of an iteration.
 
 Role: maintains the record of each pipe (`record`): when its pass began, and the loaded state that it has not resumed
-from yet. If a source of the pipe must be replayed, the record also contains the state of all sources when the pass
-began. A *pass* is one iteration of one pipe. The code runs in the process and thread that iterates the pipe.
+from yet. If a source of the pipe must be replayed, the record also contains the state of all sources at the beginning
+of the pass. A *pass* is one iteration of one pipe. The code runs in the process and thread that iterates the pipe.
 
 A counter that increases when a pass begins determines which passes belong together. If the pass of a source began after
-the pass of its reader, the reader is reading the source. If the source's pass began before, the pass belongs to an
-earlier pass of a reader.
+the pass of its reader, the reader is reading the source. A source's pass that began before the reader's pass belongs to
+an earlier pass of a reader.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _note_pass(datapipe: Any) -> None:
 
 
 def _notice_pass(datapipe: Any) -> None:
-    """Does the same as `_note_pass` for a pass that PyTorch reports only when the first item is requested."""
+    """Records a pass that PyTorch reports only when the first item of the pass is requested."""
     record = record_of(datapipe)
     if record.asked == datapipe._valid_iterator_id:
         return  # the pass is already recorded
@@ -277,7 +277,7 @@ def with_seeds(entry: PipeEntry, record: PassRecord) -> PipeEntry:
 
 
 def with_pending(pipe: Any, record: PassRecord, loaded: PipeEntry) -> PipeEntry:
-    """Returns a loaded entry that is saved a second time, with the settings for the next pass that were made since."""
+    """Returns `loaded`, which no pass has resumed yet, with the settings for the next pass made since loading."""
     if loaded.left is not None:
         loaded = loaded._replace(given=(record.given,))
     loaded = with_seeds(loaded, record)
@@ -366,7 +366,7 @@ def _find_replayed(graph: Graph) -> None:
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
         is_replayed = is_iter_pipe(pipe) and not is_restorable(pipe)
-        # The answer for a source is not known yet if the source, directly or indirectly, reads this pipe.
+        # None means that the result is not known yet, because a source reads this pipe directly or indirectly.
         found[id(pipe)] = is_replayed or any(below) or (None if None in below else False)
         if is_iter_pipe(pipe) and not is_torchs(pipe) and record_of(pipe).watches is None:
             record_of(pipe).watches = found[id(pipe)]
@@ -400,7 +400,7 @@ def is_restorable(datapipe: Any) -> bool:
 def _covers(kind: type) -> bool:
     classes: tuple[Any, ...] = kind.__mro__
     if iter_base() not in classes:
-        # An iterable-style PyTorch pipe always starts with a reset, and a map-style PyTorch pipe does not have a
+        # An iterable-style PyTorch pipe is reset at the start of each iteration, and a map-style PyTorch pipe has no
         # position.
         iterates = hasattr(kind, "__iter__") and issubclass(kind, iter_base())
         return not iterates and hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
@@ -408,7 +408,7 @@ def _covers(kind: type) -> bool:
     says = max(depth_of(kind, "state_dict"), depth_of(kind, "load_state_dict"))
     says = min(says, depth_of(kind, "iteration_state"))
     while says < len(classes) and not issubclass(classes[says], iter_base()):
-        # A mixin is not a pipe. The mixin's declaration counts for the first class that lists the mixin as a base.
+        # The declaration of a mixin counts for the first class that lists the mixin as a base.
         says = min(i for i, cls in enumerate(classes) if classes[says] in cls.__bases__)
     return says < len(classes) and says <= depth_of(kind, "__iter__")
 
@@ -442,7 +442,7 @@ def forget_state(*datapipes: Any) -> None:
 
 
 def forget_below(datapipe: Any) -> None:
-    """Makes the next iterations of a pipe's sources start from the beginning, if the pipe begins its sources.
+    """Makes the next iterations of a pipe's sources start from the beginning, if the pipe starts their passes.
 
     The source of the children of a fork continues as long as one of the children continues.
     """
@@ -466,8 +466,8 @@ def _forget(pipe: Any) -> None:
             record.loaded = PipeEntry(name_of(pipe))
         return
     if record.loaded is not None and record.loaded.left is not None:
-        # The pipe has the state from the beginning of a repeated pass. The pipe's next pass begins after the running
-        # pass.
+        # The pipe has loaded the state of a pass that is replayed. The next iteration is the pass after the replayed
+        # pass, and begins with the entry `left`.
         seed = pending_seed(pipe)
         was_given = seed is not None and seed != record.given
         load_entry(pipe, record.loaded.left)
@@ -497,8 +497,8 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
     else:
         token.disarm()
     if entry.restores and is_restorable(pipe):
-        # A user's pipe without `reset` cannot start over after its state is loaded. The state is therefore loaded only
-        # when the pipe resumes.
+        # A user's pipe without `reset` cannot start over after its state is loaded. A user's pipe without `reset`
+        # therefore loads its state only when the pipe resumes.
         if can_reset(type(pipe)) or not is_iter_pipe(pipe):
             _take_state(pipe, pipe.load_state_dict, state)
     elif hasattr(type(pipe), "iteration_state"):
@@ -518,7 +518,7 @@ def _take_state(pipe: Any, take: Callable[[Any], object], state: Any) -> None:
         take(state)
         return
     with explaining_damage(name_of(pipe)):
-        # Without these checks, most errors would surface only in the middle of an iteration.
+        # These checks report an invalid state when it is loaded, rather than in the middle of an iteration.
         for each in pipe._declared:
             if each.saved and each.key in state:
                 each.check(state[each.key])

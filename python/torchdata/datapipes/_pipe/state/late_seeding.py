@@ -1,11 +1,11 @@
 """Seeds libraries that are imported in the middle of an epoch.
 
 Role: a child process seeds the global generators of the loaded libraries when an epoch begins. A user's function may
-import a library later, as often happens with spawn. The library would seed its generator from the system's entropy, and
-the run could not be reproduced. Each library is therefore seeded right after its import, before the importing code
-continues. The code runs in workers and in the dispatching process. `process_reset_fn` provides the seeds of each epoch.
-States contain the pending seeds. A process that resumes from the beginning of an epoch needs these seeds, because it
-may already have imported a library that the original run imported later.
+import a library later, as often happens with spawn. Without this module, the library would seed its generator from the
+system's entropy, so the run could not be reproduced. Each library is therefore seeded right after its import, before
+the importing code continues. The code runs in workers and in the dispatching process. `process_reset_fn` provides the
+seeds of each epoch. States contain the pending seeds. A process that resumes from the beginning of an epoch needs these
+seeds, because it may already have imported a library that the original run imported later.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SEED: Mapping[str, Callable[[Any, int], object]] = {
     "numpy.random": lambda numpy_random, seed: numpy_random.seed(seed),
 }
 
-#: The seeds of modules that are not loaded, by their full names. Each shard of a process has its own dict.
+#: The seeds of modules that are not loaded, by their full names. A process has one dict for each of its shards.
 awaited: dict[str, int] = {}
 
 
@@ -49,8 +49,8 @@ def seed_now_or_when_imported(seeds: Mapping[str, int]) -> None:
 
 
 def await_again(seeds: dict[str, int]) -> None:
-    """Restores the awaited seeds of a shard, which are the value of `awaited` when the shard last ran. Modules that
-    another shard has imported are seeded at once."""
+    """Restores the awaited seeds of a shard, which were the value of `awaited` when the shard last ran. A module that
+    another shard has imported in the meantime is seeded immediately."""
     global awaited
     awaited = seeds
     if seeds and not sys.modules.keys().isdisjoint(seeds):

@@ -49,22 +49,22 @@ class PipeEntry(NamedTuple):
             next pass of the pipe starts from the beginning.
         yielded: the number of items that the pass to resume has yielded.
         finished: whether the pass has yielded its last item.
-        state: the pipe's own state. If the next pass starts from the beginning, this state contains only values that
-            outlive a pass, including the seed that was set for the next pass.
+        state: the pipe's own state. If `restores` is False, this state contains only values that outlive a pass,
+            including the seed for the next pass.
         seed: the argument to pass to `set_seed` of a user's pipe.
-        follows: whether the seeds of further passes are derived from the last seed, as in graphs that were seeded as a
-            whole (`set_graph_random_seed`). If `follows` is False, the seeds are drawn from the global generators.
+        follows: whether each seed is derived from the previous seed, as in a graph that `set_graph_random_seed` has
+            seeded. If `follows` is False, the seeds are drawn from the global generators.
         skipped: by kind of exception, the number of items that `on_error` has skipped at the pipe in the pass.
-        later: the seed to set after the items were dropped.
+        later: the seed for the next pass, which is set after the replay has dropped items.
         drop: the number of items to drop after the pass has begun. A pipe that drops items, or that has no declared
             state, is *replayed*: the pipe and its sources begin as before, and continue to their saved position, or to
             their end if `finished` is set.
         seconds: the maximum time for computing the dropped items.
-        generators: the global generators at the beginning of the replay. After the replay, the generators are restored.
-        ahead: for a pipe that reads in a thread, how far the thread reads with the generators of the replay, see
-            `Ahead`.
-        left: for a pipe in a pass that may be abandoned, the entry for the next pass after the pass was abandoned.
-        given: the previous seed of the pipe, if a new seed may have been set since.
+        generators: the global generators at the beginning of the replay. After the replay, the process's generators
+            have the same states as before the replay.
+        ahead: how far the pipe's thread reads before the replay restores the generators (see `Lead`).
+        left: the entry for the next pass, in case the reader abandons the current pass.
+        given: the seed that was pending when the entry was loaded, to detect a seed that is set afterwards.
     """
 
     type: str

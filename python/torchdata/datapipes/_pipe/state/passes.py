@@ -1,6 +1,6 @@
 """Reads a pipe in successive passes, and restores positions within them, for loaders that read any iterable.
 
-Role: an adapter with the interface of a `Stateful` iterable. Subclasses define the state. The code runs where the pipe
+Role: adapts a pipe to the interface of a `Stateful` iterable. Subclasses define the state. The code runs where the pipe
 is read.
 """
 

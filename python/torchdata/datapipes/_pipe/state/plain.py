@@ -88,7 +88,7 @@ def refuse_pickled(plain: Any, owner: str) -> None:
 
 
 def _taken(value: Any, copies: dict[int, Any]) -> Any:
-    """Returns a copy of a value of a state, with dicts and lists that the pipe may change. Other objects are shared."""
+    """Returns a value of a state with new dicts and lists, which the pipe may change. Other objects are shared."""
     kind = type(value)
     if kind is list:
         return list(value)

@@ -1,7 +1,7 @@
 """Stores data about each pipe outside its attributes: its token, which distinguishes its iterations, and its *record*.
 
-Role: storage for `iteration` and `state`, which define its use. The code runs in the process and thread that iterates
-the pipe. A *pass* is one iteration of one pipe.
+Role: stores the data of passes for `iteration` and `state`, which define its use. The code runs in the process and
+thread that iterates the pipe. A *pass* is one iteration of one pipe.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Beginning:
     torchs: dict[int, Any] = field(default_factory=dict)
     #: Each pipe of the graph with its entry, and the state to load into the pipe, if any.
     parts: list[tuple[Any, PipeEntry, Any]] = field(default_factory=list)
-    #: The number of passes that pipes with reading threads had begun.
+    #: The number of passes that each pipe with a reading thread had begun, by the pipe's id.
     passes: dict[int, int] = field(default_factory=dict)
 
     def entries(self) -> list[tuple[Any, PipeEntry]]:
@@ -58,7 +58,7 @@ class PassRecord:
     asked: Any = NEVER
     #: The `_valid_iterator_id` of a PyTorch pipe when a state was last loaded into the pipe.
     before: Any = NEVER
-    #: The counter of passes when the running pass began; 0 without a running pass.
+    #: The value of the pass counter when the running pass began; 0 if no pass is running.
     stamp: int = 0
     #: Whether `iterate`, which records the end, began the running pass of a PyTorch pipe.
     tells_end: bool = False
@@ -66,7 +66,7 @@ class PassRecord:
     loaded: PipeEntry | None = None
     #: Whether the running pass resumes from a state that was saved after the last item.
     ended: bool = False
-    #: Whether a state was loaded into the pipe's graph since its last pass that started from the beginning.
+    #: Whether a state was loaded into the pipe's graph after the last pass that started from the beginning.
     fed: bool = False
     #: The last seed that was set for a user's pipe.
     seed: Any = None
@@ -76,7 +76,7 @@ class PassRecord:
     given: Any = None
     #: The seed that was set after the beginning of the pass to replay.
     later: Any = None
-    #: Whether this pipe or one of its sources is replayed; None if not determined yet.
+    #: Whether this pipe or one of its sources must be replayed; None if this is not determined yet.
     watches: bool | None = None
     #: The state of the graph when the running pass began, if `watches` is True or the pipe belongs to PyTorch.
     beginning: Beginning | None = None
@@ -90,11 +90,11 @@ class PassRecord:
     claim: Any = None
     #: References to the pipes for which this pipe skips exceptions.
     claimed: list[Any] = field(default_factory=list)
-    #: References to the `Renewal` of the running pass, and to the `Renewal` of the reader's running pass.
+    #: References to two `Renewal` objects: of this pipe's running pass, and of the running pass of its reader.
     renewal: Any = None
     read_by: Any = None
-    #: The number of items that were skipped in the running pass, by kind of exception. The dict is replaced, never
-    #: modified.
+    #: The number of items that were skipped in the running pass, by kind of exception. Code must replace the dict
+    #: instead of modifying it.
     skipped: dict[str, int] = field(default_factory=dict)
 
     def __reduce__(self) -> Any:

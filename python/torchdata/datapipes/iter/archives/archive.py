@@ -111,7 +111,7 @@ def seeks_cheaply(file_obj: Any) -> bool:
 
 
 def bare(stream: Any) -> Any:
-    """Returns the file object inside a wrapper. Direct calls avoid a detour through `__getattr__`."""
+    """Returns the file object inside a wrapper. Calling this object directly is faster than calling the wrapper."""
     if getattr(stream, "closed", False):
         raise ValueError(f"the stream {stream!r} of the archive is closed")
     return stream.file_obj if isinstance(stream, StreamWrapper) else stream
@@ -198,8 +198,8 @@ class Archive:
         #: The offset of the archive's first byte in its stream; None if unknown.
         self.start = position_of(source) if start is None else start
 
-        #: A recipe to reopen the source, used when the archive is pickled, possibly after the source was closed. A
-        #: recipe would copy an in-memory file, so in-memory files do not get a recipe.
+        #: A recipe to reopen the source, used when the archive is pickled, possibly after the source was closed.
+        #: In-memory files do not get a recipe, because the recipe would contain a copy of the file.
         file_obj = source.__dict__.get("file_obj") if isinstance(source, StreamWrapper) else source
         stand_in = source if isinstance(file_obj, io.BytesIO) else detached(source, self.start)
         self._stand_in = stand_in if stand_in is not source else None
@@ -359,7 +359,8 @@ class IndexedArchive(Archive):
 
 
 class IndexedLoader(ArchiveLoader):
-    """A loader of archives with a directory. The position in an archive is an index into the directory."""
+    """The base class of loaders for archives with a directory. The position in an archive is an index into the
+    directory."""
 
     #: The format's name and class.
     _format: str

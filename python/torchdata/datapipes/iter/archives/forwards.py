@@ -2,7 +2,7 @@
 
 Role: this class connects an archive reader with a stream that cannot seek or that is compressed. The archive reader
 requests bytes by offset as from a file. The code runs in the iterating process. The reader borrows the stream, and
-keeps the last piece of bytes. Small steps back and small members therefore do not need a call of the stream.
+keeps the last piece of bytes. Seeking back a little, or reading a small member, therefore does not call the stream.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _BACK = 1 << 10
 
 
 class Forwards:
-    """The bytes of a stream by offset, from its current position on.
+    """Provides the bytes of a stream by offset, from the stream's current position on.
 
     Args:
         next_piece: a function that returns the stream's next bytes.
-        rewind: a function that returns to the start and provides a new `next_piece`. If None, the stream cannot go
-            back, and only the last piece can be reread.
+        rewind: a function that returns to the start and provides a new `next_piece`. If `rewind` is None, the stream
+            cannot go back, and only the last piece can be reread.
         start: the current offset of the stream.
     """
 

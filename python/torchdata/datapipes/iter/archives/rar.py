@@ -3,8 +3,8 @@
 Role: the pipe turns pairs of path and archive stream into pairs of path and member stream, using the optional library
 `rarfile`. The pipe runs in the iterating process. Uncompressed members are read from the archive's stream. Compressed
 members are decompressed by a program (`unrar`, `unar`, `7z` or `bsdtar`), which starts when the member is first read
-and ends with the member's stream. `rarfile` passes the program a temporary copy of the member, or of a whole solid
-archive.
+and ends with the member's stream. `rarfile` creates a temporary copy of the member, or of a whole solid archive, for
+the program to read.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class _RarArchive(IndexedArchive):
 def _mend_bsdtar(rarfile: Any) -> None:
     """Makes `rarfile` (at least up to release 4.5) call `bsdtar` without `--` between `-f` and the path.
 
-    The path leads to a temporary copy, so `--` is not needed.
+    The call is safe without `--`, because the path is that of a temporary copy.
     """
     program = rarfile.tool_setup()
     if program.setup is rarfile.BSDTAR_CONFIG and "get_cmdline" not in vars(program):

@@ -64,8 +64,8 @@ MOST_GLOBAL_RECORDS = 1000
 #: The largest offset that a file can have.
 _LAST_OFFSET = (1 << 63) - 1
 
-#: A resumed stream starts at this number of bytes before a header. `tarfile` reads the last byte of the previous member
-#: to check whether the archive is long enough.
+#: The number of bytes before a header at which a resumed stream starts. `tarfile` reads the last byte of the previous
+#: member to check whether the archive is long enough.
 BEFORE = 1
 
 #: Maximum length of a quoted `tarfile` error, because some errors contain the header.
@@ -149,7 +149,8 @@ _LIES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError
 
 
 class _Header(tarfile.TarInfo):
-    """A header that must not be damaged. `tarfile` treats damage as the end of the archive, except at the start.
+    """A member's header, in which damage is an error. `tarfile` treats damage after the first header as the archive's
+    end.
 
     One member may have many headers: long names, extended headers, maps of holes. The number and the size of these
     headers are limited.
@@ -240,17 +241,17 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
         mode: the mode, as for `tarfile.open`.
         max_ratio: the largest allowed ratio.
         header: the offset of a header, for an uncompressed archive with a stream that is `BEFORE` bytes before this
-            header. Nothing before this position is read. With 0, the stream is at its start.
+            header. Bytes before the stream's position are not read. If `header` is 0, the stream is at its start.
     """
     tar: Any
     source: Any
     ahead, compression = "|" in mode or not seekable(file_obj), mode[2:] if len(mode) > 1 else "*"
     if header is not None:
-        # `tarfile` reads a header when it opens an archive. Therefore, an empty archive is opened first, and its stream
-        # is then replaced.
+        # `tarfile` reads a header when it opens an archive. An empty archive is therefore opened, and its stream is
+        # then replaced.
         tar = OpenTar.open(fileobj=io.BytesIO(bytes(2 * tarfile.BLOCKSIZE)), mode="r:", tarinfo=_Header)
         if header and not ahead:
-            # this byte is then in the buffer of a buffered stream, which need not request it later
+            # if the stream is buffered, reading this byte now avoids a later request for the byte
             file_obj.read(BEFORE)
         source = Forwards(_pieces_of_plain(file_obj), start=max(header - BEFORE, 0)) if ahead else file_obj
         tar.fileobj, tar.plain = source, True
@@ -284,7 +285,7 @@ def _forwards(source: Any, compression: str, ahead: bool, max_ratio: float | Non
 
 
 def _in_proportion(compression: str, max_ratio: float | None, source: CountedStream) -> Pieces:
-    """Decompresses `source`, and refuses a bomb. Data must be decompressed whether members are read or skipped."""
+    """Decompresses `source`, and raises an error for a decompression bomb. The ratio includes skipped members."""
     next_piece, size = _COMPRESSIONS[compression][1](source), 0
 
     def piece() -> bytes:
@@ -494,7 +495,7 @@ class _SparseMember(LibraryMember):
 
     def readall(self) -> bytes:
         try:
-            # Reading a large file in pieces does no harm, and sparse files are large.
+            # Only reading the whole file is limited, because sparse files may be large but can be read in pieces.
             refuse_bomb(self._size, self._stored, self._archive.max_ratio)
         except Exception as error:
             raise self._archive.explained(self._name, error)
@@ -554,7 +555,7 @@ class TarArchiveLoader(ArchiveLoader):
         stand_in, place = super()._bookmark(path, stream)
         archive = self._archive
         if archive is not None and archive.source is stream is not stand_in and archive.place is not None:
-            # The stream is opened at this position, so that no earlier bytes are requested from a store.
+            # Because the stream starts at this position, no earlier bytes are requested from a store.
             return detached(stream, archive.place - BEFORE), (*place, archive.start)
         return stand_in, place
 

@@ -3,9 +3,9 @@
 Role: `fork`, `unzip`, `demux` and `round_robin_demux` share this code. The children share one *main* pipe, which reads
 the source once and owns the items that wait for children. All these pipes run in one thread of the iterating process.
 
-The children of one main pipe are iterated in *generations*. A new generation begins when a child is iterated for the
-second time in a generation. The new generation restarts the source and invalidates the iterators of all siblings. A
-sibling that is iterated afterwards joins the generation.
+The children of one main pipe are iterated in *rounds*. A new round begins when a child is iterated for the second time
+in a round. The new round restarts the source and invalidates the iterators of all other children. A child that is
+iterated afterwards joins the round.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def queues() -> Any:
 
 
 class Main(IterDataPipe[Any]):
-    """The part that the children of one split share: the iterator over the source, and the generation."""
+    """The part that the children of one split share: the iterator over the source, and the round."""
 
     name = "fork"
     #: The name in graph drawings.
@@ -56,7 +56,7 @@ class Main(IterDataPipe[Any]):
     _exhausted: bool = state(False)
     #: Children with iterators that have ended or were dropped.
     _done: set[int] = state(set)
-    #: Children that have been iterated in this generation.
+    #: Children that have been iterated in the current round.
     _joined: set[int] = state(set, lasts=True)
 
     def __init__(self, datapipe: Any, num_instances: int, buffer_size: int) -> None:
@@ -79,7 +79,7 @@ class Main(IterDataPipe[Any]):
         return [Child(self, instance) for instance in range(self.num_instances)]
 
     def join(self, child: Child) -> None:
-        """Adds a child that starts an iteration to the generation, or begins a new generation for this child."""
+        """Adds a child that starts an iteration to the current round, or begins a new round with this child."""
         if not self._joined or child.instance_id in self._joined:
             if self._joined and (not self._exhausted or len(self._done) < self.num_instances):
                 warn_outside(
@@ -98,7 +98,7 @@ class Main(IterDataPipe[Any]):
         self._joined.add(child.instance_id)
 
     def open(self, child: Child) -> None:
-        """Begins to read the source for a child, once per generation."""
+        """Begins to read the source for a child, once per round."""
         self._joined.add(child.instance_id)
         if token_of(self).armed:
             start_pass(self)
@@ -113,9 +113,9 @@ class Main(IterDataPipe[Any]):
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Drops items that wait for children, before a new generation begins.
+        """Drops items that wait for children, before a new round begins.
 
-        Does nothing here because queues may share items.
+        Closes no streams here, because several queues may share an item.
         """
 
     def length(self, instance: int) -> int:
@@ -125,11 +125,11 @@ class Main(IterDataPipe[Any]):
     def _lasting_state(self) -> dict[str, Any]:
         lasting = super()._lasting_state()
         if self._exhausted and len(self._done) == self.num_instances:
-            del lasting["joined"]  # the next generation does not interrupt a finished one
+            del lasting["joined"]  # the next round does not interrupt a finished round
         return lasting
 
     def _goes_on_alone(self) -> bool:
-        # A child that has not joined the generation can still read the items that wait for it.
+        # A child that has not joined the round can still read the items that wait for it.
         return 0 < len(self._joined) < self.num_instances
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -145,7 +145,7 @@ class DealMain(Main):
     _buffered: int = state(0)
 
     def abandon(self) -> None:
-        """Closes the streams in waiting items. Each of these items belongs to one child that will not receive it."""
+        """Closes the streams in waiting items. Each waiting item belongs to only one child."""
         for buffer in self._buffers:
             for item in buffer:
                 close_dropped(item)
@@ -203,7 +203,7 @@ class Child(IterDataPipe[Any]):
 
     _is_child_datapipe = True
     iteration_state = ()
-    _begins_sources = False  # the main pipe begins the source, once per generation
+    _begins_sources = False  # the main pipe begins the source, once per round
     #: The name in graph drawings.
     drawn_as: ClassVar[str] = "Child"
 
@@ -216,7 +216,7 @@ class Child(IterDataPipe[Any]):
         return self.instance_id in source._joined
 
     def reset(self) -> None:
-        """Joins the current generation of the children, or begins the next generation."""
+        """Joins the current round of the children, or begins the next round."""
         self.main_datapipe.join(self)
 
     def __iter__(self) -> Iterator[Any]:

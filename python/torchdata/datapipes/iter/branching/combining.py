@@ -227,9 +227,9 @@ class SampleMultiplexer(IterDataPipe[Any]):
 
     Args:
         pipes_to_weights_dict: the pipes to read, each with its positive weight.
-        seed: the seed of all choices, which `set_seed` and DataLoader2 then do not change. The first iteration of a new
-            pipe is always the same, and equals that of torchdata 0.9; later iterations continue with the same
-            generator. With None (the default), every iteration has its own seed, as for `shuffle`.
+        seed: the seed of all choices, which `set_seed` and DataLoader2 then do not change. With a seed, the first
+            iteration of every new pipe makes the same choices as in torchdata 0.9; later iterations continue with the
+            same generator. With None (the default), every iteration has its own seed, as for `shuffle`.
 
     Raises:
         ValueError: no input is given, or a weight is not positive and finite.

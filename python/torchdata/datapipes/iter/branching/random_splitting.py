@@ -32,8 +32,8 @@ _SEEDS = (int, float, str, bytes, bytearray)
 class _SplitMain(IterDataPipe[Any]):
     """The main pipe of `random_split`, which decides for each item which child it belongs to.
 
-    The weight of a child is the number of items that it still needs. Each item lowers the weight by one. If the weight
-    would become negative, the excess is taken from all children.
+    The weight of a child is the number of items that it still needs. Each item that a child receives lowers the child's
+    weight by one. If a child's weight would become negative, the excess is taken from the weights of all children.
     """
 
     #: The name in graph drawings.
@@ -73,7 +73,7 @@ class _SplitMain(IterDataPipe[Any]):
         self._remaining = self.total_length
 
     def read(self, instance: int) -> Iterator[Any]:
-        """Yields the items of one child, which continues its pass."""
+        """Yields the remaining items of one child in the current pass."""
         if self._reader != instance:  # the pass of a restored child had already ended
             return iter(())
         if token_of(self).armed:

@@ -89,7 +89,7 @@ class Forker(IterDataPipe[Any]):
 
     Args:
         datapipe: the pipe to read, once for all children.
-        num_instances: number of children. For 1, the pipe itself is returned.
+        num_instances: number of children. If `num_instances` is 1, the pipe itself is returned.
         buffer_size: maximum number of items that a child may be ahead of the slowest child, 1,000 by default; -1 for no
             limit.
         copy: None (the default) gives every child the same objects; "shallow" and "deep" give every child copies of the
@@ -269,7 +269,7 @@ class RoundRobinDemultiplexer(IterDataPipe[Any]):
 
     Args:
         datapipe: the pipe to read, once for all children.
-        num_instances: number of children. For 1, the list contains the pipe itself, with a warning.
+        num_instances: number of children. If `num_instances` is 1, the list contains the pipe itself, with a warning.
         buffer_size: maximum total number of items in the buffers of all children, 1,000 by default; -1 for no limit.
 
     Raises:

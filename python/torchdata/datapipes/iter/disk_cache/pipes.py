@@ -45,17 +45,17 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
     Args:
         source_datapipe: the pipe to read.
         filepath_fn: a function from an item to the path of its file, or to several paths (a list, a tuple, or a
-            generator). If None (the default), the item is the path. If the files of an item have other paths (members
-            of an archive), their list is stored next to this path, in a file with the suffix `.torchdata_list`.
+            generator). By default (None), each item is the path of its file. If an item has files with other paths
+            (members of an archive), their list is stored next to the item's path, with the suffix `.torchdata_list`.
         hash_dict: a mapping from path to checksum in hexadecimal digits; None (the default) for no check. Existing
             files with another checksum are replaced; a computed file with another checksum is an error. The dict must
             contain every yielded file, including members of archives.
         hash_type: the kind of checksums, `"sha256"` (the default) or `"md5"`.
-        extra_check_fn: a function from a path to whether the existing file is valid; invalid files are replaced. The
-            function is called for every yielded file.
+        extra_check_fn: a function from a path to whether the existing file is valid; invalid files are replaced.
+            `extra_check_fn` is called for every yielded file.
         folder: the folder that must contain all files with paths that `filepath_fn` does not return. Files elsewhere
             are yielded but computed again in the next epoch, so that a manipulated list cannot cause other files to be
-            yielded. By default (None), it is the folder of the path that represents the item.
+            yielded. By default (None), `folder` is the folder of the path that represents the item.
 
     Raises:
         TypeError: an argument is not a function, or `folder` is not a path.
@@ -109,7 +109,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
             raise RuntimeError("Please call `end_caching()` before iteration.")
         if self._section is not None:
             return self._section.items()
-        # The section is inspected without its end. Nothing will be written, so nothing is locked.
+        # This iteration does not reach the end of the section, so no file is written or locked.
         return (item for item in self.source_datapipe if self.found(self.paths_of(item)) is None)
 
     def __add__(self, other: Any) -> Any:
@@ -195,17 +195,17 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
             first member is the path.
         same_filepath_fn: whether to use the `filepath_fn` of `on_disk_cache`; False by default.
         skip_read: ignored, because the type of the data is detected.
-        timeout: seconds to wait for a file that another process computes, if there is nothing else to do, 300 by
+        timeout: seconds to wait for a file that another process computes, while no other file is available; 300 by
             default. The pipe does not wait for a process that was killed.
 
     Raises:
-        RuntimeError: `on_disk_cache` is missing before this pipe, or its section has ended. While iterating: data has
-            another checksum than in `hash_dict` or none, or the item of a file cannot be determined.
-        ValueError: both `filepath_fn` and `same_filepath_fn` are given, or the mode or the timeout is invalid. While
-            iterating: a file has a name of the cache's own files (`….torchdata_list`, `.torchdata-….part`,
-            `.torchdata-….lock`), or its path is a URL with a part `..`.
+        RuntimeError: `on_disk_cache` is missing before this pipe, or its section has ended; while iterating,
+            `hash_dict` contains another checksum or none for a file, or the item of a file cannot be determined.
+        ValueError: both `filepath_fn` and `same_filepath_fn` are given, or the mode or the timeout is invalid; while
+            iterating, the name of a file is reserved for the cache's own files (`….torchdata_list`,
+            `.torchdata-….part`, `.torchdata-….lock`), or a path is a URL with a part `..`.
         TimeoutError: while iterating, another process took too long; the message names the file and its lock.
-        OSError: while iterating, a file cannot be written. No part of the file remains.
+        OSError: while iterating, a file cannot be written. The incomplete file is removed.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -337,7 +337,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         section.written(path, record)
 
     def _sources_in_use(self) -> list[Any]:
-        # The end of the section reads the source of `on_disk_cache` directly, too.
+        # The end of the section also reads the source of `on_disk_cache` directly.
         return [self.source_datapipe, self.cache_holder, self.cache_holder.source_datapipe]
 
     def state_dict(self) -> dict[str, Any]:

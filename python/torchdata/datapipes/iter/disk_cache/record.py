@@ -16,7 +16,7 @@ from torchdata.datapipes.iter.streams.atomic_files import create_anew, temporary
 
 __all__ = ["Record", "mark_of"]
 
-#: "ready": all files exist. "missing": this process creates the files. "pending": decided when the record is next.
+#: "ready": all files exist. "missing": this process creates the files. "pending": not decided yet.
 Kind = Literal["ready", "missing", "pending"]
 
 _NONE: frozenset[str] = frozenset()
@@ -32,7 +32,7 @@ class Record:
         targets: the absolute paths of `paths`, once a file is missing.
         written: the targets that were written.
         ready: paths that may be yielded once all earlier paths were yielded.
-        members: further paths that were written for the item. These paths are added to the item's list.
+        members: further paths that were written for the item. The list of the item's files will contain these paths.
         locks: the held locks, by target.
     """
 

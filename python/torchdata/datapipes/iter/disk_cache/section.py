@@ -5,8 +5,7 @@ Role: each iteration of an `EndOnDiskCacheHolder` has one `Section`. The section
 each item whether its files exist (*ready*), must be created by this process (*missing*, with locks on the paths), or
 are being created by another process (*pending*). The section passes missing items to the pipes between `on_disk_cache`
 and `end_caching`, and determines which path is yielded next. The section runs in the thread that iterates the end of
-the cache. If one of these pipes reads ahead in a thread, `items` runs in that thread. docs/internals/disk-cache.md
-describes how processes wait.
+the cache. If a pipe of the section reads ahead in a thread, `items` runs in that thread.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from torchdata.datapipes.iter.streams.atomic_files import write_file
 
 __all__ = ["Section"]
 
-#: Maximum number of items that were read and not yielded. At the maximum, the section only waits for other processes.
+#: Maximum number of items that were read and not yielded. The limit applies only while another process creates a file.
 _AHEAD = 1000
 
 #: Maximum number of locked items in the pipes, because each lock is an open file. Further items are not locked.
@@ -98,7 +97,8 @@ class Section:
 
     @property
     def _may_read(self) -> bool:
-        """Returns whether the source may have more items, and not too many wait for other processes."""
+        """Returns whether to read another item: the source has not ended, and few enough items wait for other
+        processes."""
         return not self.ended and not (self._elsewhere and len(self._queue) >= _AHEAD)
 
     def read_one(self) -> None:
@@ -138,7 +138,7 @@ class Section:
                 record.kind = "ready" if self._over else "missing"  # after the pipes ended, no file is created
             if record.kind == "missing":
                 self._handoff.append(record)
-            # The thread that abandoned the iteration may have closed the section in the meantime.
+            # The section may have been closed in the meantime, by the thread that abandoned the iteration.
             if record.kind != "missing" or self._closed or len(self._flying) + len(self._handoff) > _LOCKED:
                 record.release()
         except BaseException:
@@ -147,7 +147,7 @@ class Section:
         return None
 
     def _take_found(self, record: Record, *, is_head: bool = True) -> bool:
-        """Returns whether all files exist. The record is then ready, unless its list is long and is read later."""
+        """Returns whether all files exist. A complete record becomes ready, unless its list is long and read later."""
         found = self._found(record.paths)
         if found is None:
             return False
@@ -159,7 +159,7 @@ class Section:
 
     @property
     def in_flight(self) -> bool:
-        """Returns whether the pipes in between have, or may have, further results."""
+        """Returns whether the pipes between `on_disk_cache` and `end_caching` have, or may have, further results."""
         return bool(self._handoff or self._flying)
 
     @property
@@ -174,6 +174,7 @@ class Section:
             TimeoutError: another process took too long to create the path.
         """
         self._thread = threading.get_ident()
+        locks.resume(id(self))
         queue, waiting_since = self._queue, None
         while queue:
             head = queue[0]
@@ -181,6 +182,8 @@ class Section:
                 # The locks are released because the consumer may be slow, or may wait for other processes, which can
                 # now create the remaining files.
                 head.release()
+                if self.in_flight:
+                    locks.pause(id(self), self._release_flying)
                 return head.ready.popleft()
             if head.kind == "ready":
                 queue.popleft()
@@ -244,7 +247,7 @@ class Section:
 
     @contextmanager
     def writing(self, path: str, record: Record | None) -> Iterator[bool]:
-        """Context that locks `path` if possible; its value is whether other processes are excluded."""
+        """Context manager that locks `path` if possible; yields whether other processes are excluded."""
         here = os.path.abspath(path)
         lock = None if record is None else record.locks.pop(here, None)
         if lock is None or not lock.keep():
@@ -264,7 +267,7 @@ class Section:
             self._queue.appendleft(record)
         else:
             while (earlier := self._flying[0]) is not record:
-                # A dropped item yields nothing. Results of later items are yielded as soon as they arrive.
+                # A dropped item yields nothing. An item counts as dropped once a later item has a result.
                 self._forgetful |= not earlier.members
                 self._finish(earlier)
             here = os.path.abspath(path)
@@ -307,7 +310,7 @@ class Section:
         self.chain_ended = self._dry = False
 
     def end_round(self) -> None:
-        """Records that the pipes in between have ended, so no further results follow for their items."""
+        """Records that the pipes between `on_disk_cache` and `end_caching` have ended, so no further results follow."""
         with self._reading:
             self.chain_ended = True
             for record in list(self._flying):
@@ -319,8 +322,13 @@ class Section:
                     record.release()
                 self._handoff.clear()
 
+    def _release_flying(self) -> None:
+        for record in (*self._flying, *self._handoff):
+            record.release()
+
     def close(self) -> None:
-        """Releases all locks. The state can still be saved."""
+        """Releases all locks. After closing, the state of the section can still be saved."""
+        locks.resume(id(self))
         self._closed = True
         for record in (*self._queue, *self._handoff):
             record.release()
@@ -339,7 +347,7 @@ class Section:
         }
 
     def load(self, dumped: dict[str, Any]) -> None:
-        """Loads a result of `dump`. Records that no pipe works on yet are checked again."""
+        """Loads a result of `dump`. The files of records that no pipe works on yet are checked a second time."""
         queue = [Record.restored(record) for record in dumped["queue"]]
         self._queue, self._flying = deque(queue), [queue[place] for place in dumped["flying"]]
         self._one_to_one, self._one_to_many, self._forgetful, self._foreign_thread = dumped["seen"]

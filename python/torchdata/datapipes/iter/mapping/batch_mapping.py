@@ -101,9 +101,9 @@ class BatchAsyncMapper(Unfolding, IterDataPipe[Any]):
     """Applies a coroutine function concurrently to the items of a batch, and yields the results in the items' order.
 
     Each iteration has its own event loop, which runs while a batch is processed and is closed at the end. The loop runs
-    in the thread that iterates the pipe. If that thread already runs an event loop, the new loop runs in another
-    thread, and the first thread waits. If the function raises, the exception is raised unchanged, and the remaining
-    calls of the batch are canceled.
+    in the thread that iterates the pipe. If the iterating thread already runs an event loop, the new loop runs in
+    another thread, and the iterating thread waits. If the function raises, the exception is raised unchanged, and the
+    remaining calls of the batch are canceled.
 
     Args:
         source_datapipe: the pipe to read.

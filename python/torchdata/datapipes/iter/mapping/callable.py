@@ -1,6 +1,6 @@
 """Pipes that call the user's function on every item: Mapper, FlatMapper, Collator.
 
-These pipes run in the process that iterates the pipeline. The pipes own nothing except the function. FlatMapper also
+These pipes run in the process that iterates the pipeline. Each pipe owns only the user's function. FlatMapper also
 holds the item that it is unfolding.
 """
 

@@ -123,8 +123,8 @@ class Slicer(ItemByItem[T_co]):
     Args:
         datapipe: the pipe to read, of tuples, lists or dicts.
         index: the start of a slice of each item; or for dicts, the only key to keep; or a list of the columns to keep,
-            in the item's order. A missing column or key causes a warning. A dict without the only key is yielded
-            unchanged.
+            in the item's order. A missing column or key causes a warning. If `index` is a key that a dict lacks, the
+            dict is yielded unchanged.
         stop: the end of the slice; not used for dicts and lists of columns.
         step: the step of the slice; not used for dicts and lists of columns.
 

@@ -82,7 +82,7 @@ class EventLoop:
         self._task: asyncio.Task[Any] | None = None
         self._cancelled = False
         self._process = os.getpid()
-        # Also runs at interpreter exit, while asyncio is still available.
+        # The finalizer also runs at interpreter exit, while asyncio is still available.
         self._finalizer = weakref.finalize(self, _close, self._runner, self._process)
 
     def run(self, function: Callable[[Any], Awaitable[Any]], items: list[Any]) -> list[Any]:

@@ -130,7 +130,7 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
         return partial(_explained, call)
 
     def _decoded(self, image: Any) -> Any:
-        """Has the same parameters as the decoding function, so that the constructor can check the columns."""
+        """This method has the parameters of the decoding function, so that the constructor can check the columns."""
 
 
 class _Decoder:

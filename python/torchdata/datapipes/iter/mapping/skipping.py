@@ -30,8 +30,8 @@ class OnError(IterDataPipe[T_co]):
     out the end of a broken stream, and in pipes that cannot use an item.
 
     A generator ends when it raises. Exceptions from your own generators and iterables are therefore not skipped, and a
-    note explains this. Errors of store listings, `on_disk_cache` and `fullsync` are not skipped either, nor are
-    `KeyboardInterrupt`, `SystemExit`, `MemoryError` and exits of processes.
+    note in the exception explains this. Errors of store listings, `on_disk_cache` and `fullsync` are not skipped
+    either, nor are `KeyboardInterrupt`, `SystemExit`, `MemoryError` and exits of processes.
 
     Skipped items are part of a saved state: a resumed run skips the same items and continues to count. At the end of an
     epoch, a `RuntimeWarning` contains the counts; with a `DataLoader2`, the counts of all workers.
@@ -89,7 +89,7 @@ class OnError(IterDataPipe[T_co]):
         return chain(iter(self.datapipe), self._end())
 
     def _end(self) -> Iterator[Any]:
-        """Yields nothing, and warns about skipped items."""
+        """Warns about the items that were skipped in the pass, and yields no items."""
         skipped = skipping.skipped_of(self)
         if (told := skipping.limit_error(self, at_the_end=True)) is not None:
             raise told

@@ -43,8 +43,8 @@ class BucketBatcher(IterDataPipe[DataChunk[Any]]):
         bucket_num: number of buckets in a pool, 1 by default.
         sort_key: a function from a bucket (a list of items) to the sorted list, such as `sorted` or
             `functools.partial(sorted, key=len)`. If None, items are not sorted.
-        use_in_batch_shuffle: whether a whole pool of items, and later `bucket_num` batches, are shuffled at a time.
-            If False, items and batches are shuffled with buffers of these sizes.
+        use_in_batch_shuffle: whether one pool of items, and later `bucket_num` batches, are shuffled at a time. If
+            False, items are shuffled with a buffer of pool size, and batches with a buffer of bucket size.
 
     Raises:
         AssertionError: a number is not positive.
@@ -105,7 +105,7 @@ def _sorted_bucket(sort_key: Callable[[list[Any]], Any], bucket: list[Any]) -> l
 
 
 class _Measured(tuple[Any]):
-    """The length of an item, as a tuple with one member. The item is an attribute of the tuple.
+    """The length of an item, as a tuple with one member. The item itself is an attribute of this tuple.
 
     Because the length is in a tuple, the heap compares lengths without running Python code.
     """

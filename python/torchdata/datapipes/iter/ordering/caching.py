@@ -58,9 +58,9 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
     cache: list[T_co] | None = state(items=True, copied=True, lasts=True)
     #: Number of items of an epoch that precede the cached items.
     _given_up: int = state(0, copied=True, lasts=True)
-    #: The shares of the data that the source yielded when the cache was filled.
+    #: The settings of the sharding filters before this pipe when the cache was filled.
     _shares: tuple[Any, ...] = state(tuple, copied=True, lasts=True)
-    #: The cache that the running epoch fills, its size, and the number of items that it has dropped.
+    #: The items of the cache that the running epoch fills, their size in bytes, and the number of dropped items.
     _filling: deque[T_co] = state(deque, items=True)
     _bytes: int = state(0)
     _filling_given_up: int = state(0)

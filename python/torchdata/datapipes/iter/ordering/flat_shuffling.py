@@ -58,15 +58,15 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         ['a', '1', 'b', '2', '3', 'c']
     """
 
-    #: The remaining members of the results in the buffer; without shuffling, of only the current result.
+    #: The remaining members of each result in the buffer; without shuffling, only of the current result.
     _buffer: list[Any] = state(list, items=True, saved=False)
-    #: The index in the buffer of the result that yields the next member while the buffer is full.
+    #: The index in the full buffer of the result that yields the next member.
     _next: int | None = state()
-    #: The result that the last member was requested from.
+    #: The result from which the most recent member was requested.
     _asked: Parts | None = state(items=True, saved=False)
     #: The item that was read and waits for room in the buffer.
     _waiting: list[Any] = state(list, items=True)
-    #: The loaded states of results. The next iteration fills the buffer with these results.
+    #: The loaded states of results. The next iteration begins with the loaded results in its buffer.
     _restored: list[dict[str, Any]] | None = state(items=True, saved=False)
 
     def __init__(

@@ -24,7 +24,7 @@ T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Largest size of batches that are collected in a tuple. The tuple takes the memory of a full batch from the start.
+#: Largest size of batches that are collected in a tuple. Python allocates the whole tuple, even for fewer items.
 _ZIPPED = 1024
 
 _NOTHING = object()
@@ -106,8 +106,8 @@ class Batcher(IterDataPipe[T_co]):
             yield wrap(batch)
 
     def _chunks(self, source: Iterator[Any]) -> Iterator[Any]:
-        # zip_longest collects a batch in C. The reference from `chunk` prevents zip_longest from reusing its tuple,
-        # which would keep the items of the last batch alive.
+        # zip_longest collects a batch in C. The reference in `chunk` prevents zip_longest from reusing its tuple,
+        # because a reused tuple would keep the last batch alive.
         new, nothing, drop_last = DataChunk.__new__, _NOTHING, self.drop_last
         rows = zip_longest(*repeat(source, self.batch_size), fillvalue=nothing)
         reused = gc.get_referents(rows)
@@ -175,8 +175,8 @@ class Grouper(IterDataPipe[Any]):
     """Collects items with equal keys into groups and yields each group when it is full.
 
     When the buffer of ungrouped items is full, the largest group is yielded if it has at least `guaranteed_group_size`
-    items. A smaller group is dropped, or an error is raised. At the end, the remaining groups are yielded, regardless
-    of their size.
+    items. If the largest group is smaller, this group is dropped or an error is raised, depending on `drop_remaining`.
+    At the end, the remaining groups are yielded, regardless of their size.
 
     Args:
         datapipe: the pipe to read.

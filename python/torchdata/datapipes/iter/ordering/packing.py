@@ -59,8 +59,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
       than `buffer_size` rows are then open, the row with the most tokens is yielded. The order of sequences changes,
       and rows need little padding.
     - `"in_order"`: the last row. If the sequence does not fit, the row is yielded and a new row is begun.
-    - `"cut"`: the last row until it is full, and the next rows for the remaining tokens. All rows except the last are
-      full, and sequences are cut at the end of a row.
+    - `"cut"`: the last row until it is full, and the next rows for the remaining tokens. Sequences are cut at the end
+      of a row, so all rows except the last are full.
 
     A state contains the rows that were not yielded: up to `buffer_size` rows with `"first_fit"`, otherwise one.
 
@@ -264,7 +264,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return row
 
     def _padding(self, name: str, columns: int) -> Any:
-        """Returns the number that fills up a column."""
+        """Returns the value that fills up the rows of a column."""
         value = self.pad_value
         if isinstance(value, dict):
             if name in value:
@@ -299,7 +299,7 @@ class _Lists:
 
     @staticmethod
     def counted(sizes: list[int]) -> Any:
-        """Returns consecutive numbers from 0 for each size."""
+        """Returns, for each size in turn, the numbers from 0 to `size - 1`."""
         return [*chain.from_iterable(map(range, sizes))]
 
     @staticmethod

@@ -52,13 +52,14 @@ class ShardingFilter(IterDataPipe[T_co]):
 
     Items that are read by index are loaded only by the process that they are assigned to. Items are read by index if a
     map pipe (by `to_iter_datapipe`, `shuffle` or `sample_by`), or a dataset without `__iter__` in an `IterableWrapper`,
-    is followed only by `shuffle`, `map` and `sharding_filter`. `map` then calls its function only for items of the
-    process. If the source is an `IterableWrapper` of a range, list, tuple or array, the filter does not read items of
-    other processes.
+    is followed only by `shuffle`, `map` and `sharding_filter`. `map` calls its function on items that are read by index
+    only in the process that receives the items. If the source is an `IterableWrapper` of a range, list, tuple or array,
+    the filter does not read items of other processes.
 
     Some sources, such as Hugging Face's `IterableDataset`, yield only a part of their items in a worker, according to
     `torch.utils.data.get_worker_info()`. If a `sharding_filter` follows such a source, the source yields all items, so
-    that they are not divided twice. Without a filter, each worker reads only its own part, which is faster.
+    that they are not divided twice. Without a `sharding_filter`, each worker reads only its part of a source, which is
+    faster.
 
     Args:
         source_datapipe: the pipe to read.
@@ -197,8 +198,8 @@ class ShardingFilter(IterDataPipe[T_co]):
 
         Args:
             source: the iterator.
-            is_unloaded: whether the iterator yields indices. If the iterator yields indices, the source pipe is not
-                iterated, so the pipe's token does not show when the indices end.
+            is_unloaded: whether the iterator yields indices. An iterator over indices does not iterate the source pipe,
+                so the token of the source pipe does not show when the indices end.
         """
         self._running = self._shard()
         self._yielded_before = token_of(self).yielded

@@ -79,7 +79,7 @@ class _Cluster:
         return self.client().bucket(name, provider), inner
 
 
-#: Clients by process, endpoint and timeout. The clients of a parent process remain unused, because nothing closes them.
+#: Clients by process, endpoint and timeout. In a forked child, the clients of the parent stay in this dict unused.
 _clients: dict[tuple[int, str, float], Any] = {}
 
 

@@ -78,7 +78,7 @@ class FSSpecFileLister(ListsFolders):
 def _naming(root: str, path: str) -> Callable[[str], str]:
     """Returns a function that converts names in a listing of `root` to URLs with the same protocol and chain."""
     links = root.split("::")
-    # The first link with a path is listed. Caching protocols before this link do not have a path.
+    # The lister reads the first link with a path. Caching protocols before this link do not have a path.
     index = next((i for i, link in enumerate(links) if "://" in link), len(links) - 1)
     protocol, separator, _ = links[index].rpartition("://")
     start = "".join(f"{link}::" for link in links[:index])

@@ -46,7 +46,7 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         >>> stars = rows.map(lambda row: row["star"])
     """
 
-    #: The current iterator, or a state, which was loaded or remains from the last iteration.
+    #: The dataset that the running iteration reads, and the state that was loaded or remains from the last iteration.
     _data: Any = state(saved=False)
     _loaded: dict[str, Any] | None = state()
 
@@ -69,8 +69,8 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         if _is_streamed(data):
             if loaded is not None and loaded["place"] is not None:
                 give(data, loaded["place"])
-            # Rows are read in batches of one. The dataset's own iterator yields only a part of the rows if torch
-            # reports a worker, and sharding_filter would divide this part again.
+            # Rows are read in batches of one. In a torch worker, the dataset's own iterator yields only a part of the
+            # rows, and sharding_filter would divide this part again.
             rows: Iterable[dict[str, Any]] = map(_only_row, data.iter(batch_size=1))
         else:
             left = range(loaded["rows"] if loaded is not None else 0, len(data))

@@ -46,7 +46,7 @@ class ListsRoots(IterDataPipe[str]):
     """A pipe that yields the names found under each root that its source yields.
 
     The position is the root that is being listed, and the last entry that was yielded from it. A resumed iteration
-    lists this root again. Subclasses define `_source` and `_entries`.
+    lists the current root a second time. Subclasses define `_source` and `_entries`.
     """
 
     #: The root that is being listed, and its last yielded entry (None: no entry yet).
@@ -61,7 +61,7 @@ class ListsRoots(IterDataPipe[str]):
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[str]:
-        # The source begins now, so that states no longer describe the source's last epoch.
+        # The source's epoch begins before the first item is requested, so that states do not describe its last epoch.
         return self._names_of_all(iter(self._source()))
 
     def _names_of_all(self, roots: Iterator[Any]) -> Iterator[str]:

@@ -59,8 +59,8 @@ class S3FileLister(GivenLength, ListsRoots):
 
     Credentials, region and endpoint are read from the environment (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
     `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT_URL`, `AWS_SKIP_SIGNATURE=true` for public buckets;
-    `GOOGLE_APPLICATION_CREDENTIALS`; `AZURE_STORAGE_ACCOUNT_NAME`, `AZURE_STORAGE_ACCOUNT_KEY`). If these variables are
-    not set, S3 uses the profile `AWS_PROFILE` through boto3, and otherwise the machine's role. Keys with an empty part
+    `GOOGLE_APPLICATION_CREDENTIALS`; `AZURE_STORAGE_ACCOUNT_NAME`, `AZURE_STORAGE_ACCOUNT_KEY`). Without credentials in
+    the environment, S3 uses the profile `AWS_PROFILE` through boto3, or the machine's role. Keys with an empty part
     (`train//2.tar`), a part `.` or `..`, or a control character raise an error, because obstore does not support them.
 
     The pipe also works in forked workers, even if the parent process used it before.
@@ -123,8 +123,8 @@ class S3FileLister(GivenLength, ListsRoots):
     def _pages(self, obstore: Any, store: Any, prefix: str, after: str | None) -> Iterator[list[str]]:
         """Yields the keys that begin with the prefix, page by page.
 
-        obstore lists only whole folders, sorted by key. The prefix's folder is therefore listed from just before the
-        prefix to just after it.
+        obstore lists only whole folders, sorted by key. The listing of the prefix's folder therefore starts just before
+        the prefix and ends just after it.
         """
         folder, slash, rest = prefix.rpartition("/")
         start = after or (folder + slash + _just_before(rest) if rest else None)
@@ -152,7 +152,7 @@ def _just_before(text: str) -> str:
 
 
 def _is_folder(obstore: Any, store: Any, key: str) -> bool:
-    """Returns whether the key of an empty object ends with a slash, which obstore cuts off."""
+    """Returns whether the key of an empty object ends with a slash, which obstore removes from listed keys."""
     try:
         obstore.head(store, key)
     except FileNotFoundError:

@@ -2,8 +2,8 @@
 
 Role: this module creates stores in the iterating process. obstore works in its own threads, which do not survive a
 fork. In a child that was forked after obstore was loaded, every call of obstore would wait forever. The child therefore
-loads a second copy of obstore's extension with its own threads (16 ms, 15 MB). The inherited copy is neither used nor
-freed. This module owns the stores of the process.
+loads a second copy of obstore's extension with its own threads (16 ms, 15 MB). The copy that the child inherited from
+its parent is neither used nor freed. This module owns the stores of the process.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class S3TimeoutError(TimeoutError, S3Error):
 
 @dataclass(frozen=True)
 class S3Settings:
-    """The arguments of the pipe for creating stores. Unlike a store, the arguments can be pickled.
+    """The arguments of the pipe for creating stores. Unlike an obstore store, these settings can be pickled.
 
     Args:
         pipe: the pipe's name, for messages.

@@ -104,7 +104,7 @@ class S3Object(RemoteFile[S3Recipe]):
         return replace(recipe, version=version)
 
     def drop_answer(self) -> None:
-        """Returns the connection of the request that opened the object."""
+        """Drops the response to the opening request, so that its connection is free again."""
         answer, self._answer = self._answer, None
         if answer is not None and self._pid != os.getpid():
             keep_inherited(answer)

@@ -42,7 +42,8 @@ class ArrowReader(IterDataPipe[Any]):
             table that `ArrowParts` accepts may be given instead, and is read in order.
         columns: the columns to read, in this order; None (the default) for all.
         parts: the `ArrowParts` whose part numbers the source yields; by default, the only `ArrowParts` in the source.
-        rows: whether each item is a row: a dict from column names to Python values. If False, each item is a frame.
+        rows: whether each item is a row: a dict from column names to Python values. If `rows` is False, items are
+            frames.
         frame_size: rows per frame; the last frame of a part may have fewer. With None, each part becomes one frame.
         library: the library of the frames: `"numpy"`, for dicts from column to array; `"pandas"`, `"polars"` or
             `"pyarrow"` (tables).
@@ -260,8 +261,8 @@ class LanceReader(ArrowReader):
 
 
 def _table_of(pipe: Any) -> ArrowSource:
-    """Returns the table that is listed in a graph. The reader keeps this table, because a dispatching process may run
-    the lister. Raises TypeError if the graph lists no table, or several."""
+    """Returns the table that is listed in a graph. The reader keeps the table itself, because the lister may run in a
+    dispatching process. Raises TypeError if the graph lists no table, or several."""
     if isinstance(pipe, ArrowSource):
         return pipe
     found = [source for each in Graph(pipe) if isinstance(source := getattr(each, "source", None), ArrowSource)]

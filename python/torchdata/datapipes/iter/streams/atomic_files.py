@@ -32,7 +32,7 @@ def appearing(path: str, *, replace: bool, ending: str = ".part") -> Iterator[st
 
     Args:
         path: the final path; links are followed.
-        replace: whether an existing file is replaced. If False, an existing file stays unchanged.
+        replace: whether an existing file is replaced. If `replace` is False, an existing file stays unchanged.
         ending: the suffix of the temporary name.
     """
     path = os.path.realpath(path)
@@ -92,7 +92,7 @@ def open_regular(path: str, *, follow: bool = False) -> io.BufferedReader:
         follow: whether the file may be a link.
 
     Raises:
-        OSError: the file cannot be opened or is not regular. A named pipe does not block.
+        OSError: the file cannot be opened or is not regular. Opening a named pipe does not block.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     file = open(os.open(path, flags), "rb")  # noqa: SIM115  # the caller closes it
@@ -125,7 +125,7 @@ def write_file(
         path: the path of the file; its folder is created if necessary.
         data: bytes or text, an open stream (read in pieces and closed), or an iterable of pieces.
         mode: `"wb"` or `"wt"`.
-        alone: whether the caller holds the lock of the path. If False, the temporary file has a unique name.
+        alone: whether the caller holds the lock of the path. Without the lock, the temporary file gets a unique name.
         expected: the checksum that the contents must have.
         hash_type: the kind of checksum.
 

@@ -62,8 +62,8 @@ class FileLister(GivenLength, IterDataPipe[str]):
         masks: a shell pattern (`*.jpg`) or a list of patterns for the file names; empty (the default) for all.
         recursive: whether subdirectories are listed; False by default.
         abspath: whether absolute paths are yielded; False by default.
-        non_deterministic: whether files are yielded in the order of the file system; False by default. A state in the
-            middle of a directory is then valid only if this order does not change.
+        non_deterministic: whether files are yielded in the order of the file system; False by default. If True, a state
+            in the middle of a directory is valid only while the file system keeps its order.
         length: the number of files that `len` returns; with -1 (the default), `len` raises TypeError.
 
     Warns: UserWarning: no file was found.
@@ -105,7 +105,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
         self._set_length(length)
 
     def __iter__(self) -> Iterator[str]:
-        # The source begins now, so that states no longer describe the source's last epoch.
+        # The source's epoch begins before the first item is requested, so that states do not describe its last epoch.
         return self._files(iter(self.datapipe))
 
     def _files(self, roots: Iterator[Any]) -> Iterator[str]:

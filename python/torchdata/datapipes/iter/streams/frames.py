@@ -103,7 +103,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
 
     One row group is in memory at a time, so write large files with row groups of ten to a few hundred megabytes. A
     saved state contains the row group and the row in it. A resumed run reads the end of the file, where the directory
-    is, and that row group, but no earlier one.
+    is, and then starts at the saved row group.
 
     With `library="numpy"`, items are dicts from column to array:
 
@@ -111,7 +111,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
       booleans; `dtype={"column": "float64"}` converts it to NaN.
     - Dates, timestamps (in UTC, if they have a zone) and durations become datetime64 and timedelta64. A null becomes
       NaT.
-    - Lists become arrays of objects, one array per row, by the same rules. A null becomes None.
+    - Lists become arrays of objects with one converted array per row. A null becomes None.
     - All other types, such as strings, bytes, decimals and structs (dicts), become arrays of Python objects. A null
       becomes None.
 
@@ -153,7 +153,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
 
     #: The row group, and the row within it, after the last yielded item.
     _next: tuple[int, int] = state((0, 0), saved=False)
-    #: Number of items to drop. If a row group contains only dropped items, it is not read.
+    #: Number of items to drop. A row group that contains only items to drop is not read.
     _unwanted: int = state(0, saved=False)
 
     def __init__(

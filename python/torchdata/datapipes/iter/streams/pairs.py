@@ -79,7 +79,7 @@ class HoldsStream(IterDataPipe[T_co]):
     _held: Any = state(saved=False)
     #: The position in the held pair where `_read` begins.
     _place: Any = state(saved=False)
-    #: Whether an iterator is reading the pair. While `_reading` is False, `_held` and `_place` are up to date.
+    #: Whether an iterator is reading the pair. If `_reading` is False, `_held` and `_place` are the current position.
     _reading: bool = state(False, saved=False)
 
     def _source(self) -> Any:
@@ -88,7 +88,7 @@ class HoldsStream(IterDataPipe[T_co]):
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[Any]:
         """Returns an iterator over the items of one stream, from the position `place` on (None: from its start).
 
-        An iterator written in C, where available, saves a Python frame per item.
+        An iterator that is written in C, where available, saves a Python frame per item.
         """
         raise NotImplementedError
 
@@ -105,24 +105,24 @@ class HoldsStream(IterDataPipe[T_co]):
             stream.close()
 
     def __iter__(self) -> Iterator[Any]:
-        # The source begins now, so that states no longer describe the source's last epoch. Each pair has its own
-        # generator, so that an exception in one generator does not end the chain.
+        # The source's epoch begins before the first item is requested, so that states do not describe its last epoch.
+        # Each pair has its own generator, so that an exception in one generator does not end the chain.
         streams: Iterator[Iterator[Any]] = map(self._items_of, iter(self._source()))
         if self._held is not None:
             streams = chain((self._items_of(self._held, self._place),), streams)
         return chain.from_iterable(streams)
 
     def _items_of(self, pair: Any, place: Any = None) -> Iterator[Any]:
-        """Yields the items of one pair, from a position on."""
+        """Yields the items of one pair of path and stream, from the position `place` on."""
         path, stream = path_and_stream(pair, self)
         del pair
-        # The tuple is new, so that a replaced iterator detects that the pipe holds another pair.
+        # A new tuple is created, so that an older iterator detects that the pipe holds another pair.
         held = self._held = (path, stream)
         self._reading = True
         try:
             yield from self._read(path, stream, place)
         except BaseException as error:
-            # The position of a stream is lost once garbage collection has closed it.
+            # If garbage collection has closed a stream, the position in the stream is lost.
             collected = isinstance(error, GeneratorExit) and getattr(stream, "closed", False)
             if self._held is held and not collected:
                 self._held, self._place = self._bookmark_of(held)

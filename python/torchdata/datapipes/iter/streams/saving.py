@@ -107,7 +107,7 @@ def _write(path: str, mode: str, data: Any) -> None:
 
 @functional_datapipe("check_hash")
 class HashChecker(ItemByItem[tuple[str, Any]]):
-    """Yields the files that have the expected hash. Any other hash is an error.
+    """Yields the files that have the expected hash. Raises an error for a file with any other hash.
 
     Streams are read to their end in chunks, and then rewound.
 

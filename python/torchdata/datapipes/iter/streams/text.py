@@ -58,8 +58,8 @@ codecs.register_error(_DROPPED, _drop)
 
 
 def _cuts_lines(encoding: str) -> bool:
-    """Returns whether line ends in the bytes of an encoding are line ends of the text. The result is False if
-    characters have several bytes.
+    """Returns whether line ends in the bytes of an encoding are line ends of the text. The result is False for
+    encodings such as UTF-16.
     """
     try:
         return "\n\n".encode(encoding)[-2:] == b"\n\n"
@@ -117,7 +117,7 @@ class _Units(Iterator[Iterator[str]]):
         if not text:
             raise StopIteration
         if "\r" in text:
-            # The line ends are unknown, or a line contains an error that must be raised at this line.
+            # If line ends are unknown or a line contains an error, the rest of the file is read line by line.
             self._file = None
             file.seek(self.begin)
             return iter(file)
@@ -400,7 +400,7 @@ class CSVDictParser(_CSV):
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
         stand_in, place = super()._bookmark(path, stream)
         reader = self._reader
-        # Requesting the field names earlier would read the first row. The reader is missing if no line was decoded.
+        # The field names are requested only after the first row, because requesting them would read this row.
         given = self.fmtparams if self._place is None else self._place
         known = reader.fieldnames if reader is not None and reader.line_num else given.get("fieldnames")
         return stand_in, {**place, "fieldnames": known}

@@ -57,7 +57,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
 
     tuning = frozenset({"strict"})  # for well-packed archives, `strict` does not affect the items
 
-    #: The sample that is being assembled, if any, in a list that belongs to one iteration.
+    #: The incomplete sample, if any, in a list that belongs to one iteration.
     _gathering: list[dict[str, Any]] = state(list, items=True)
 
     #: The fields of the samples of this iteration by key, in two dicts: recent and older samples.

@@ -73,19 +73,19 @@ class Pool:
 
     Args:
         function: the function that is called with each item.
-        max_workers: the maximum number of threads. Each submitted item starts a thread until this number is reached.
+        max_workers: the maximum number of threads. Each submitted item starts a thread, up to this number.
         **options: `thread_name_prefix`, `initializer` and `initargs`, as for `concurrent.futures.ThreadPoolExecutor`.
     """
 
     def __init__(self, function: Callable[[Any], Any], max_workers: int, **options: Any) -> None:
         self._work = _PoolWork(function, max_workers, **options)
         self._queue = self._work.queue
-        #: Returns the next result, or raises the error of its call. Raises StopIteration if the pool was closed.
+        #: Returns the next result, or raises the error of its call. `take` raises StopIteration if the pool was closed.
         self.take = self._queue.pop
         #: The error of the source, which follows the results.
         self.source_error: Exception | None = None
-        #: The hold that pauses the threads after a state was saved. The consumer releases the hold before the consumer
-        #: reads the next item.
+        #: The hold on the queue that pauses the threads after a state was saved. The consumer releases this hold before
+        #: it requests the next item.
         self.rest: ReadAheadHold | None = None
 
     def __len__(self) -> int:
@@ -144,8 +144,8 @@ class Pool:
         """Returns all pending items and results in the form of a state. Call this function while no thread takes or
         submits items.
 
-        If the function may change items, running calls are awaited, and no call begins before the consumer continues.
-        The items of the state therefore stay unchanged until the consumer continues.
+        If the function may change its items, this method waits for running calls, and delays further calls until the
+        consumer continues. No call therefore modifies items of the state while the state is saved.
 
         Raises:
             TimeoutError: a call took longer than `patience` seconds.

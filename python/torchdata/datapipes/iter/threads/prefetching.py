@@ -4,8 +4,8 @@ The source's iteration begins in the thread that iterates the pipe. A daemon thr
 bounded native queue, until the source ends or fails, or the reader stops. The pipe owns the queue and the thread. The
 thread does not refer to the pipe or its iterator, so the thread ends when the iterator is dropped.
 
-A forked child does not inherit the thread and does not touch the inherited queue. The child may iterate the pipe from
-the start.
+A forked child does not inherit the thread and does not touch the inherited queue. The child can start a new iteration
+of the pipe.
 """
 
 from __future__ import annotations
@@ -37,14 +37,13 @@ class _PrefetchData(ReadAhead):
     def __init__(self, name: str, source: Iterator[Any], buffer_size: int) -> None:
         super().__init__(name, min(buffer_size, sys.maxsize), "torchdata-prefetch")
         self.source: Iterator[Any] | None = source
-        #: The hold on the queue between the calls of `pause()` and `resume()`.
+        #: The hold on the queue that `pause()` acquires and `resume()` releases.
         self.pause: ReadAheadHold | None = None
-        #: Whether the iteration was abandoned for good, rather than for the next iteration.
+        #: Whether the iteration was abandoned and no next iteration follows.
         self.abandoned = False
         self._left = False
         self.is_over = False
-        #: The number of items that the source had yielded when this iteration began; None if the thread counts its
-        #: items.
+        #: The source's count of yielded items when this iteration began; None if the thread counts the items instead.
         self.before: int | None = None
         self.taken = 0
         #: The point where the thread pauses, if any.
@@ -160,7 +159,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
     _data: _PrefetchData | None = state(saved=False)
     #: The buffered items of the loaded state, and the error after them.
     _restored: tuple[list[Any], BaseException | None] = state(([], None), items=True, saved=False)
-    #: The number of passes that have begun, and the point where the thread of a pass pauses, if any.
+    #: The number of passes that have begun, and the `Halt` at which the thread of a later pass pauses, if any.
     _passes: int = state(0, saved=False, lasts=True)
     _halt: Halt | None = state(saved=False, lasts=True)
 
@@ -176,11 +175,11 @@ class _PrefetchBase(IterDataPipe[T_co]):
         self.buffer_size = check_int(name, "buffer_size", buffer_size, least=1, words=POSITIVE.format("buffer_size"))
 
     def _worker(self) -> Callable[[_PrefetchData], None]:
-        """Returns the function for the thread. The function must not refer to the pipe."""
+        """Returns the function for the thread. The function must not keep the pipe alive."""
         raise NotImplementedError(f"{type(self).__name__} must define _worker")
 
     def _prepare_restored(self, items: list[Any]) -> list[Any]:
-        """Prepares the buffered items of a loaded state in the same way as when they were read."""
+        """Processes the buffered items of a loaded state in the same way as the thread, for example by pinning."""
         return items
 
     def __iter__(self) -> Iterator[T_co]:
@@ -209,7 +208,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return self._passes
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the thread has read since `passes` passes had begun; None without a thread.
+        """Returns how far the thread has read in the passes after the first `passes`; None if no thread reads.
 
         The thread is paused during this call.
         """
@@ -237,7 +236,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         data.join(self.patience)
 
     def _stop_reading(self) -> None:
-        """Stops the thread from reading. After the return, the thread does not touch the source any more."""
+        """Stops the thread from reading. When this method returns, the thread no longer reads the source."""
         data = self._data
         if data is None or data.is_inherited:
             return
@@ -269,7 +268,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         self._end_thread()
 
     def pause(self) -> None:
-        """Stops reading ahead. After the return, the thread does not touch the source any more.
+        """Stops reading ahead. When this method returns, the thread no longer reads the source.
 
         Buffered items can still be read. A reader that needs more items waits for `resume()`.
 
@@ -293,8 +292,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
                 pause.release()
 
     def _held(self, data: _PrefetchData) -> ReadAheadHold:
-        """Returns a hold on the thread, which is paused after the return. Raises TimeoutError if the source took longer
-        than `patience` seconds for an item."""
+        """Pauses the thread and returns the hold that keeps the thread paused. Raises TimeoutError if the source took
+        longer than `patience` seconds for an item."""
         hold = data.queue.hold()
         try:
             if not hold.wait(self.patience) or not data.await_release(self.patience):
@@ -352,7 +351,7 @@ def end_threads(datapipe: Any) -> None:
 def stop_reading(datapipe: Any) -> None:
     """Stops the read-ahead threads of an abandoned pass, before the seeds of the next pass are set.
 
-    A thread that reached a later pass of `cycle` would otherwise begin that pass with the new seeds.
+    A thread that is still running could begin a later pass of `cycle` with the new seeds.
 
     Raises:
         TimeoutError: a thread does not finish its item within its pipe's `patience`.

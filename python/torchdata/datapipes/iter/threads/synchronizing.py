@@ -61,8 +61,8 @@ class _StepData(_PrefetchData):
 
     Args:
         source: the pipe or iterator to read.
-        again: how many items are reread without a vote, because the ranks already voted on them; if negative, how many
-            votes are repeated without an item, because this rank was ahead of the position where all ranks resume.
+        again: if positive, the number of items to reread without a vote, because the ranks already voted on them; if
+            negative, the number of votes to repeat without an item, because this rank was ahead of the other ranks.
     """
 
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
@@ -70,21 +70,21 @@ class _StepData(_PrefetchData):
         self.again, self.repeats = max(0, again), max(0, -again)
         #: This lock is held while an item moves from `voted_on` to the queue, and while both are inspected.
         self.lock = threading.Lock()
-        #: The queue slot of the item that is being voted on, if any.
+        #: The queue slot for the item of the current vote, if any.
         self.slot: int | None = None
-        #: The item that was read and is not in the queue yet. The item stays in this attribute if the ranks end or
-        #: fail.
+        #: The item of the current vote, which is not in the queue yet. The item stays in this attribute if the ranks
+        #: end or fail.
         self.voted_on: Any = _END
         #: The error of this rank's source.
         self.failure: BaseException | None = None
         #: The failure of the ranks that the consumer has not raised yet.
         self.untold: BaseException | None = None
-        #: Whether to count the items that this rank leaves out at the end, their number, and whether all were counted.
+        #: Whether to count the items that this rank leaves out, and the result: a number, and whether it is exact.
         self.counts_rest = False
         self.rest = (0, True)
 
     def read(self, source: Iterator[Any]) -> bool:
-        """Reads the next item of the source if it is needed; returns whether all ranks are known to have one."""
+        """Reads the next item, if the queue has a slot; returns True if the ranks have already voted on this item."""
         item: Any = _END
         failure: BaseException | None = None
         self.slot = self.queue.reserve()
@@ -143,8 +143,8 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
             source = None  # the iterator may be in the middle of an item
             data.released.set()
         failure = data.failure
-        # An abandoned iteration leaves for good even if its source has ended, because stopping workers also ends the
-        # source.
+        # Stopping the workers also ends the source, so an abandoned iteration votes to leave for good even if its
+        # source has ended.
         goes = data.voted_on is _END and data.abandoned
         vote = _HAS if repeats or data.voted_on is not _END else _LEFT if data.slot is None else _ENDED
         if goes:
@@ -178,8 +178,8 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
 
 
 class _Hold:
-    """An object that the pipe and the reader of an iteration share. Once both are dropped, the iteration cannot
-    continue.
+    """An object that the pipe and the reader of one iteration share. When both the pipe and the reader have dropped
+    this object, the iteration cannot continue.
     """
 
     __slots__ = ("_data",)
@@ -194,8 +194,8 @@ class _Hold:
 class _StepReader(Iterator[Any]):
     """The consumer's end of the queue.
 
-    Dropping the iterator does not notify other ranks yet, because only the next use of the pipe shows whether this rank
-    was interrupted in its loop or left the loop for the next epoch.
+    Dropping the iterator does not notify the other ranks yet, because only the next use of the pipe shows whether the
+    loop of this rank was interrupted or left for the next epoch.
     """
 
     __slots__ = ("_data", "_hold", "_on_rest", "_pop")
@@ -255,8 +255,8 @@ class FullSync(_PrefetchBase[T_co]):
     timeout, and the error names this rank. If a rank leaves its loop for the next epoch, the loops of all ranks end as
     soon as it begins that epoch. `DistributedReadingService` appends this pipe automatically. The pipe reads one item
     ahead, and stays in the main process if there are workers. Put pipes that read ahead in a thread (`prefetch`,
-    `pin_memory`) before `fullsync`. After `fullsync`, pausing such pipes (for `limit()` or a saved state) would wait
-    for other ranks.
+    `pin_memory`) before `fullsync`. Pausing a reading thread after `fullsync` (for `limit()` or a saved state) would
+    wait for other ranks.
 
     Args:
         datapipe: the pipe to read. Every rank has its own pipe.
@@ -287,7 +287,7 @@ class FullSync(_PrefetchBase[T_co]):
     _hold: _Hold | None = state(saved=False, lasts=True)
     _untold: BaseException | None = state(saved=False, lasts=True)
     _has_warned: bool = state(False, saved=False, lasts=True)
-    #: The steps that the next iteration repeats, in the form for `_StepData`.
+    #: The number of items or votes that the next iteration repeats: the argument `again` of `_StepData`.
     _again: int = state(0, saved=False, lasts=True)
 
     def __init__(
@@ -326,7 +326,7 @@ class FullSync(_PrefetchBase[T_co]):
         group = self._open_group()
         items, error = self._restored
         self._restored = ([], None)
-        # Items that were buffered when the state was saved are voted on like all other items.
+        # The ranks also vote on items that were buffered when the state was saved.
         source = chain(items, _begun(self.source_datapipe) if error is None else _failing(error))
         again, self._again = self._again, 0
         if group.world_size == 1 and not items:
@@ -354,14 +354,14 @@ class FullSync(_PrefetchBase[T_co]):
         )
 
     def make_again(self, count: int) -> None:
-        """Makes the next iteration reread items without a vote, or vote again without an item.
+        """Makes the next iteration either reread items without votes, or repeat votes without items.
 
-        The number of reread items differs between ranks, because each rank resumes from the latest snapshot of its own
-        pipes. The ranks do not vote on these items again, so all ranks continue at the same step.
+        The number of reread items differs between ranks, because each rank resumes from its own latest snapshot. The
+        ranks do not vote on reread items, so all ranks continue with the same vote.
 
         Args:
-            count: the number of items to reread. If negative, the number of items that this rank has already yielded
-                although the ranks will vote on them.
+            count: the number of items to reread. If negative, the number of yielded items on which the ranks must still
+                vote.
         """
         self._again = count
 
@@ -388,7 +388,7 @@ class FullSync(_PrefetchBase[T_co]):
         raise no_length(self, "The number of items depends on the shortest rank")
 
     def _end_thread(self) -> None:
-        """Ends the iteration. Other ranks are notified at the same step."""
+        """Ends the iteration. The vote of the current step notifies the other ranks."""
         self._part(self.timeout + self.patience)
 
     def _part(self, seconds: float) -> None:
@@ -407,9 +407,9 @@ class FullSync(_PrefetchBase[T_co]):
         self._untold = data.untold
 
     def _raise_untold(self) -> None:
-        """Raises a failure of the ranks that occurred after a loop was left.
+        """Raises a failure of other ranks that occurred after this rank had left its loop.
 
-        The next iteration would otherwise wait for the failed ranks for the full timeout.
+        Without this error, the next iteration would wait for the failed ranks until the timeout.
         """
         untold, self._untold = self._untold, None
         if untold is not None:
@@ -426,13 +426,13 @@ class FullSync(_PrefetchBase[T_co]):
         self._raise_untold()
 
     def leave(self, for_good: bool) -> None:
-        """Ends the iteration and notifies each rank of the reason when it requests more than this rank has read.
+        """Ends the iteration. Every other rank receives the reason when it requests more items than this rank has read.
 
         This method does not wait for the other ranks, and does nothing if the iteration is already over.
 
         Args:
-            for_good: whether this rank will not continue, so that all ranks fail. If False, only the epochs of the
-                ranks end.
+            for_good: whether this rank will not continue, so that all ranks fail. If `for_good` is False, only the
+                current epoch of all ranks ends.
         """
         if self._data is not None and not self._data.is_inherited:
             self._data.leave(for_good)

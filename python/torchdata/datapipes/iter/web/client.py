@@ -1,8 +1,8 @@
 """HTTP requests: time limits, retries, connections, and errors that name the pipe.
 
 Role: HttpReader, GDriveReader, OnlineReader and their streams share this code, which runs in the process that iterates
-the pipe or reads the stream. An iteration owns its `Connections`, which are kept open from one URL to the next and
-closed at its end.
+the pipe or reads the stream. Each iteration owns its `Connections`, which stay open between URLs until the iteration
+ends.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _get_proxies() -> dict[str, str] | None:
 
 
 def checked_timeout(pipe: str, timeout: Any) -> tuple[float | None, float | None]:
-    """Returns the limits in seconds for connecting and for silence; None for no limit.
+    """Returns the time limits in seconds for connecting and for a silent server; None means no limit.
 
     Raises:
         TypeError: `timeout` is neither a number nor a pair of numbers.
@@ -108,7 +108,8 @@ class Retrying:
 
 
 class Connections:
-    """Connections that are reused for the next request to the same server. A context manager that closes them.
+    """Connections that are reused for the next request to the same server. Leaving the `with` block closes the
+    connections.
 
     A client cannot be pickled: every process and every iteration has its own connections.
 

@@ -1,7 +1,7 @@
 """Files of Google Drive: finds the download of a link, also if a confirmation page precedes it.
 
-Role: GDriveReader uses this client, and OnlineReader for links to Drive. The client runs in the iterating process. At
-most the first 128 KiB of a page are read, and the page is closed before the next request.
+Role: GDriveReader uses this client, and OnlineReader uses it for links to Google Drive. The client runs in the
+iterating process. At most the first 128 KiB of a page are read, and the page is closed before the next request.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class HttpRecipe:
         self.client, self.url, self.version = client, url, version
 
     def open(self) -> HttpStream:
-        """Returns a stream that requests the file when it is read, from its position at that time."""
+        """Returns a stream that requests the file on the first read, from the position that the stream then has."""
         return HttpStream(self)
 
     def ask(self, offset: int) -> tuple[Any, int]:
@@ -149,8 +149,9 @@ class HttpRecipe:
         except HTTPError as error:
             if not headers or error.response is None or error.response.status_code != 416:
                 raise
-            # No bytes are left in the file: it was read to its end, or has become shorter. With `If-Range`, the server
-            # confirms that the file is the same. Without `If-Range`, the file is compared after it was read completely.
+            # A response 416 means that no bytes are left: the file was read to its end, or has become shorter. With
+            # `If-Range`, the response also proves that the file has not changed. Without `If-Range`, the file is
+            # compared after it was read completely.
             if "If-Range" in headers and error.response.headers.get("Content-Range") == f"bytes */{offset}":
                 return None
         return self.client.answer(connections, self.url, {})
@@ -277,7 +278,7 @@ class _Body(io.RawIOBase):
 
 
 def _twin(error: Exception) -> Exception:
-    """Returns the same error without its traceback, which would keep the stream alive."""
+    """Returns a copy of the error without the traceback, because the traceback would keep the stream alive."""
     twin = type(error).__new__(type(error), *error.args)
     twin.args = error.args
     twin.__dict__.update(error.__dict__)
@@ -287,10 +288,10 @@ def _twin(error: Exception) -> Exception:
 class HttpStream(io.BufferedReader):
     """A binary stream of a file at a URL, as yielded by the pipes over HTTP.
 
-    The stream reads forward only. `seekable()` is False, so that archive readers read it only forward. `seek` can still
-    move forward, and before the first read it makes the server begin at that position. If the connection breaks, the
-    remaining bytes are requested. The pipe's `max_retries` limits the number of consecutive attempts without data.
-    After the last attempt, every further read raises the same error.
+    The stream reads forward only. `seekable()` is False, so that archive readers read it only forward. `seek` can move
+    forward; before the first read, `seek` determines where the server begins. If the connection breaks, the remaining
+    bytes are requested. The pipe's `max_retries` limits the number of consecutive attempts without data. After the last
+    attempt, every further read raises the same error.
 
     Args:
         recipe: the recipe to open the stream, for the first time or again.

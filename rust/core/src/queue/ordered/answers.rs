@@ -30,7 +30,7 @@ pub enum Claim<T> {
 pub enum Outcome<T> {
     /// A result.
     Item(T),
-    /// An error instead of a result, after which later slots still have results.
+    /// An error instead of a result. Later slots still have results.
     Error(T),
     /// An error after which no item is computed until the consumer has received the error.
     Break(T),

@@ -21,7 +21,7 @@ impl<T> OrderedQueue<T> {
         true
     }
 
-    /// Waits up to `timeout` until [`try_claim`](Self::try_claim) may have a result; returns false after the timeout.
+    /// Waits up to `timeout` until [`try_claim`](Self::try_claim) may have a result. Returns false after the timeout.
     /// Does not claim the item, because references to Python objects must not be moved without the GIL.
     pub fn wait_claimable(&self, timeout: Duration) -> bool {
         self.wait_for_work(timeout, |state| state.closed)
@@ -55,8 +55,8 @@ impl<T> OrderedQueue<T> {
         Claim::Given(slot, given)
     }
 
-    /// Releases the source, and submits the item of the slot for another worker. If a slot is available without
-    /// waiting, reserves the slot, too. Must be called by the worker that uses the source.
+    /// Releases the source, and submits the item of the slot for another worker. Also reserves and returns the next
+    /// slot if one is free. Must be called by the worker that uses the source.
     pub fn hand_over(&self, slot: Slot, item: T) -> Option<Slot> {
         let mut state = self.lock();
         let Some(at) = state.find(slot) else { unreachable!("a slot exists until its outcome is put") };
@@ -68,12 +68,12 @@ impl<T> OrderedQueue<T> {
         next
     }
 
-    /// Claims submitted items in order. The list is empty if none can be claimed now, and None if none will follow.
+    /// Claims submitted items in order. Returns empty lists if no item is available now, and None after the last item.
     ///
     /// There are `sharers` workers. Each worker gets an equal part of the available items, but at least `least` and at
     /// most `most`. Several items are only returned together if `joins` is true for each item. `take` removes the part
-    /// that the worker needs from an item. The rest of the item stays in the slot for `put_some` or `hand_back`.
-    /// `joins` and `take` are called under the lock, and must not call this queue.
+    /// that the worker needs from an item. The remaining part of the item stays in the slot for `put_some` or
+    /// `hand_back`. `joins` and `take` are called under the lock, and must not call this queue.
     pub fn claim_some<X>(
         &self,
         (least, most): (usize, usize),
@@ -112,8 +112,8 @@ impl<T> OrderedQueue<T> {
         Some((slots, taken))
     }
 
-    /// Stores the outcomes of claimed items, each created from a new part and the part in the slot. Returns new parts
-    /// that are not needed, which the caller drops. `complete` is called under the lock and must not call this queue.
+    /// Stores the outcomes of claimed items. `complete` creates an outcome from the slot's part and the new part, under
+    /// the lock, so it must not call this queue. Returns the new parts of drained slots, which the caller drops.
     pub fn put_some<X>(
         &self,
         parts: impl IntoIterator<Item = (Slot, X)>,
@@ -133,7 +133,7 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Returns claimed items to the queue. Returned items are claimed before all other items. `restore` combines the
-    /// removed part of an item with the part in the slot. Returns unneeded parts, which the caller drops.
+    /// removed part of an item with the part in the slot. Returns the parts of drained slots, which the caller drops.
     pub fn hand_back<X>(&self, parts: Vec<(Slot, X)>, restore: impl Fn(&mut T, X)) -> Vec<X> {
         let mut state = self.lock();
         let mut unwanted = Vec::new();

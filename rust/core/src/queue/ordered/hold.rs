@@ -19,7 +19,7 @@ impl<T> OrderedQueue<T> {
         self.tell(state);
     }
 
-    /// Waits until no worker uses the source or may change its item. The queue must be on hold or closed.
+    /// Waits until no worker uses the source or processes an item it may change. The queue must be on hold or closed.
     pub fn wait_still(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();

@@ -8,7 +8,7 @@
 //! - [`OrderedQueue::try_claim`]: the worker takes an item that the consumer has submitted.
 //!
 //! Alternatively, one worker reserves slots and submits the items of the source ([`OrderedQueue::hand_over`]). Other
-//! workers then claim several of these items at once ([`OrderedQueue::claim_some`]).
+//! workers claim several submitted items at once ([`OrderedQueue::claim_some`]).
 //!
 //! After computing the item, the worker stores the outcome in its slot. Results are returned in the order of the slots,
 //! or in the order in which they become ready. A thread that holds the queue (see [`OrderedQueue::hold`]) can inspect
@@ -135,9 +135,8 @@ impl<T> OrderedQueue<T> {
         state.try_reserve().map_or(Reserve::TimedOut, Reserve::Granted)
     }
 
-    /// Waits up to `timeout` until [`try_reserve`](Self::try_reserve) may have a result; returns false after the
-    /// timeout. Does not reserve the source, because the worker may then wait for the GIL, and would block other
-    /// workers.
+    /// Waits up to `timeout` until [`try_reserve`](Self::try_reserve) may have a result. Returns false after the
+    /// timeout. Does not reserve the source, because a worker that then waits for the GIL would block other workers.
     pub fn wait_reservable(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();
@@ -248,8 +247,8 @@ impl<T> OrderedQueue<T> {
         popped
     }
 
-    /// Waits up to `timeout` until [`try_pop`](Self::try_pop) can return an outcome; returns false after the timeout.
-    /// Does not remove the outcome, for the same reason as [`wait_claimable`](Self::wait_claimable).
+    /// Waits up to `timeout` until [`try_pop`](Self::try_pop) can return an outcome. Returns false after the timeout.
+    /// Does not remove the outcome, because references to Python objects must not be moved without the GIL.
     pub fn wait_filled(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();
@@ -263,7 +262,7 @@ impl<T> OrderedQueue<T> {
         true
     }
 
-    /// Closes the queue: the consumer gets no more results and workers no more slots. Any thread may call `close`.
+    /// Closes the queue: the consumer gets no more results, and workers get no more slots. Any thread may call `close`.
     /// Buffered outcomes are kept until they are drained, so that [`for_each`](Self::for_each) can show them.
     pub fn close(&self) {
         let mut state = self.lock();
@@ -281,7 +280,7 @@ impl<T> OrderedQueue<T> {
         let mut state = self.lock();
         state.waiting.clear();
         state.broken = false;
-        // Draining removes the end, too. The consumer of a closed queue gets no end, because it lacks some results.
+        // Draining removes the end, too. A closed queue does not return the end, because some results are missing.
         state.ended |= state.finished && !state.closed;
         let ready = std::mem::take(&mut state.ready);
         let mut rest = Vec::new();
@@ -301,7 +300,8 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Passes all buffered outcomes and items to `look` in order, until `look` fails. `look` is called under the lock,
-    /// so it must not call this queue or run arbitrary code. Positions are exact only in a held or closed queue.
+    /// so it must not call this queue or run arbitrary code. The slots may change after the call, unless the queue is
+    /// on hold or closed.
     pub fn try_for_each<X>(&self, mut look: impl FnMut(Slot, View<'_, T>) -> Result<(), X>) -> Result<(), X> {
         let state = self.lock();
         for (slot, outcome) in &state.ready {
@@ -328,7 +328,7 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Replaces the content of a slot if no worker is processing the slot. Returns the previous content, or `content`
-    /// if the slot does not exist, for the caller to drop.
+    /// if it was not stored. The caller drops the result.
     pub fn exchange(&self, slot: Slot, mut content: T) -> T {
         let mut state = self.lock();
         let pending = state.find(slot).and_then(|at| match &mut state.pending[at].phase {

@@ -37,7 +37,7 @@ pub(super) struct Idle {
 }
 
 impl Idle {
-    /// Returns whether to wake up a worker; `has_work` is true if a worker can continue.
+    /// Returns whether to wake up a worker. `has_work` is true if a worker can continue.
     pub fn wake(&mut self, has_work: bool) -> bool {
         let wake = has_work && self.count > 0 && !self.waking;
         self.waking |= wake;
@@ -54,22 +54,22 @@ pub(super) struct State<T> {
     /// The numbers of the slots with submitted items that are not claimed.
     pub waiting: VecDeque<Slot>,
     pub next: Slot,
-    /// The number of holds; while there is a hold, no worker starts an item.
+    /// The number of holds. A worker starts an item only if this number is 0.
     pub holds: usize,
-    /// The number of workers that a hold waits for: at most one uses the source, others may run a function on an item.
+    /// The number of workers for which a hold waits: the user of the source, and workers that may change their items.
     pub busy: usize,
     /// Whether a worker uses the source.
     pub source_taken: bool,
     pub closed: bool,
-    /// Whether the end is stored; `broken` if the consumer must receive an error before more items are computed.
+    /// Whether the end is stored. `broken` means that no item is computed until the consumer has received an error.
     pub finished: bool,
     pub broken: bool,
     /// Whether the consumer has received the end.
     pub ended: bool,
-    /// Workers that wait to reserve a slot; `claiming` contains workers that wait to claim an item.
+    /// Workers that wait to reserve a slot. `claiming` contains workers that wait to claim an item.
     pub reserving: Idle,
     pub claiming: Idle,
-    /// The number of consumers that wait for an outcome; `fed` is true if they were woken up but have not run yet.
+    /// The number of consumers that wait for an outcome. `fed` is true if they were woken up but have not run yet.
     /// There is more than one consumer only if the user makes a mistake.
     pub hungry: usize,
     pub fed: bool,
@@ -160,7 +160,7 @@ impl<T> State<T> {
         }
     }
 
-    /// Records that holds need not wait for the worker of a slot any more.
+    /// Records that holds no longer wait for the worker of a slot.
     pub fn settle(&mut self, at: usize) {
         if std::mem::take(&mut self.pending[at].busy) {
             self.busy -= 1;
@@ -180,7 +180,6 @@ impl<T> State<T> {
     }
 }
 
-/// When a wait began, and its timeout.
 pub(super) struct Begun {
     /// The start of the wait, or None for a timeout of zero, which avoids reading the clock.
     at: Option<Instant>,
