@@ -7,6 +7,7 @@ import os
 import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from statistics import fmean
 
@@ -17,7 +18,7 @@ import torchdata
 from process_checks import METHODS, loader, nothing_is_left, wait_for, with_methods  # noqa: F401
 from ranks import gloo_job
 from torchdata._engine import snapshots
-from torchdata._native import StatsBoard
+from torchdata._native import IterationToken, StatsBoard
 from torchdata._observe.stats import recorder
 from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting
 from torchdata.dataloader2 import (
@@ -512,3 +513,25 @@ def test_another_thread_may_ask_while_the_loader_is_shut_down(monkeypatch: pytes
     monkeypatch.setattr(recorder, "answer_no_more", ask)
     loader.shutdown()
     assert told == [1]
+
+
+def test_threads_that_assign_a_counter_and_begin_epochs_at_once_spoil_neither() -> None:
+    """Without Python's lock, a thread sometimes freed a counter that another thread was using."""
+    boards = [StatsBoard(1, 1, 2, True) for _ in range(2)]
+    for board in boards:
+        board.adopt(0, 1, 0)
+
+    def assign(board: StatsBoard, token: IterationToken) -> None:
+        for _ in range(300):
+            board.bind(0, [(token, "pipe", "", None, 0, 0)], 0)
+
+    def begin(token: IterationToken) -> list[int]:
+        return [token.begin()[0] for _ in range(300)]
+
+    for _ in range(20):
+        token = IterationToken()
+        with ThreadPoolExecutor(6) as threads:
+            assigned = [threads.submit(assign, board, token) for board in boards * 2]
+            begun = [threads.submit(begin, token) for _ in range(2)]
+        assert [call.result() for call in assigned] == [None] * 4
+        assert sorted(begun[0].result() + begun[1].result()) == list(range(1, 601))

@@ -23,7 +23,7 @@ pub struct TimedCall {
 impl TimedCall {
     #[new]
     fn new(token: Bound<'_, IterationToken>, function: Py<PyAny>, counts: bool) -> Self {
-        token.get().activate();
+        token.get().activate(token.py());
         Self { token: token.unbind(), function, counts }
     }
 

@@ -4,11 +4,15 @@
 //! `guard_type`), which stores the number that the token had when the iterator was created.
 
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
 use pyo3::prelude::*;
 use torchdata_core::stats::PipeRef;
 
+use crate::gil_cell::GilCell;
 use crate::pipes::clocking::Timed;
 
 /// The record of a pipe on a board of counters.
@@ -29,7 +33,7 @@ impl BoardSlot {
 }
 
 /// The state of a pipe's current iteration, which is never pickled or copied, so that a copy of the pipe starts from
-/// the beginning. The fields are atomics, so that threads can share them without locks. The GIL orders all accesses.
+/// the beginning. Threads share the fields.
 #[pyclass(frozen, module = "torchdata._native")]
 #[repr(C)]
 pub struct IterationToken {
@@ -41,7 +45,8 @@ pub struct IterationToken {
     /// The pipe's record on a board of counters, which counts items for display: a boxed `BoardSlot`, or null. If a
     /// loader has replaced the pipe by a copy, the tokens of the pipe and of its copy may count in the same record.
     place: AtomicPtr<BoardSlot>,
-    pending: AtomicPtr<BoardSlot>,
+    /// The record that the next `begin` activates. Only changed together with `place`, in one call of `with`.
+    pending: GilCell<Option<Box<BoardSlot>>>,
     finished: AtomicBool,
     /// Whether the next `begin` resumes from a loaded state instead of resetting the pipe.
     armed: AtomicBool,
@@ -68,41 +73,34 @@ impl IterationToken {
     #[inline]
     pub fn place(&self) -> Option<&BoardSlot> {
         // SAFETY: the pointer is null, or points to a box that exists as long as the token.
-        unsafe { self.place.load(Relaxed).as_ref() }
+        // SYNC(slot): pairs with the store in `activate`.
+        unsafe { self.place.load(Acquire).as_ref() }
     }
 
     /// Counts on a board from the next iteration on. `root` marks the last pipe of a process, and `main` the last pipe
     /// of the loader.
-    pub fn bind(&self, pipe: PipeRef, root: bool, main: bool) {
-        let is_same =
-            |place: &BoardSlot| ptr::eq(place.pipe.record(), pipe.record()) && (place.root, place.main) == (root, main);
-        let pending = self.pending.load(Relaxed);
-        // SAFETY: the pointer is null, or points to a box that is only freed here and in `activate`, with the GIL held.
-        match unsafe { pending.as_ref() } {
-            None if self.place().is_some_and(is_same) => return,
-            Some(place) if is_same(place) => return,
-            _ => {}
-        }
-        let place = Box::into_raw(Box::new(BoardSlot { pipe, root, main, _before: None }));
-        let old = self.pending.swap(place, Relaxed);
-        // SAFETY: `old` is null, or was the pending record, which only this function and `activate` free.
-        drop((!old.is_null()).then(|| unsafe { Box::from_raw(old) }));
+    pub fn bind(&self, py: Python<'_>, pipe: PipeRef, root: bool, main: bool) {
+        self.pending.with(py, |pending| {
+            let is_same = |place: &BoardSlot| {
+                ptr::eq(place.pipe.record(), pipe.record()) && (place.root, place.main) == (root, main)
+            };
+            if !pending.as_deref().or_else(|| self.place()).is_some_and(is_same) {
+                *pending = Some(Box::new(BoardSlot { pipe, root, main, _before: None }));
+            }
+        });
     }
 
     /// Activates the pending record. The previous record stays allocated, because a running call may still use it.
-    pub fn activate(&self) {
-        let pending = self.pending.swap(ptr::null_mut(), Relaxed);
-        if pending.is_null() {
-            return;
-        }
-        // SAFETY: `bind` has created the pointer with `into_raw`, and the swap above has removed it.
-        let mut place = unsafe { Box::from_raw(pending) };
-        let yielded = self.yielded();
-        place.pipe.record().restart(yielded, true);
-        let old = self.place.load(Relaxed);
-        // SAFETY: an earlier call has created the pointer with `into_raw` below. The new record owns the old one.
-        place._before = (!old.is_null()).then(|| unsafe { Box::from_raw(old) });
-        self.place.store(Box::into_raw(place), Relaxed);
+    pub fn activate(&self, py: Python<'_>) {
+        self.pending.with(py, |pending| {
+            let Some(mut place) = pending.take() else { return };
+            place.pipe.record().restart(self.yielded(), true);
+            let old = self.place.load(Relaxed);
+            // SAFETY: an earlier call has created the pointer with `into_raw` below. The new record owns the old one.
+            place._before = (!old.is_null()).then(|| unsafe { Box::from_raw(old) });
+            // SYNC(slot): pairs with the load in `place`.
+            self.place.store(Box::into_raw(place), Release);
+        });
     }
 
     /// Sets the count of the valid iterator. The count on the board still includes the items of earlier iterators.
@@ -123,10 +121,9 @@ impl IterationToken {
 
 impl Drop for IterationToken {
     fn drop(&mut self) {
-        for place in [*self.place.get_mut(), *self.pending.get_mut()] {
-            // SAFETY: the pointer was created with `into_raw`, and no references to the token remain.
-            drop((!place.is_null()).then(|| unsafe { Box::from_raw(place) }));
-        }
+        let place = *self.place.get_mut();
+        // SAFETY: the pointer was created with `into_raw`, and no references to the token remain.
+        drop((!place.is_null()).then(|| unsafe { Box::from_raw(place) }));
     }
 }
 
@@ -138,15 +135,15 @@ impl IterationToken {
             current: AtomicU64::new(0),
             own: AtomicU64::new(0),
             place: AtomicPtr::new(ptr::null_mut()),
-            pending: AtomicPtr::new(ptr::null_mut()),
+            pending: GilCell::new(None),
             finished: AtomicBool::new(false),
             armed: AtomicBool::new(false),
         }
     }
 
     /// Starts an iteration, and makes older iterators invalid. Returns (id, whether to resume from a loaded state).
-    fn begin(&self) -> (u64, bool) {
-        self.activate();
+    fn begin(&self, py: Python<'_>) -> (u64, bool) {
+        self.activate(py);
         let id = self.current.fetch_add(1, Relaxed) + 1;
         let resumed = self.armed.swap(false, Relaxed);
         if !resumed {
@@ -173,10 +170,10 @@ impl IterationToken {
 
     /// Whether a board measures the time of this pipe, now or after the next `begin`.
     #[getter]
-    fn is_timed(&self) -> bool {
-        // SAFETY: as in `bind`.
-        let pending = unsafe { self.pending.load(Relaxed).as_ref() };
-        pending.or_else(|| self.place()).is_some_and(|place| place.pipe.page().is_full())
+    fn is_timed(&self, py: Python<'_>) -> bool {
+        self.pending.with(py, |pending| {
+            pending.as_deref().or_else(|| self.place()).is_some_and(|place| place.pipe.page().is_full())
+        })
     }
 
     /// Counts an item for display that was skipped because of an exception of type `kind`.

@@ -150,7 +150,7 @@ impl PyStatsBoard {
         for (index, (token, label, location, reader, flags, capacity)) in pipes.into_iter().enumerate() {
             let place = own.pipe(index, reader, flags, capacity, [&label, &location]);
             if let Some(place) = place {
-                token.get().bind(place, index == end, page == 0);
+                token.get().bind(token.py(), place, index == end, page == 0);
             }
         }
         own.set_pipes(count);
