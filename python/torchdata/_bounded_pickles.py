@@ -1,8 +1,8 @@
 """Pickles that are kept in memory up to a maximum size. If a pickle is larger, only its size is measured.
 
-Role: provides `pickle_file`, to which the pickling functions of this package write. Inside a `bounded` context, the
-bytes of all pickles are counted. Once there are too many bytes, the pickles are no longer stored, but only measured.
-The `bounded` contexts of several threads are independent.
+Role: all pickling functions of this package write to the file that `pickle_file` provides. Inside a `bounded` context,
+the bytes of all pickles are counted. Once there are too many bytes, the pickles are no longer stored, but only
+measured. The `bounded` contexts of several threads are independent.
 """
 
 from __future__ import annotations

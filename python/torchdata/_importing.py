@@ -61,8 +61,8 @@ class _WaitingFinder:
     def install_or_leave(self) -> None:
         """Adds the finder to `sys.meta_path` if a module is awaited, and otherwise removes the finder.
 
-        `sys.meta_path` is replaced by a new list. If the old list were changed during an import in another thread, that
-        import could skip a finder.
+        This method creates a new list, because an import in another thread could skip a finder if the old list were
+        changed.
         """
         others = [finder for finder in sys.meta_path if finder is not self]
         awaited = any(self.calls.values())

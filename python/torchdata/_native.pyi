@@ -217,7 +217,7 @@ class Link:
 
 @final
 class BellBoard:
-    """The bells of all processes of one loader."""
+    """The wake-up words of all processes of one loader."""
     def __new__(cls, count: int) -> Self: ...
     @staticmethod
     def attach(fd: int) -> BellBoard: ...
@@ -229,7 +229,8 @@ class Carrier:
     """Copies units and words between two local links, one per direction, and their copies on another machine."""
     def __new__(cls, inbound: Link, outbound: Link, board: BellBoard, own: int, peer: int) -> Self: ...
     def take(self, most: int) -> tuple[list[int] | None, list[bytes | LeasedBuffer]]:
-        """Returns the link's shared words (None if unchanged), and the units as a head and large buffers."""
+        """Returns a pair: the link's shared words (None if unchanged), and a list of one header for all units followed
+        by the units' large buffers."""
     def put(self, frame: Sequence[Any]) -> bool: ...
     def put_words(self, words: Sequence[int]) -> None: ...
     def wait(self, seconds: float, units: bool, lacks: bool) -> None: ...
@@ -306,13 +307,14 @@ class Replacing:
     def judge(
         self, child: int, process: int, epoch: int, received: Sequence[int], halted: bool
     ) -> tuple[int, bool, bool]:
-        """Returns how many processes have exited at this item, whether this exit is new, and whether it is final."""
+        """Counts an exit. Returns the number of exits at this item, whether this exit is counted for the first time,
+        and whether the loader must give up."""
     def item_of(self, child: int, received: Sequence[int]) -> int: ...
     def repeats(self, child: int, ended: Sequence[bool]) -> bool: ...
 
 @final
 class Exchange:
-    """The variables and the memory of generators that the shards of a process exchange."""
+    """Exchanges the global variables and random generators of the shards that run in one process."""
     def __new__(
         cls,
         expected: Sequence[tuple[Any, str, Any]],
@@ -450,7 +452,8 @@ class Collector:
 
 @final
 class ItemStream(Iterator[Any]):
-    """An iterator over the items that a `Collector` receives in one epoch, or in one pass of a worker's share."""
+    """An iterator over the items that a `Collector` receives in one epoch, or over the items that a worker receives in
+    one pass of the dispatching process."""
     def __next__(self) -> Any: ...
     def next_into(self, hand: list[Any]) -> None: ...
 

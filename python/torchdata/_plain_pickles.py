@@ -39,7 +39,8 @@ def register(kind: type, parts: Callable[[Any], _Made | None], *makers: Callable
 
     Args:
         kind: the class.
-        parts: a function that returns how to recreate an equal instance, or None if an instance is not plain data.
+        parts: a function that returns a function and its arguments, which recreate an equal instance. It returns None
+            if the instance is not plain data.
         makers: all functions to which the result of `parts` may refer. A malicious pickle may pass any arguments.
     """
     _known[kind] = parts

@@ -1,4 +1,4 @@
-"""Tables and pictures as HTML that needs neither scripts nor the network. All text is escaped."""
+"""Creates HTML tables and pictures that need neither scripts nor the network. All text is escaped."""
 
 from __future__ import annotations
 

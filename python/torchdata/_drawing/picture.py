@@ -31,8 +31,8 @@ _STYLE = (
 
 
 def _tint_of(node: Node) -> tuple[str, float]:
-    """Returns the tint of a pipe and its strength, according to the pipe's share of the work, or to its kind if the
-    share is unknown."""
+    """Returns the tint of a pipe and the strength of this tint. Both depend on the pipe's share of the work, or on the
+    kind of the pipe if the share is unknown."""
     if node.heat is None:
         return _TINTS[node.kind]
     return _HOT, _HOTTEST * min(1.0, max(0.0, node.heat))
@@ -83,7 +83,8 @@ class _Curve:
 
 
 def _rightmost(curve: _Curve) -> float:
-    """Returns the largest x-coordinate of a curve, which reaches three quarters of the way to its middle points."""
+    """Returns the largest x-coordinate that a curve can reach. A curve reaches at most three quarters of the way from
+    its ends to its middle points."""
     ends, middles = (max(point[0] for point in curve.points[place::step]) for place, step in ((0, 3), (1, 1)))
     return ends + 0.75 * max(0.0, middles - ends)
 
@@ -152,7 +153,7 @@ class Picture:
         return bottom
 
     def _centre(self) -> float:
-        """Moves all nodes to the right of the margin. Returns the right end of the picture."""
+        """Moves all nodes to the right, so that the left margin is free. Returns the largest x-coordinate."""
         placed = [*self._boxes.values(), *self._frames]
         shift = _MARGIN - min((box.x for box in placed), default=0.0)
         for box in placed:
@@ -163,7 +164,7 @@ class Picture:
         tail, head = self._boxes[arrow.tail], self._boxes[arrow.head]
         if self._row_of[arrow.head] - self._row_of[arrow.tail] > 1:
             return self._curve_beside(arrow, tail, head)
-        # An arrow from another process ends at the top of the target's process, because the text precedes the pipes.
+        # If an arrow comes from another process, it ends above the text of the target's process.
         start = (tail.middle, tail.y + tail.height)
         end = (head.middle, self._top_of[arrow.head] if arrow.crosses else head.y)
         bend = (end[1] - start[1]) / 2

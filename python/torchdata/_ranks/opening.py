@@ -1,8 +1,8 @@
 """Connects ranks: rank 0 publishes its addresses in the job's store, and all other ranks connect to rank 0.
 
 Role: runs once for each group, in the main process of every rank. The store is used only for the addresses, in a
-separate thread, because an operation on the store never ends if the store's process is stopped. The thread of such an
-operation sleeps in torch until the program ends.
+separate thread, because an operation on the store never ends if the store's process is stopped. In this case, the
+thread sleeps in torch until the program ends.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Opening:
         return max(self._until - time.monotonic(), 0.0)
 
     def meet(self) -> tuple[Meeting | Blame, float]:
-        """Returns the meeting, or the reason why rank 0 has already given up. The second value is the number of seconds
-        that remain until all ranks must have joined.
+        """Returns a pair. The first value is the meeting, or the reason why rank 0 has already given up. The second
+        value is the number of seconds that remain until all ranks must have joined.
 
         Raises:
-            PrefetchTimeoutError: rank 0, and possibly further ranks, did not begin to iterate.
+            PrefetchTimeoutError: rank 0, and possibly other ranks, did not begin to iterate in time.
             RanksLostError: the store or rank 0 no longer exists or does not answer.
         """
         meeting = self._host() if self._rank == 0 else self._join()
@@ -71,8 +71,8 @@ class Opening:
             self._ask_store(lambda store: store.set("blame", json.dumps(blame)))
 
     def agree(self, key: str, value: str) -> str:
-        """Returns the first value that any process has set for a key. Raises RanksLostError if the store no longer
-        exists or does not answer."""
+        """Returns the value of a key that all ranks share. The first rank that calls this method determines the value.
+        Raises RanksLostError if the store no longer exists or does not answer."""
         return str(self._ask_store(lambda store: store.compare_set(key, "", value)).decode())
 
     def _host(self) -> Meeting:
@@ -141,7 +141,8 @@ class Opening:
         return offer
 
     def _ask_store(self, ask: Callable[[Any], Any]) -> Any:
-        """Returns the answer of the store. Waits `Meeting.WATCH` seconds longer than the remaining time."""
+        """Sends a request to the store, and returns the answer. The maximum waiting time is the remaining time plus
+        `Meeting.WATCH` seconds."""
         answers: list[Any] = []
 
         def run() -> None:
@@ -168,7 +169,7 @@ class Opening:
 
 
 def _holder_of_store() -> str:
-    """Describes the process that holds the store, as far as this is known without the store."""
+    """Describes which process probably contains the store, without asking the store."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return "torchrun's agent on the machine of rank 0"
     return "rank 0, unless the program makes its store elsewhere"

@@ -24,10 +24,12 @@ from torchdata._native import Meeting
 from torchdata._ranks.group import GivenUp, PrefetchTimeoutError, RanksLostError, UncopyableGroup, describe_ranks
 from torchdata._ranks.opening import Opening
 
-#: The number of groups of this process by their ranks, because all ranks open their groups in the same order.
+#: The number of groups that this process has opened for each tuple of ranks. All ranks count alike, because they open
+#: their groups in the same order.
 _numbers: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(itertools.count)
 
-#: The largest signed 64-bit value. A rank that votes with this value never determines the minimum.
+#: The largest signed 64-bit value. A rank that votes with this value leaves the decision to the other ranks, because
+#: the smallest vote counts.
 _LARGEST = 2**63 - 1
 
 #: Descriptions of the failures of ranks, by the name that the meeting uses for each failure.
@@ -209,7 +211,7 @@ class TorchGroup(UncopyableGroup):
         open."""
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in self._descriptors:
-            # The descriptor is replaced but not closed, because it still belongs to an object.
+            # The descriptor is replaced instead of closed, because an inherited object will close it later.
             os.dup2(nowhere, descriptor, inheritable=False)
         os.close(nowhere)
 
