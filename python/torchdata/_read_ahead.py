@@ -2,8 +2,8 @@
 
 Role: `ReadAhead` is the data of one iteration's threads. Pipes, nodes and StatefulDataLoader derive their own classes
 from `ReadAhead`. `ReadAhead` has no reference to the pipe or to the consumer's end of the queue, so that the threads
-end when these objects are freed. The queue is written in Rust. The queue returns the results in order, stores
-positions, can be held, and implements waiting and closing.
+end when these objects are freed. The queue, which is written in Rust, returns the results in order, stores positions,
+and implements suspending, waiting and closing.
 
 `close` makes each thread end after its current call, and callers choose how long to wait. The threads are daemons, and
 are stopped when the interpreter exits. A forked child does not have the threads of its parent.

@@ -69,8 +69,8 @@ def begin_at(place: tuple[str, int, str]) -> None:
 def warn_outside(message: str, category: type[Warning] = UserWarning) -> None:
     """Warns at the line of the program that called this package.
 
-    In a worker, the warning refers to the line that started the process. If the process was forked, the line is on the
-    stack, below `multiprocessing`.
+    In a worker, the warning refers to the line that started the process. In a forked process, this line is also on the
+    stack, below the frames of `multiprocessing`.
     """
     frame, level = _outside()
     if _begun_at is None or frame.f_back is not None:
@@ -136,7 +136,7 @@ def _scalars(row: dict[Any, Any]) -> str | None:
 
 
 def key_of(item: Any) -> str | None:
-    """Returns the key or path of an item that is a key or path itself, begins with one or has a `__key__`.
+    """Returns the key or path of an item, which is the item itself, its first element or its `__key__`.
 
     A row without a `__key__` is named by its scalar columns. Returns None for an item without a key, path or column.
     """
@@ -204,7 +204,7 @@ def represented(datapipe: Any) -> str:
         words = repr(datapipe)
     except Exception:
         return name
-    # outside of the `try`, so that an exception of a signal handler is not lost
+    # this line is outside of the `try`, because the `except` would swallow an exception of a signal handler
     return name if words == name else redacted(words)
 
 

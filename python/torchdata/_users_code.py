@@ -1,7 +1,7 @@
 """Finds the user's code that creates the samples of a dataset: `Photos.__getitem__`, `train.py:12`.
 
-Role: pure functions for statistics, exception notes and logs, in the process that reads the dataset. The functions look
-through classes of PyTorch and of this package that wrap other datasets, such as `Subset` and `SequenceWrapper`.
+Role: pure functions for statistics, exception notes and logs, in the process that reads the dataset. The functions also
+find datasets that are wrapped by classes of PyTorch or of this package, such as `Subset` and `SequenceWrapper`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def codes_of_dataset(dataset: Any, methods: tuple[str, ...]) -> list[UsersCode]:
 
 
 def _is_wrapper(kind: type) -> bool:
-    """Returns whether a class only reads from other datasets."""
+    """Returns whether a class belongs to PyTorch or this package, so that it only wraps other datasets."""
     return kind.__module__.partition(".")[0] in ("torch", "torchdata")
 
 

@@ -1,1 +1,2 @@
-"""Workers on other machines: the actors that run them, and the main process's side of each. Private."""
+"""Workers on other machines: the actors that run these workers, and the objects that represent the actors in the main
+process. Private."""

@@ -1,10 +1,11 @@
 """The main process's side of a worker on another machine, with the interface of `ChildProcess`.
 
 Role: runs in the main process. The worker has the same links as any child, and the main process uses its own ends of
-the links as usual. A carrier, which copies units between links of two machines, uses the ends of the child. A thread of
-this module reads commands and words from the links for the worker's host, and writes units from the host into the
-links. As a result, the collector, the commands, the leases and the states treat the worker like a child on this
-machine. If there is a dispatching process, which runs on this machine, another thread transmits its units.
+the links as usual. A carrier uses the ends that belong to the child, and copies units between these links and the links
+on the other machine. A thread of this module reads commands and words from the links for the worker's host, and writes
+units from the host into the links. As a result, the collector, the commands, the leases and the states treat the worker
+like a child on this machine. If there is a dispatching process, which runs on this machine, another thread transmits
+its units.
 
 All data from a host passes through the thread and the links of one worker, so that units of an earlier worker cannot
 reach the replacement.
@@ -32,12 +33,12 @@ from torchdata._threads import Latch
 
 #: The number of `pull` calls that wait at a host, so that the host prepares a frame while another frame is being sent.
 AHEAD = 2
-#: The maximum number of bytes of a message with commands.
+#: The maximum number of bytes of one message with commands to a host.
 TOLD = 1 << 20
 #: The bit that marks the order to stop, which makes this order greater than the order of any epoch. The lower bits of
 #: an order are the number of the epoch.
 _END = 1 << 32
-#: Seconds between two checks during a wait, and the number of seconds that `close` waits for the thread.
+#: `LOOK`: seconds between two checks during a wait. `JOINED`: seconds for which `close` waits for the thread.
 LOOK, JOINED = 1.0, 5.0
 #: The number of seconds that a host has to report its worker's stack, and the number of seconds that it has to kill the
 #: worker.
@@ -117,11 +118,11 @@ class RemoteWorker(ChildProcess):
         #: The description of the worker, once it has started.
         self.about: About | None = None
         self._seen: Seen | None = None
-        #: The error of the thread that carries dispatched items.
+        #: The error of the thread that transmits dispatched items; None if this thread has not failed.
         self._fault: Exception | None = None
         ends = os.pipe()
-        #: The write end and the read end of a pipe. When the worker exits, a byte is written to the write end. Code
-        #: that waits for the exit monitors copies of the read end.
+        #: `_ending` is the write end of a pipe, and `_sign` is the read end. When the worker exits, a byte is written
+        #: to the pipe. Code that waits for the exit monitors copies of the read end.
         self._ending, self._sign = (OwnedDescriptor(end) for end in reversed(ends))
 
     def _launch(self) -> int:
@@ -133,7 +134,7 @@ class RemoteWorker(ChildProcess):
     # -- the interface of `ChildProcess` -----------------------------------------------------------
 
     def watch(self) -> None:
-        """Does nothing, because the worker is watched from its creation."""
+        """Does nothing, because the worker has been watched since this object was created."""
 
     def _look(self, pid: int) -> None:
         pass  # the worker's thread records the exit
@@ -253,7 +254,8 @@ class RemoteWorker(ChildProcess):
         self._carriers.append(carrier)
         lane = _Lane(0, actor, carrier, most, lambda: not self._is_killed)
         if lines.dispatched is not None:
-            # The worker sends only words to the dispatching process, no units.
+            # The worker sends only control words to the dispatching process, so the link `nothing` never contains a
+            # unit.
             nothing, dispatched = Link(0, CONTROL_RING), lines.dispatched.shared
             from_dispatching = Carrier(dispatched, nothing, bells, setup.index, setup.dispatcher_index)
             self._carriers.append(from_dispatching)
@@ -278,7 +280,7 @@ class RemoteWorker(ChildProcess):
                 if one.has_ended:
                     return
         except Exception as error:
-            # The thread of the other lane also notices the exit of the host, and reports the exit.
+            # If the host has exited, the thread of the other lane reports the exit.
             if not isinstance(error, ConnectionError) and not self._hosts.is_of_host(error):
                 self._fault = error
                 self.kill()
@@ -300,7 +302,7 @@ class RemoteWorker(ChildProcess):
     def _await(self, begun: Future[About]) -> About | None:
         """Waits until the worker has started. Returns None if the worker was killed before its start was complete."""
         wake = self._wake
-        # Ray may keep the callback forever, so the callback refers only to the event.
+        # The callback must not refer to this object, because Ray may keep the callback forever.
         begun.add_done_callback(lambda _: wake.set())
         began, patience = time.monotonic(), LATE
         while not self._is_killed:
@@ -318,7 +320,7 @@ class _Lane:
     `torchdata._engine.remote.host`.
 
     Args:
-        number: the number of the lane.
+        number: 0 for commands and items, 1 for dispatched items.
         actor: the host.
         carrier: moves units between the two links.
         most: a frame of this many bytes receives no further units.
@@ -340,7 +342,7 @@ class _Lane:
         self._carrier.ring()
 
     def carry(self) -> Iterator[Pulled]:
-        """Transmits messages between the link and the host, and yields each result of `pull`."""
+        """Transmits messages in both directions, and yields each `Pulled` that the host returns."""
         actor, carrier, number = self._actor, self._carrier, self._number
         pulls: list[Future[Pulled]] = []
         early: dict[int, Pulled] = {}
@@ -386,7 +388,7 @@ class _Arrived:
 
     Args:
         carrier: stores the frames in the link.
-        much: the number of waiting bytes at which the host must stop sending units.
+        much: the host must stop sending units if at least this many bytes are waiting.
     """
 
     def __init__(self, carrier: Carrier, much: int) -> None:

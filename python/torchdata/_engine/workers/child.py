@@ -1,8 +1,8 @@
 """The child's side of a group: its startup, its ends of the links, and the loop that receives commands.
 
 Role: runs in every child, for any program. At its start (`CommonSetup`), a child leaves signals to the main process,
-closes inherited resources, and ensures that it exits with the main process. After these steps, the child takes its ends
-of the links, loads the program, and passes commands to the program's runner until the command to stop.
+closes inherited resources, and ensures that it exits with the main process. After these steps, the child opens its ends
+of the links, loads the program, and passes commands to the program's runner until the command to stop arrives.
 
 Python's cyclic garbage collector does not search objects that a child imports at its start or keeps until its end.
 Importing torch creates a quarter of a million permanent objects. Searching the imported objects for cycles takes a
@@ -65,7 +65,7 @@ class CommonSetup:
     #: The main process's thresholds for cyclic garbage collection.
     gc_thresholds: tuple[int, int, int]
     signals: MainSignals
-    #: The line of the user's program that started the children, from `place_outside`. None if the stack of each child
+    #: The line of the user's program that started the children, from `place_outside`. None if the child's own stack
     #: contains this line, or if the program runs on another machine.
     begun_at: tuple[str, int, str] | None
 
@@ -139,7 +139,8 @@ class ChildSetup:
     #: The number of the worker in statistics, where the workers of all groups of the loader are numbered.
     number: int
     num_workers: int
-    #: The numbers of the shards that the child runs, and the number of shards of all workers.
+    #: `shards` contains the numbers of the shards that the child runs, and `num_shards` is the number of shards of all
+    #: workers.
     shards: range
     num_shards: int
     #: Whether this is the dispatching process.
@@ -177,7 +178,7 @@ class ChildSetup:
 
 
 def run_child(setup: ChildSetup) -> None:
-    """The function that the process runs."""
+    """The main function of every child process."""
     try:
         setup.stats.shared = setup.stats.shared.here()
     except RuntimeError:  # the counters are damaged
@@ -188,8 +189,8 @@ def run_child(setup: ChildSetup) -> None:
     if not setup.common.enter(setup.name, links, setup.stats.shared):
         return
     name_process("td_dispatch" if setup.dispatches else f"td_worker_{setup.number}")
-    # At shutdown, the main process does not wait for this import, because the child has not opened its control link
-    # yet.
+    # This import does not delay a shutdown, because a shutdown waits only for children that have opened their control
+    # links.
     module, name = setup.program_class
     runner: type[Runner] = getattr(importlib.import_module(module), name).runner
     child = ChildLoop(setup, runner.is_interrupted)
@@ -314,7 +315,7 @@ def _settle(thresholds: tuple[int, int, int]) -> None:
     """Completes a child's startup: sets the main process's garbage collection thresholds, and excludes all existing
     objects from later searches for cycles.
 
-    Thresholds that user code has set in the child remain in effect.
+    If user code in the child has already set other thresholds, they stay in effect.
     """
     if gc.get_threshold()[0] == EARLY_THRESHOLD:
         gc.set_threshold(*thresholds)

@@ -63,8 +63,8 @@ class Group(OwnsChildren):
             memory.
         commands: bytes of shared memory for the commands to each child; with 0, commands are streamed through a ring.
         full_stats: whether the time of each pipe is measured.
-        pages: the pages of the children on the board of a loader that reads the group in threads; None for a board of
-            their own.
+        pages: pages for the children on an existing board, for a loader that reads the group in threads; None to create
+            a board.
         snapshot_budget: bytes of the snapshots that the main process keeps; None for no limit.
 
     Raises:
@@ -295,8 +295,8 @@ class Group(OwnsChildren):
         return self.restarts.replace_dead(collector)
 
     def look_at(self, worker: int) -> Callable[[], object]:
-        """Returns a function that checks a worker while a command is sent to it. The function raises the error of a
-        worker that has exited, or `Gone` if the worker is replaced."""
+        """Returns a function that checks a worker while a command is sent to it. The function raises an error if the
+        worker has exited. This error is `Gone` if the worker will be replaced."""
         if self.restarts is None:
             return partial(self.members.check_alive, [worker])
         return self.restarts.look_at(worker)
