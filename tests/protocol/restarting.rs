@@ -39,8 +39,8 @@ impl World {
         self.kept.replacing.rests(index)
     }
 
-    /// Replaces exited children that are still needed in this epoch. Returns false if the epoch cannot continue,
-    /// because too many children have exited or a function was applied.
+    /// Replaces exited children that are still needed in this epoch. Returns false if the epoch fails, because too many
+    /// children have exited or a replacement would lack a called function.
     pub fn replace_dead(&mut self, setting: &Setting) -> bool {
         let dead = |world: &Self, index: usize| world.is_gone(index) && !world.rests(index);
         let dead: Vec<usize> = (0..setting.children()).filter(|&index| dead(self, index)).collect();

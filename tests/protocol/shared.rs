@@ -101,7 +101,7 @@ impl<T> Default for Pool<T> {
 
 impl<T: Hash> Pool<T> {
     /// Replaces a part with the equal part in the pool, or adds the part to the pool. A part with several owners is
-    /// skipped, because it is already in the pool or belongs to the first state.
+    /// skipped, because it is already in the pool.
     pub fn share(&mut self, part: &mut Part<T>) {
         if Rc::strong_count(&part.0) == 1 {
             *part = self.0.entry(part.fingerprint()).or_insert_with(|| part.clone()).clone();
