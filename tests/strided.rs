@@ -1,5 +1,5 @@
-//! Tests copies of elements that are not contiguous. Tests copies of elements that are not contiguous. Each copy must
-//! equal the copy that a simple loop creates.
+//! Tests copies of elements that are not contiguous. For each layout, the copy must equal the copy that a simple loop
+//! creates.
 
 use proptest::prelude::*;
 use torchdata_core::strided::{Strided, memory_order};

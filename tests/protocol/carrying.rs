@@ -213,8 +213,7 @@ impl World {
     }
 }
 
-// ---- the protocol is correct if workers are on other machines
-// -----------------------------------------------------------------------
+// ---- the protocol is correct if workers are on other machines -------------------------------------------------------
 
 fn carried(workers: usize, outputs: &'static [u8]) -> Setting {
     Setting { carried: true, ..super::setting(workers, false, outputs) }

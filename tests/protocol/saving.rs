@@ -1,4 +1,5 @@
-//! Models the snapshots of a child. Models the snapshots of a child's graph.
+//! Models the snapshots of a child. A child sends snapshots of its graph between two items. A worker also relays
+//! snapshots of the dispatching process. A replacement resumes from a snapshot.
 
 use torchdata_core::protocol::{Account, Command, Dealt, Reader, Share, Snapshot, Stream};
 

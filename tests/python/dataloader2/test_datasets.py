@@ -304,7 +304,7 @@ def test_a_sampler_is_refused_for_an_iterable_dataset() -> None:
         DataLoader2.from_dataset(Counted(), sampler=[1])
 
 
-# -- sources that distribute their own items ---------------------------------------------------------
+# -- sources that distribute their items among the workers themselves --------------------------------
 
 
 def own_share(count: int) -> Iterator[int]:

@@ -1,7 +1,7 @@
-"""A job ends in time if a rank is killed, stopped or hangs at any moment. The rank may be rank 0, which holds the job's
-store.
+"""A job ends in time if a rank is killed, stopped or hangs at any moment. This is also true for rank 0, which holds the
+job's store.
 
-`rank_chaos.py` runs the jobs, and checks the rules for their results. The ranks that did not fail must receive all
+`rank_chaos.py` contains the jobs, and the rules for their results. Every rank that did not fail must either receive all
 items, or raise an error in time that names the failed rank. The processes of the ranks that did not fail must exit soon
 afterwards, and leave nothing behind.
 """

@@ -103,7 +103,8 @@ _expected: dict[tuple[str, int], list[list[Any]]] = {}
 
 
 def expected(kind: str, workers: int) -> list[list[Any]]:
-    """Returns the epochs of an undisturbed loader with snapshots that contain the cached items."""
+    """Returns the items of each epoch of a loader that is not interrupted, and whose snapshots may contain all cached
+    items."""
     if (kind, workers) not in _expected:
         with loader_of(kind, workers, None) as loader:
             _expected[kind, workers] = [contents(loader) for _ in range(EPOCHS + 1)]

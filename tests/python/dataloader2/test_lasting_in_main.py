@@ -310,7 +310,7 @@ def test_passes_of_a_first_epoch_do_not_count_as_epochs(dispatched: bool) -> Non
 
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_a_position_in_the_first_of_two_passes_is_known_in_the_second_one(dispatched: bool) -> None:
-    """The loader need not record the items of the first pass, because no pipe has kept state before the first epoch."""
+    """No pipe has kept state before the first epoch, so the loader need not record the items of the first pass."""
     pipe = drawn_by_its_own_seed(dispatched).cycle(2).map(plus_one)
     with loader_of(pipe) as loader:
         state, whole = loader.state_dict(), list(loader)
@@ -372,7 +372,8 @@ def test_a_state_of_a_later_epoch_whose_first_item_the_main_process_has_read_ahe
 
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_the_end_of_a_resumed_epoch_that_needs_no_more_items_is_the_workers_end_too(dispatched: bool) -> None:
-    """The resumed loader must run the workers' epoch to its end, although it needs no more items of this epoch."""
+    """The loader must run the workers' epoch to its end, although the main process needs no more items of this
+    epoch."""
 
     def build() -> Pipe:
         return drawn_by_its_own_seed(dispatched).map(plus_one).map_batches(list, batch_size=11)

@@ -206,8 +206,8 @@ except WorkerExitedError as error:
 """
 
 
-# Ray's own hooks make an interrupted program exit with code 1. Ray also kills a process that has lost the cluster's
-# first node, and a process in which a thread calls Ray while the main thread leaves the cluster.
+# Ray's own hooks make an interrupted program exit with code 1. Ray also kills a process after the cluster's first node
+# has ended, or if a thread calls Ray while the main thread leaves the cluster.
 @pytest.mark.parametrize(
     ("how", "codes", "says"),
     [

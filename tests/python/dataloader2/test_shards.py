@@ -36,7 +36,7 @@ pytestmark = pytest.mark.alone
 
 ITEMS = 26
 COUNTS = (0, 1, 2, 3, 5, 8)
-#: For each form of pipeline, the three numbers of workers with which states are saved and loaded.
+#: Sets of three numbers of workers. For each form of pipeline, states are saved and loaded with the numbers of one set.
 THREE = list(itertools.combinations(COUNTS, 3))
 
 
@@ -139,8 +139,8 @@ def test_the_rest_of_an_epoch_keeps_the_number_of_workers_that_began_it(form: st
     for old in counts:
         others = itertools.cycle(count for count in counts if count != old)
         for (place, state), new in zip(states[old].items(), others, strict=False):
-            # Later epochs have the same number of shards if pipes keep state between epochs, because each shard has a
-            # separate state.
+            # If pipes keep state between epochs, each shard has its own state, so later epochs have the same number of
+            # shards.
             expected = [whole[old][0][place:], *whole[old if keeps else new][1:]]
             assert epochs_of(loader(form, new, copy.deepcopy(state)), 3) == expected, (old, new, place)
 
@@ -217,7 +217,7 @@ def test_a_worker_that_runs_several_shards_is_replaced_with_all_of_them(often: N
 
 
 def even() -> Any:
-    """Returns a source with the same number of items for each rank and worker."""
+    """Returns a source that yields the same number of items on each rank and in each worker."""
     return IterableWrapper(range(48)).shuffle().sharding_filter()
 
 
@@ -268,7 +268,7 @@ def test_states_of_all_ranks_resume_with_another_number_of_ranks(form: str, old:
     (ranks, workers), count = old, 2
     whole = [got for got, _ in of_ranks(form, ranks, workers, None)]
     states = {rank: state for rank, (_, state) in enumerate(of_ranks(form, ranks, workers, count))}
-    # The remaining items of each shard, ordered by worker and then by rank.
+    # The remaining items of each shard. The shards are ordered by worker, and then by rank.
     left = [[*got[worker::workers][len(range(worker, count, workers)) :]] for worker in range(workers) for got in whole]
     turn = count % workers * ranks
     expected = []

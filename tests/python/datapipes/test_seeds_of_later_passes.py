@@ -68,7 +68,7 @@ GRAPHS: dict[str, Callable[[], Any]] = {
 
 
 def elsewhere(number: int) -> None:
-    """Simulates another process: seeds the global generators with a number that no other run of these tests uses."""
+    """Seeds the global generators as if in another process, with a number that no other run of these tests uses."""
     random.seed(number)
     torch = loaded("torch")
     if torch is not None:

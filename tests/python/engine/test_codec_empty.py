@@ -93,8 +93,8 @@ def kept_pointer(array):
     return array, np.ctypeslib.as_array(pointer, SHAPE), pointer
 
 
-#: For each case, two references to the same memory. The producer sends the first object, and then writes through the
-#: second object.
+#: For each case, a function that returns two objects with the same memory. The producer sends the first object, and
+#: then writes through the second object.
 KEPT = {
     "the array": lambda array: (array, array),
     "a view": lambda array: (array, array[:]),

@@ -43,7 +43,7 @@ class Drops:
 
 
 def drop_under_ctrl_c(make):
-    """Presses Ctrl-C, and immediately deletes the object that `make` creates. KeyboardInterrupt must be raised."""
+    """Presses Ctrl-C immediately before the object that `make` creates is deleted. KeyboardInterrupt must be raised."""
     held = [Drops(), make(), Drops()]
     callbacks = [weakref.ref(held[0], collect), weakref.ref(held[2], press)]
     with pytest.raises(KeyboardInterrupt):

@@ -93,7 +93,7 @@ PROGRAM = """
         main(sys.argv[1], sys.argv[2], map(int, sys.argv[3:]))
 """
 
-#: The parts of the package that may fail to start a process or thread, as errors name them.
+#: The names by which errors refer to the parts of the package that start processes or threads.
 WHO = ("worker process ", "the dispatching process", "resource tracker", "torchdata-prefetch", "torchdata-threadpool")
 users = itertools.count(70_000 + os.getpid() % 1000 * 100)
 

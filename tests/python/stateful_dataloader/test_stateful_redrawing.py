@@ -231,8 +231,8 @@ def test_epochs_after_a_resumed_one_are_those_of_the_run_that_was_not_stopped() 
 
         first = make()
         whole = [[batch.tolist() for batch in first] for _ in range(3)]
-        # At the last but one position, the sampler has already ended, although the program has not received the last
-        # batch yet.
+        # At the position before the last batch, the sampler has already ended, although the program has not received
+        # this batch yet.
         for position in (4, len(whole[0]) - 1, len(whole[0])):
             loader = make()
             list(itertools.islice(loader, position))

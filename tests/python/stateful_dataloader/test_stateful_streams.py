@@ -57,7 +57,8 @@ class BeginsAnew(TakesOnce):
 
 
 class TakesAlways(TakesOnce):
-    """A stream that begins every later epoch at the loaded position, too, like Hugging Face's streams."""
+    """A stream that begins not only one epoch but every later epoch at the loaded position, like Hugging Face's
+    streams."""
 
     def __init__(self) -> None:
         self.loaded: Any = None

@@ -162,7 +162,8 @@ def test_a_dispatching_process_that_does_not_keep_up():
 
 
 def test_workers_that_stand_in_line_behind_another_program_do_not_fight_with_each_other():
-    """The workers sleep most of the time, and wait for a core when they wake up."""
+    """Workers that sleep most of the time wait for a core when they wake up, so waiting alone does not prove that there
+    are too many workers."""
     stats = counted(IterableWrapper(range(30)).sharding_filter().map(decode))
     for ran, fight in ((0.05, False), (0.4, True)):
         seen = replaced(stats, {"cores": 1}, cpu_seconds=ran / 2, waits_for_cpu_seconds=1.0, lived_seconds=1.0)
