@@ -14,7 +14,7 @@ use torchdata_core::integrity::seal;
 use torchdata_core::link::cursor::{BIRTH, ConsumerCursor, ProducerCursor};
 use torchdata_core::sync::primitive::AtomicU64;
 
-/// A ring whose slots are checked by loom. If two threads access a slot concurrently, loom reports an error.
+/// A ring with slots that loom checks. If two threads access a slot concurrently, loom reports an error.
 struct Ring {
     slots: Vec<UnsafeCell<u64>>,
     tail: AtomicU64,

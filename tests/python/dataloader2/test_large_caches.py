@@ -103,7 +103,7 @@ _expected: dict[tuple[str, int], list[list[Any]]] = {}
 
 
 def expected(kind: str, workers: int) -> list[list[Any]]:
-    """Returns the items of each epoch of a loader that is not interrupted, and whose snapshots may contain all cached
+    """Returns the items of each epoch of an uninterrupted loader. The loader's snapshots may contain all cached
     items."""
     if (kind, workers) not in _expected:
         with loader_of(kind, workers, None) as loader:

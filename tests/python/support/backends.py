@@ -68,7 +68,7 @@ class OnRay(Spawned):
     """A backend with workers in processes that Ray's actors start.
 
     Args:
-        options: arguments of the service, which determine where the actors run.
+        options: arguments of the reading service, which determine on which nodes the actors run.
     """
 
     is_slow = True

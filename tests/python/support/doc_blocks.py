@@ -1,7 +1,7 @@
 """Extracts the code blocks of a Markdown page, and runs them like a reader who follows the page from its top.
 
 All Python blocks of a page form one program, in their order. The `text` block below a Python block contains its output.
-A Python block without a `text` block must print nothing. A comment above a block has one of these meanings:
+A Python block without a `text` block must print nothing. A comment above a block changes how the block is run:
 
     <!-- alone -->              the block is a separate program
     <!-- not run: REASON -->    the block is not run
@@ -110,8 +110,8 @@ def _run(program: list[Example], script: Path) -> subprocess.CompletedProcess[st
 
 
 def _how(program: list[Example]) -> list[str]:
-    """Returns Python's arguments for the program. A program without a `__main__` guard runs as a notebook unless
-    workers are forked.
+    """Returns Python's arguments for the program. If a program has no `__main__` guard, and workers are not forked, the
+    program runs like a notebook.
     """
     guarded = all(_GUARD in example.block.code for example in program)
     return [] if guarded or multiprocessing.get_all_start_methods()[0] == "fork" else ["-c", _NOTEBOOK]

@@ -57,7 +57,8 @@ class FreshProcesses:
 
     def __init__(self, *modules: str, python: str = sys.executable, limit: float = 60.0) -> None:
         self.python, self.limit = python, limit
-        #: The number of the last call. An answer with another number belongs to an interrupted call, and is skipped.
+        #: The number of the last call. If an answer has another number, it belongs to an interrupted call, and is
+        #: skipped.
         self._number = 0
         self._server = subprocess.Popen(
             [python, "-m", "fresh_processes", *modules],

@@ -105,7 +105,7 @@ def kill_only_hung(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 class ClockOfHangs:
-    """A monotonic clock that runs only while a process hangs and has not been replaced.
+    """A monotonic clock that advances only while at least one process hangs.
 
     Args:
         folder: the folder of the `Hanging`.

@@ -34,7 +34,7 @@ MIB = 1 << 20
 
 
 def of_the_code() -> list[tuple[str, str]]:
-    """Returns the names and values of the limits that are constants in the code."""
+    """Returns pairs of a name and a value, one for each limit that is a constant in the code."""
     service = MultiProcessingReadingService(2)
     return [
         (

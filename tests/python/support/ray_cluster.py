@@ -106,8 +106,8 @@ def cluster(**more: str) -> Iterator[Any]:
 def nodes(count: int, processors: int = 0, **more: str) -> Iterator[Any]:
     """Runs a cluster with `count` nodes in addition to the first node, all on this machine.
 
-    The cluster is shut down at the end of the context, because an exit handler would also run in children that later
-    tests fork.
+    The cluster is shut down when the context ends. An exit handler is unsuitable, because it would also run in children
+    that later tests fork.
 
     Args:
         processors: the number of processors of the first node for workers.

@@ -70,7 +70,7 @@ def check_restore(
         del pipe
         assert open_files(sockets=sockets) == before
         loaded = pickle.loads(running)
-        # The pipes over files copy the streams of a loaded state, so that the same state can be loaded again.
+        # Pipes over files copy the streams of a loaded state, so the same state can be loaded a second time.
         for state in (pickle.loads(abandoned), loaded, loaded)[: 2 if seeded else 3]:
             load_state(other := build(), state)
             assert [keep(item) for item in other] == whole[position:], position

@@ -232,8 +232,8 @@ class WalkedInOrder(Walked):
 
 
 class NeedsArguments(TakesOnce):
-    """A stream with a `state_dict` method that needs an argument. A loader cannot call this method, and rereads the
-    stream instead.
+    """A stream with a `state_dict` method that needs an argument. A loader cannot call this method without the
+    argument, so it rereads the stream when it resumes.
     """
 
     def __iter__(self) -> Iterator[Any]:

@@ -1,6 +1,6 @@
 """Ends the run of a loader by a fault. A process is killed, stopped or interrupted, and is not replaced.
 
-The main process must report the fault soon.
+The main process must report the fault within a few seconds.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 #: Maximum number of seconds until the main process reports an exit, or reacts to an interrupt. The limit allows for
 #: busy machines.
 NOTICED = 3.0
-#: Maximum number of seconds for shutting down a loader. Also the limit for reporting the exit of a child that kills
-#: itself, because the time of such an exit is unknown.
+#: Maximum number of seconds for shutting down a loader. The same limit applies to the report on a child that kills
+#: itself, because the time of this exit is unknown.
 LATE = 15.0
 
 
 class Strike(threading.Thread):
-    """A thread that kills, stops or interrupts a process after a delay, while the main process continues."""
+    """A thread that kills, stops or interrupts a process after a delay. Meanwhile, the main process continues."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(name="strikes")
@@ -117,7 +117,7 @@ def strike(run: Run) -> None:
 
 
 def _read_on(run: Run, thread: Strike, asked: list[float]) -> None:
-    """Reads all epochs from the current epoch on. Starts the thread that causes the fault when the loader reaches the
+    """Reads all epochs from the current epoch on. Starts the thread that causes the fault when the run reaches the
     planned moment.
     """
     blow, life = run.life.blow, run.life
@@ -189,7 +189,7 @@ def _judge(run: Run, thread: Strike, error: BaseException | None, latency: float
     if error is None:
         if blow.what == "SIGINT":
             raise Differs("the interrupt was swallowed")
-        # An exit need not be reported if the process had already sent its last item.
+        # If a process has already sent its last item, the main process need not report its exit.
         late = run.did[-1] == "read all" or thread.struck is None or run.epoch == len(run.expected) - 1
         if blow.what != "halt" and not late and blow.victim == "child":
             raise Differs(f"nobody missed the process {thread.pid}")

@@ -1,4 +1,4 @@
-"""The class of rows in the table of pipes, and functions that the modules with rows use."""
+"""The class `Row` of the table of pipes, and helpers for the modules that define rows."""
 
 from __future__ import annotations
 

@@ -47,8 +47,8 @@ class Graph:
         #: Whether a thread reads ahead from the pipes that draw from the global generators.
         self.reads_ahead = random.Random(f"ahead {self.number}").random() < 0.4
         self.names: list[str] = []
-        #: The number of pipes that were created so far, and for some of these numbers a function that replaces the
-        #: pipe.
+        #: `_grown_pipes` is the number of pipes that were created so far. `_changes` maps the numbers of some pipes to
+        #: functions that replace these pipes.
         self._grown_pipes = 0
         self._changes: dict[int, Callable[[Any], Any]] = {}
 

@@ -29,7 +29,8 @@ def drawn(kind: str) -> float:
 
 
 class Slow:
-    """Delays some items for random times. The delays differ between runs, and do not use the program's generators."""
+    """Delays some items for random times. The delays are random and differ between runs, but are not drawn from the
+    program's random generators."""
 
     slow = False
     #: Whether some items are always late. In loaders without a fixed order, such delays change the order of the items.
@@ -375,7 +376,7 @@ class IteratorAndEpochs(Iterable):
         return {"epoch": self.epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # The method `__iter__`, which is called after loading, adds this epoch again.
+        # `__iter__`, which is called after this method, increases the number of the epoch again.
         self.epoch = state["epoch"] - 1
 
 

@@ -52,8 +52,8 @@ class Program:
     #: "same": each run seeds all global generators with the same seed. "another": the resumed run uses another seed.
     #: "none": no run sets a seed.
     seeds: str = "same"
-    #: How many random numbers the program draws from the global generators before it creates its loader, in each
-    #: training step (like dropout), and after each epoch (like an evaluation).
+    #: How many random numbers the program draws from the global generators at three kinds of moments: before it creates
+    #: its loader, in each training step (like dropout), and after each epoch (like an evaluation).
     draws_before: int = 0
     draws_in_step: int = 0
     draws_behind_epoch: int = 0
@@ -125,7 +125,7 @@ class Program:
 
     @property
     def is_shared_anew(self) -> bool:
-        """Returns whether later epochs have other shards than in the first run, because the number of workers has
+        """Returns whether later epochs have different shards than in the first run, because the number of workers was
         changed.
         """
         return not self.indexed and self.later_workers != self.workers
@@ -136,7 +136,7 @@ class Program:
         More workers read more indices ahead, and some samplers continue after these indices in the next epoch.
 
         Args:
-            first: the first epoch that runs with the changed number of workers.
+            first: the number of the first epoch with the changed number of workers.
         """
         goes_on = self.sampler in orders.GOING_ON and self.later_workers != self.workers
         return goes_on and any(epoch >= first for epoch in self.breaks)
@@ -250,7 +250,7 @@ def choose_habits(program: Program, chance: random.Random) -> None:
 
 
 def choose_moment(program: Program, chance: random.Random) -> None:
-    """Chooses which epochs are left early, and where the state is saved."""
+    """Draws which epochs are left early, and at which position the state is saved."""
     program.stop_epoch = chance.choice([0, 0, 0, 1, 1, 2, 3])
     program.stop_at = chance.choice(["before", 0, 1, 1, 2, 3, 4, 6, 9, "last", "end", "end"])
     if program.stop_epoch and program.in_order and chance.random() < 0.35:
