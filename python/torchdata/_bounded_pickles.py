@@ -1,4 +1,4 @@
-"""Pickles that are kept in memory up to a maximum size. If a pickle is larger, only its size is measured.
+"""Keeps pickles in memory up to a maximum size. If a pickle is larger, only its size is measured.
 
 Role: all pickling functions of this package write to the file that `pickle_file` provides. Inside a `bounded` context,
 the bytes of all pickles are counted. Once there are too many bytes, the pickles are no longer stored, but only
@@ -31,7 +31,7 @@ class LimitedFile:
 
     Attributes:
         content: the bytes.
-        left: the number of further bytes that fit.
+        left: the number of bytes that still fit into the file.
     """
 
     def __init__(self, most: int) -> None:

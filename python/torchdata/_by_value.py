@@ -32,8 +32,8 @@ import cloudpickle
 
 from torchdata._bounded_pickles import pickle_file
 
-#: Maps each class to the results of `_check`: sets of attribute names that `_check` has found to be pickled completely.
-#: A class is mapped to None if its objects need no check.
+#: Maps each class to sets of attribute names. `_check` has found that pickles contain all attributes in these sets. A
+#: class is mapped to None if its objects need no check.
 _seen: WeakKeyDictionary[type, set[frozenset[str]] | None] = WeakKeyDictionary()
 
 

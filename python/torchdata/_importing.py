@@ -1,4 +1,4 @@
-"""Late imports: calls a function right after a module was imported, and protects imports from concurrent forks.
+"""Calls a function right after a module was imported, and protects imports from concurrent forks.
 
 Role: the package does not import NumPy or PyTorch itself. Once other code has imported NumPy or PyTorch, this package
 seeds the generators of the library, and registers classes with it. The finder also publishes modules of this package

@@ -200,7 +200,7 @@ class SequenceIterator(Iterator[Any]):
 
 @final
 class ShareIterator(Iterator[Any]):
-    """Yields runs of a source's items, and skips the items between them."""
+    """Yields runs of consecutive items of a source, and skips all items between these runs."""
     def __new__(cls, source: Iterator[Any], before: int, left: int, between: int, run: int) -> Self: ...
     def __next__(self) -> Any: ...
 
@@ -226,7 +226,8 @@ class BellBoard:
 
 @final
 class Carrier:
-    """Copies units and words between two local links, one per direction, and their copies on another machine."""
+    """Copies units and words between two local links, one for each direction, and the copies of these links on another
+    machine."""
     def __new__(cls, inbound: Link, outbound: Link, board: BellBoard, own: int, peer: int) -> Self: ...
     def take(self, most: int) -> tuple[list[int] | None, list[bytes | LeasedBuffer]]:
         """Returns a pair: the link's shared words (None if unchanged), and a list of one header for all units followed
@@ -294,12 +295,13 @@ class Obedience:
     @property
     def runs(self) -> bool: ...
     def obey(self, kind: str, number: int) -> tuple[Literal["leave", "run", "apply", "skip", "end"], bool, bool]:
-        """Returns the step for a command, and whether to acknowledge the command before it and after it."""
+        """Returns three values: the step for a command, whether to acknowledge the command before this step, and
+        whether to acknowledge the command after this step."""
     def leave(self) -> None: ...
 
 @final
 class Replacing:
-    """Decides which children of a loader are replaced when children exit, and when replacing them is given up."""
+    """Decides which children of a loader are replaced after an exit, and when the loader gives up."""
     def __new__(cls, workers: int, dispatches: bool) -> Self: ...
     def begin(self) -> None: ...
     def rests(self, child: int) -> bool: ...
@@ -538,7 +540,7 @@ class ReadAheadQueue:
 
 @final
 class ReadAheadHold:
-    """A hold on a queue. No thread begins an item before all holds are released."""
+    """A hold on a queue. As long as a hold exists, no thread begins another item."""
     def wait(self, seconds: float) -> bool: ...
     def release(self) -> None: ...
 

@@ -1,4 +1,5 @@
-"""The deep import paths of torchdata 0.9, in one table: modules that no longer exist, and the present names.
+"""Contains a table of the deep import paths of torchdata 0.9. The table maps modules that no longer exist to the
+present names.
 
 Role: makes code work that imports from inside torchdata (`from torchdata.datapipes.iter.util.cacheholder import
 InMemoryCacheHolderIterDataPipe`). A finder at the end of `sys.meta_path` creates an old module when it is first

@@ -22,7 +22,7 @@ from torchdata._native import check_plain_pickle
 #: A function that creates a value of plain data, and its arguments.
 _Made = tuple[Callable[..., Any], tuple[Any, ...]]
 
-#: For each class, a function that returns the replacement for an instance; None if the instance is not plain.
+#: For each class, a function that returns how to recreate an instance, or None if the instance is not plain data.
 _known: dict[type, Callable[[Any], _Made | None]] = {}
 #: The functions that a pickle may refer to, by module and name.
 _makers: dict[tuple[str, str], Callable[..., Any]] = {}

@@ -12,7 +12,8 @@ import itertools
 import re
 from typing import Any
 
-#: The replacement for a secret; in URLs, which do not allow this character, three asterisks.
+#: `HIDDEN` replaces a secret in a text, and `_IN_URL` replaces a secret in a URL, in which the character `…` is not
+#: allowed.
 HIDDEN, _IN_URL = "…", "***"
 
 #: Words in a name that always announce a secret.

@@ -1,7 +1,8 @@
-"""Iterables that save their own positions: the protocol, and a reader for successive epochs. All loaders share this
-module.
+"""Defines the protocol of iterables that save their own positions, and a reader for successive epochs of such an
+iterable. All loaders share this module.
 
-Role: runs where an iterable is read. A `StatefulStream` owns the iterator, and the user's code owns the iterable.
+Role: runs in the process that reads an iterable. A `StatefulStream` owns the iterator, and the user's code owns the
+iterable.
 
 An iterable may report its position at any time, but the position is only correct while the current epoch is being read.
 If `__iter__` is a generator function, its code runs only when an item is requested. Until then, the iterable reports

@@ -24,7 +24,8 @@ pub trait Model {
     /// Passes every possible step to `take` one at a time. Most steps lead to visited states, which the caller drops
     /// immediately.
     fn steps(&self, state: &Self::State, take: &mut Take<'_, Self::Step, Self::State>);
-    /// Replaces parts of a new state by equal parts of other states, so that more states fit into caches and memory.
+    /// Replaces parts of a new state with equal parts of earlier states, so that more states fit into caches and
+    /// memory.
     fn share(parts: &mut Self::Parts, state: &mut Self::State);
     /// Returns whether this is a final state. Every state that is not final must have a next step and a path to a final
     /// state.
@@ -148,7 +149,7 @@ impl Hasher for Words {
         self.number(number as u64);
     }
 
-    /// The fingerprint of a part, split into its two halves.
+    /// Adds the fingerprint of a part, split into its two halves.
     fn write_u128(&mut self, number: u128) {
         self.flush();
         self.add(((number >> 64) as u64, number as u64));

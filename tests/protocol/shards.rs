@@ -1,7 +1,7 @@
 //! Models workers that run several shards over one link. If a unit arrives before the turn of its shard, the main
 //! process stores the unit.
 //!
-//! The tested decisions are those of the state machines in `torchdata_core::protocol`, for example of
+//! The model leaves all decisions to the state machines in `torchdata_core::protocol`, for example to
 //! `Dealing::next_of_shards`. The model adds rings, processes, and the queues of stored units.
 
 mod explored;

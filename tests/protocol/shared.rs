@@ -1,5 +1,5 @@
-//! States share their parts, because most steps change only a few parts. A step that changes a part copies the part
-//! first.
+//! States share their parts, because most steps change only a few parts. If a step changes a part, it first makes its
+//! own copy of this part.
 //!
 //! Millions of states consist of only some thousands of different parts. A pool stores each part once, and new states
 //! refer to the stored parts.

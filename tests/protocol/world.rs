@@ -1,8 +1,8 @@
 //! A small model of a loader: the main process, workers and optionally the dispatching process, with rings of a few
 //! units.
 //!
-//! The tested decisions are those of the state machines in `torchdata_core::protocol`. The model itself adds the shared
-//! memory and the processes.
+//! The model leaves all decisions to the state machines in `torchdata_core::protocol`, which are tested in this way.
+//! The model itself adds the shared memory and the processes.
 
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
@@ -44,7 +44,8 @@ pub struct Setting {
     pub looks: bool,
     /// Whether the main process may leave an epoch after any item.
     pub breaks: bool,
-    /// Whether the main process may once pause all children, call them, and resume, after any item.
+    /// Whether the main process may pause all children once, after any item. It then calls a function in all children,
+    /// and resumes.
     pub pauses: bool,
     /// Whether the main process may once call all children, after any item.
     pub calls: bool,
@@ -230,7 +231,8 @@ pub struct Elsewhere {
     /// `far` contains the copies of the workers' links on the other machines, and `carriers` copy between these links.
     pub far: Links,
     pub carriers: Shared<Carrier, WORKERS>,
-    /// The dispatching process's copies of its links to the workers, and the lanes between the copies.
+    /// `dealing` contains the dispatching process's copies of its links to the workers, and `lanes` transfer items and
+    /// grants between both copies.
     pub dealing: Links,
     pub lanes: Shared<Lane, WORKERS>,
 }

@@ -1,4 +1,5 @@
-"""Pictures of graphs, drawn without external programs: their contents, their layout, and their output as SVG or DOT.
+"""Draws pictures of graphs without external programs. The modules define the contents of a picture, compute its layout,
+and write SVG or DOT.
 
 This package does not depend on pipes or statistics.
 """

@@ -1,4 +1,4 @@
-"""Pictures of graphs, drawn without external programs: computes a layout, and draws it as SVG.
+"""Computes a layout for the picture of a graph, and draws the picture as SVG, without external programs.
 
 Role: draws processes and their pipes below each other, in the order of the data flow. A picture fits on a phone if the
 graph has no branches. The picture uses tints of the surrounding page's colors.
@@ -216,7 +216,7 @@ class Picture:
 
 
 def _svg_box(box: _Box, line: float) -> str:
-    """Draws a box, with its first line in bold; `line` is the strength of its border."""
+    """Draws a box with text, in which the first line is bold. `line` is the strength of the border."""
     dash = ' stroke-dasharray="4 3"' if box.dashed else ""
     color, strength = box.tint
     parts = [

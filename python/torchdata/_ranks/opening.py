@@ -35,7 +35,7 @@ _LOOPBACK = ("127.0.0.1", "::1")
 
 
 class Opening:
-    """The opening of one group of ranks.
+    """Opens one group of ranks.
 
     Args:
         prefix: the prefix of the keys in the store, which is the same on all ranks.
@@ -194,8 +194,8 @@ def _machine() -> str:
 
 
 def _listen(store_host: str | None) -> tuple[socket.socket, dict[str, Any]]:
-    """Returns a listening socket, bound to a single address if one address suffices, and the information that other
-    ranks need to connect."""
+    """Returns a listening socket, and the information that other ranks need to connect. If one address suffices, the
+    socket is bound to this address only."""
     listener = _listen_at(store_host)
     if listener is not None:
         addresses = [listener.getsockname()[0]]
@@ -231,7 +231,8 @@ def _server_at(address: str) -> socket.socket | None:
 
 
 def _is_loopback(host: str | None) -> bool:
-    """Returns whether a host in the job's settings means the local machine, so that all ranks run on one machine."""
+    """Returns whether the job's settings refer to the local machine by this host, which means that all ranks run on one
+    machine."""
     return host is not None and (host.lower() == "localhost" or host in _LOOPBACK or host.startswith("127."))
 
 

@@ -70,7 +70,8 @@ def outcomes_of(make: Callable[[], Path], plans: list[dict[str, Any]], strikes: 
 
     A run is also repeated if its ranks were too late, which may happen on a busy machine.
 
-    `make` creates a folder for the jobs in `plans`. With `strikes`, jobs whose fault did not occur are inconclusive.
+    `make` creates a folder for the jobs in `plans`. With `strikes`, a job in which the fault did not occur is
+    inconclusive.
     """
     found: dict[int, dict[str, Any]] = {}
     for _ in range(4):

@@ -71,7 +71,8 @@ def drawn(item: int) -> bool:
 
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_workers_end_an_epoch_whose_last_items_the_main_process_had_read_ahead(dispatched: bool) -> None:
-    """The workers finish the epoch and update their kept state, although the main process requests no further item."""
+    """Although the main process requests no further item, the workers must finish the epoch and update the state that
+    they keep."""
 
     (caches,) = (row for row in ROWS if row.name == "on_disk_caches_in_turn")  # the pipes of this row read ahead
 
@@ -141,7 +142,8 @@ def is_small(item: int) -> bool:
 
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_a_state_at_the_end_is_final_although_the_main_process_drops_the_last_items(one_by_one: bool) -> None:
-    """The main process may take the last snapshot of its pipes before the pipes read the items that they drop."""
+    """The main process may take the last snapshot of its pipes before these pipes have read and dropped the last
+    items."""
 
     def build() -> Pipe:
         pipe = SampleMultiplexer({IterableWrapper(range(5)): 1, IterableWrapper(range(5, 12)): 1}, seed=3)

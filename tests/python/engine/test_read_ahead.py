@@ -83,7 +83,7 @@ class Loader(Iterator[Any]):
 
 
 class Way(NamedTuple):
-    """How to test one class that reads ahead."""
+    """Describes how to test one class that reads ahead."""
 
     #: A function that begins to read numbers. Its arguments are the count of numbers, a function to apply to each
     #: number, and a state or None.

@@ -1,6 +1,6 @@
 """ParallelMapper with processes sends many small items in one message.
 
-The results are the same as with one item per message.
+The results are the same as with one item in each message.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The names of torchdata 0.9 and 0.11 exist and accept the same arguments, including private names that old code uses.
 
-`data/api` contains the names of each public module of those releases with their parameters, and the private names that
-public code imports or patches. Additional parameters of this package have defaults and follow upstream's parameters.
+For each public module of these releases, `data/api` contains the names with their parameters. It also contains the
+private names that public code imports or patches. Additional parameters of this package have defaults and follow
+upstream's parameters.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Counted(IterableDataset[int]):
 
 
 class Packing:
-    """A collate function that packs samples, and keeps samples that do not fill a batch for the next batch."""
+    """A collate function that packs samples. Samples that do not fill a batch are kept for the next batch."""
 
     def __init__(self) -> None:
         self.kept: list[int] = []

@@ -85,7 +85,8 @@ class Walked(TakesOnce):
 
 
 class ItsOwnIterator(TakesOnce):
-    """A stream that is its own iterator, and continues in the middle of an epoch that was left early."""
+    """A stream that is its own iterator. If an epoch is left early, the stream continues at the same position
+    afterwards."""
 
     def __iter__(self) -> Iterator[Any]:
         return self

@@ -45,7 +45,7 @@ class Spawned:
 class Carried(Spawned):
     """A backend with workers that carriers connect to the main process, as with Ray.
 
-    Calls are delayed, and overtake each other.
+    Calls are delayed by random times, so that calls overtake each other.
     """
 
     has_all = True

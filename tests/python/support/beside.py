@@ -98,8 +98,8 @@ def difference(found: list[Any], expected: list[Any], in_order: bool, cut: bool 
 
     Args:
         found: epochs as lists of items or batches.
-        expected: the expected epochs, in the same form.
-        in_order: whether items are in order.
+        expected: the expected epochs, also as lists of items or batches.
+        in_order: whether the items must be in a fixed order.
         cut: whether the end of the last found epoch may be missing.
     """
     if len(found) != len(expected):

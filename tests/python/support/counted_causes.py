@@ -38,7 +38,7 @@ class Cause:
         in_main: the milliseconds that the main process spends on a received batch, for example for pinning memory.
         step: the milliseconds of a training step.
         first: the milliseconds of the first batch.
-        factors: for each worker, the factor by which a batch takes longer.
+        factors: for each worker, the factor by which its batches take longer.
         shares: for each worker, its number of batches in relation to the other workers.
         size, copied: the bytes of a batch, and the bytes per batch that were copied because shared memory was full.
         stalled: the seconds that the main process has waited for worker 0.

@@ -38,7 +38,7 @@ class Block:
     """A fenced code block of a page.
 
     Args:
-        line: the number of its first line, from 1.
+        line: the number of the block's first line in the page, from 1.
         language: the word after the fence.
         comment: the HTML comment directly above the block.
     """

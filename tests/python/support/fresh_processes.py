@@ -94,7 +94,7 @@ class FreshProcesses:
         Arguments and result must be JSON values.
 
         Raises:
-            RuntimeError: the function raised, its process exited or took too long.
+            RuntimeError: the function raised an exception, or its process exited or took too long.
         """
         return self._ask(function=function, limit=self.limit, arguments=arguments)
 
@@ -198,7 +198,7 @@ def seed_from_the_system() -> None:
 
 
 def in_child(order: dict[str, Any]) -> dict[str, Any]:
-    """Returns the answer of a child to an order. The child and its processes are killed after the answer or the
+    """Returns the answer of a child to an order. The child and all its processes are killed after the answer or the
     timeout.
     """
     reader, writer = os.pipe()

@@ -83,7 +83,7 @@ def held_for(workers: int) -> int:
 
 
 def descriptors_of_workers() -> str:
-    """Describes the number of descriptors that the main process keeps open per worker and per loader."""
+    """Describes how many descriptors the main process keeps open for each worker and for each loader."""
     few, many = held_for(2), held_for(12)
     each = (many - few) // 10
     return f"{each} per worker, plus {few - 2 * each}"

@@ -4,8 +4,8 @@ A case consists of some storages of random types, random views of these storages
 repeated elements), and random containers. Received tensors must have the same elements, shapes and types as after
 unpickling, and share memory in the same way. A write to a received tensor must be visible in exactly those received
 tensors that would share its memory after unpickling. After the comparison, random parts of the received items are
-deleted while more items are sent. All items that are kept must stay unchanged, and dropping the last reference must
-release the memory.
+deleted while more items are sent. All items that are kept must stay unchanged. Dropping the last reference to an item
+must release the memory.
 
 By hand: `python -m drivers tensors --seconds 600 --seed 1`.
 """

@@ -1,4 +1,4 @@
-"""Pickles objects that the extension cannot encode: the part of the item codec that needs Python.
+"""Pickles objects that the extension cannot encode. This module is the part of the item codec that needs Python.
 
 Role: the extension (rust/py/src/codec) calls this module. The code runs in the sending or receiving process.
 """

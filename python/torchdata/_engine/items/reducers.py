@@ -59,7 +59,7 @@ class Reducers(dict[type, Reducer]):
 
     def __init__(self, base: Any, users: dict[type, Reducer]) -> None:
         super().__init__(users)
-        #: The registries of reducers: the tables of pickler classes, and `copyreg`.
+        #: The registered reducers, from the table of a pickler class or from `copyreg`.
         self.base = base
         #: The value that `Tables._seen` had when this table was created. None means that this table must not be reused.
         self.made_for: object = None
@@ -81,11 +81,12 @@ class Reducers(dict[type, Reducer]):
 
 
 class Tables:
-    """Tables that are reused between items. In any thread, one pickler at a time uses a table.
+    """Tables that are reused between items. Only one pickler at a time uses a table.
 
     The tables are rebuilt when a type is registered with `copyreg`, and when a module is imported. Reducers that users
     register with the pickler of multiprocessing are not compared for each item, because this pickler returns a copy of
-    its registrations. If a type is already in the tables, such a reducer takes effect at the next import.
+    its registrations. If a table already contains a type, a reducer that is registered for this type takes effect at
+    the next import of a module.
     """
 
     #: A larger table is not reused, because it would keep its types alive, and users may create types repeatedly.

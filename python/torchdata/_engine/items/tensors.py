@@ -1,4 +1,4 @@
-"""The tensors of a pickled item: finds which tensors overlap in memory, and sends their memory outside the pickle.
+"""Finds which tensors of an item overlap in memory, and sends the memory of all tensors outside the pickle.
 
 Role: used by the codec (codec.py and rust/py/src/codec) whenever torch is loaded. A pickle refers to tensors by number.
 `DepartingTensors` collects the tensors while the pickle is written, and lays them out in blocks. `Arrived` recreates
@@ -41,7 +41,8 @@ class DepartingTensors:
 
     The positions of the tensors in the blocks are determined after all tensors of the item were collected. Tensors that
     share elements are placed in one block, so that they also share these elements in the receiving process. Each tensor
-    that shares no elements gets a separate block. The unused parts of a storage are not sent.
+    that shares no elements with other tensors is placed in a separate block. The unused parts of a storage are not
+    sent.
     """
 
     def __init__(self) -> None:
@@ -212,7 +213,8 @@ class _Interface:
 
 
 class Arrived:
-    """The blocks of an item that is being unpickled. Each block becomes one storage, which all its tensors share."""
+    """The blocks of an item that is being unpickled. Each block becomes one storage, which all tensors in this block
+    share."""
 
     def __init__(self, locations: list[Location], blocks: list[Any]) -> None:
         self._locations, self._blocks = locations, blocks

@@ -49,7 +49,7 @@ class Cluster:
         ConnectionError: no cluster is running.
     """
 
-    #: A frame of this many bytes receives no further units.
+    #: If a frame has at least this many bytes, no further units are added to it.
     chunk_bytes = 8 << 20
 
     def __init__(self, needed_by: str, options: dict[str, Any], num_workers: int, memory_budget: int | None) -> None:

@@ -131,7 +131,8 @@ class Seen:
 
     Args:
         counts: the counters of the worker.
-        times: nanoseconds since the start of the worker: running, waiting for a processor, and in total.
+        times: three durations in nanoseconds since the worker's start: the time of running, the time of waiting for a
+            processor, and the total time.
         is_stopped: whether the process is stopped, by a signal or a debugger.
     """
 
@@ -164,8 +165,9 @@ class Pulled:
     Args:
         number: the number of this call of `pull` in its lane, from 0.
         words: the latest values of the link's shared words; None if they have not changed.
-        frame: a head and large buffers; empty if there are no units.
-        has_ended: whether the worker has exited, and all its units that were not held back have been returned.
+        frame: a header of the units, followed by their large buffers; empty if there are no units.
+        has_ended: whether the worker has exited and all its units were returned, except for units that the host holds
+            back.
         exitcode: the exit code of the worker.
         seen: the current state of the worker; None if no report is due.
         is_full: whether the main process must stop sending units because earlier units do not fit into the link yet.
@@ -259,7 +261,7 @@ class _WorkerLane:
         """Returns the units of the worker, once there is at least one unit.
 
         Args:
-            most: a frame of this many bytes receives no further units.
+            most: if a frame has at least this many bytes, no further units are added to it.
             look: returns the state of the worker if a report is due. For the last report, `look` is called with True.
             exitcode: returns the exit code of the worker.
         """

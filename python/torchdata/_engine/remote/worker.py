@@ -77,7 +77,7 @@ class Actor(Protocol):
 class Hosts(Protocol):
     """Creates hosts. This class replaces multiprocessing's context."""
 
-    #: A frame of this many bytes receives no further units.
+    #: If a frame has at least this many bytes, no further units are added to it.
     chunk_bytes: int
 
     def host(self, setup: ChildSetup) -> Actor:
@@ -103,7 +103,7 @@ class RemoteWorker(ChildProcess):
     Args:
         hosts: the object that creates the host of the worker.
         name: the name of the worker in messages.
-        setup: the setup of an equivalent child on this machine.
+        setup: the setup that a child on this machine would have.
     """
 
     def __init__(self, hosts: Hosts, name: str, setup: ChildSetup) -> None:
@@ -115,7 +115,7 @@ class RemoteWorker(ChildProcess):
         self._actor: Actor | None = None
         #: The carriers of the worker's threads.
         self._carriers: list[Carrier] = []
-        #: The description of the worker, once it has started.
+        #: The description of the worker; None until the worker has started.
         self.about: About | None = None
         self._seen: Seen | None = None
         #: The error of the thread that transmits dispatched items; None if this thread has not failed.
@@ -323,7 +323,7 @@ class _Lane:
         number: 0 for commands and items, 1 for dispatched items.
         actor: the host.
         carrier: moves units between the two links.
-        most: a frame of this many bytes receives no further units.
+        most: if a frame has at least this many bytes, no further units are added to it.
         goes_on: returns whether the lane must continue to transmit messages.
     """
 
@@ -384,7 +384,7 @@ class _Lane:
 
 
 class _Arrived:
-    """Received frames, in their order, that wait until they fit into the main process's link.
+    """Frames that were received and wait until they fit into the main process's link. The order of the frames is kept.
 
     Args:
         carrier: stores the frames in the link.
@@ -437,7 +437,8 @@ def _ringing(lane: _Lane) -> Callable[[object], None]:
 
 
 def _differences(theirs: dict[str, str]) -> str:
-    """Returns a description of versions that must be equal on both machines but differ; empty if there are none."""
+    """Returns a description of versions that must be equal on both machines but differ; an empty text if no versions
+    differ."""
     ours = versions()
     pairs = [(name, ours[name], theirs[name]) for name in ours if name in theirs]
     differ = [

@@ -44,7 +44,7 @@ from torchdata._native import (
 from torchdata._observe.stats.counting import Counting
 from torchdata._reporting import begin_at
 
-#: The index of the main process's bell.
+#: The index of the main process's wake-up word.
 MAIN = 0
 #: The largest block that glibc's allocator adapts to (`M_MMAP_THRESHOLD` in mallopt(3)), minus the block's header, in
 #: bytes.
@@ -153,9 +153,9 @@ class ChildSetup:
     #: The counters of all processes.
     stats: Handle[StatsBoard]
     lines: Lines
-    #: The bells of the processes that receive the items.
+    #: The wake-up words of the processes that receive the items.
     output_peers: list[int]
-    #: The index of the dispatching process's bell, and of its page of counters.
+    #: The index of the dispatching process's wake-up word, and of its page of counters.
     dispatcher_index: int
     dispatcher_page: int
     #: The number of items that the dispatching process may be ahead of each worker.
@@ -258,8 +258,8 @@ class ChildLoop:
         """Waits for a command.
 
         Args:
-            seconds: the maximum number of seconds to wait. By default, unused shared memory is returned first. The wait
-                is then unlimited, or `IDLE` seconds if more memory may become unused.
+            seconds: the maximum number of seconds to wait. Without `seconds`, unused shared memory is returned first.
+                In this case, the wait is unlimited, or lasts `IDLE` seconds if more memory may become unused.
 
         Returns:
             The command; None if it did not arrive in time.

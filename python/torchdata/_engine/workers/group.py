@@ -1,11 +1,11 @@
 """Starts, watches and ends a group of child processes that run a given program and communicate over links.
 
-Role: runs in the main process. The group owns the links, the bells, the counters and the process objects, and
+Role: runs in the main process. The group owns the links, the wake-up words, the counters and the process objects, and
 `shutdown` releases all of them. `shutdown` is bounded in time, idempotent, and harmless in a forked child that
 inherited the object. The program defines what the children run and how the workers are named. There are three kinds of
-groups: for graphs, datasets and functions of nodes. Each kind derives from `Group`, sends commands through
-`members.commanders`, and reads items from the collectors that it creates. `processes/start.py` starts children,
-`restart.py` replaces them, and `processes/shutdown.py` ends them.
+groups: for graphs, for datasets, and for functions of nodes. Each kind of group is a subclass of `Group`, which sends
+commands through `members.commanders`, and reads items from the collectors that it creates. `processes/start.py` starts
+children, `restart.py` replaces them, and `processes/shutdown.py` ends them.
 """
 
 from __future__ import annotations

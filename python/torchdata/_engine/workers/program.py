@@ -1,5 +1,5 @@
-"""The interface between the engine and the programs that children run: a program, and the runner that carries out
-commands for it.
+"""The interface between the engine and the programs that children run. It consists of a program, and of a runner that
+carries out commands for the program.
 
 Role: the engine itself handles only processes, links and commands. The engine runs three kinds of programs: the graphs
 of `DataLoader2`, the datasets of `StatefulDataLoader` and the functions of nodes. The main process pickles a program

@@ -56,7 +56,7 @@ class Restarts:
         context: the multiprocessing context that starts the children.
         shutdown: the object that ends the children.
         hangs: the object that kills children that hang; None if children are never killed for hanging.
-        deaths: whether children that exit for any other reason are also replaced.
+        deaths: whether children are also replaced if they exit for another reason than a hang.
     """
 
     def __init__(

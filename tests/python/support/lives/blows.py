@@ -162,7 +162,7 @@ def _read_epoch(
     asked: list[float] | None = None,
     head: list[Any] | None = None,
 ) -> list[Any]:
-    """Reads an epoch, or its remaining items, and compares the received items with the expected ones."""
+    """Reads an epoch, or its remaining items, and compares the received items with the expected items."""
     expected, seen = run.expected[number], [*(head or [])]
     most = (len(expected) if expected.until is None else expected.size) - len(seen)
     try:

@@ -166,7 +166,8 @@ class Run:
 
     @property
     def has_others(self) -> bool:
-        """Returns whether the loader's epochs differ from the expected ones, because its number of workers differs."""
+        """Returns whether the loader's epochs differ from the expected epochs, because its number of workers
+        differs."""
         return self.workers is not None and not self.life.moves
 
     @property
@@ -356,7 +357,7 @@ def go_on_from(
         workers: the number of workers, if it differs from the number in the plan.
 
     Raises:
-        Differs: the items differ from the expected ones.
+        Differs: the items differ from the expected items.
     """
     place, epoch = pickle.loads(state)["iteration_state"], expected[number]
     given = 0 if place is None else place["given"]

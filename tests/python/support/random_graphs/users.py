@@ -107,7 +107,8 @@ class NoState(Unstated):
 
 
 class Declared(IterDataPipe):
-    """A pipe that declares two attributes as its state: one depends on earlier items, and one counts epochs."""
+    """A pipe that declares two attributes as its state: one attribute depends on earlier items, and the other attribute
+    counts epochs."""
 
     _last: int = state(0)
     _epoch: int = state(0, lasts=True, copied=True)

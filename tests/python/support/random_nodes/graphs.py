@@ -53,7 +53,7 @@ class Graph:
         self.common, self.bare, self.threads = common, bare, threads
         self.words: list[str] = []
         self.kinds: set[str] = set()
-        #: Whether the items of a source depend on the number of iterations that it has begun.
+        #: Whether the items of a source depend on how often the source was iterated.
         self.counts = False
 
     @property

@@ -33,7 +33,7 @@ class Slow:
     program's random generators."""
 
     slow = False
-    #: Whether some items are always late. In loaders without a fixed order, such delays change the order of the items.
+    #: Whether some items are always late. In loaders without a fixed order, late items change the order of the items.
     uneven = False
     _chance: random.Random | None = None
     #: A sample number, and a function that is called before the sample with this number is read.
