@@ -39,7 +39,7 @@ STATE = state()
 def damaged(field, part, change):
     """Returns a copy of `STATE` in which `change` was applied to one field.
 
-    In the field for random generators, `part` selects the generator to change.
+    In the field for random generators, `part` selects the random generator to change.
     """
     whole = STATE[field]
     if isinstance(whole, bytes):

@@ -160,7 +160,7 @@ def test_other_functions_are_refused_with_what_to_do(function: Any, words: str) 
 
 
 class Drawn:
-    """A sampler that draws from Python's generator, as user-defined samplers often do."""
+    """A sampler that draws from Python's random generator, as user-defined samplers often do."""
 
     def __init__(self, count: int, lazy: bool = False) -> None:
         self.count, self.lazy = count, lazy

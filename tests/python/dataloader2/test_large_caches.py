@@ -40,7 +40,7 @@ def array(item: int) -> Any:
 
 
 def drawing(item: Any) -> Any:
-    """Returns a new array that depends on the global generators."""
+    """Returns a new array that depends on the global random generators."""
     return array(item) + random.random() + np.random.random()
 
 

@@ -1,4 +1,5 @@
-"""If one process runs several shards, each shard has separate global generators, and a separate torch worker info."""
+"""If one process runs several shards, each shard has separate global random generators, and a separate torch worker
+info."""
 
 from __future__ import annotations
 

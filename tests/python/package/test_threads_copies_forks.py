@@ -47,7 +47,7 @@ class Numbers:
 
 
 class Generated(IterDataPipe[int]):
-    """A pipe with a generator, which two threads cannot run at the same time."""
+    """A pipe with a generator function as `__iter__`, so that two threads cannot run an iteration at the same time."""
 
     def __init__(self, count: int) -> None:
         self.count = count

@@ -345,8 +345,8 @@ def test_workers_take_their_positions_together_and_for_less_than_a_hundredth_of_
 
 
 class Augmented(Dataset[Any]):
-    """A dataset with samples that depend on the worker's generators. The loader saves the generators of the workers,
-    because the dataset has a state.
+    """A dataset with samples that depend on the worker's random generators. The loader saves the random generators of
+    the workers, because the dataset has a state.
     """
 
     def __len__(self) -> int:

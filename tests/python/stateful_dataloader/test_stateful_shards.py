@@ -47,7 +47,7 @@ class Plain(IterableDataset[Any]):
 
 
 class WithState(IterableDataset[Any]):
-    """A stream with a state that contains an array and a separate generator."""
+    """A stream with a state that contains an array and a separate random generator."""
 
     def __init__(self) -> None:
         self.counts, self.draw = numpy.zeros(3000), random.Random(5)

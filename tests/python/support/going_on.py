@@ -83,7 +83,7 @@ def check_goes_on(make: Any, moments: Any = MOMENTS, draws_before: bool = True, 
 
 
 class TakesOnce(IterableDataset[int]):
-    """A stream with a state. The stream's generator starts at the loaded position, and counts from there."""
+    """A stream with a state. The generator function starts at the loaded position, and counts from there."""
 
     length, pause = 9, 0.0
 

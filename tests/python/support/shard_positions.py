@@ -122,7 +122,7 @@ def epochs(plan: Plan, number: Any, state: Any = None) -> list[list[Any]]:
 
 def epoch(loader: Any) -> list[Any]:
     """Returns the items of the next epoch. Without workers, the pipeline's functions draw from this process's global
-    generator.
+    random generator.
     """
     random.seed(5)
     return list(loader)

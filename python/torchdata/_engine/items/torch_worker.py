@@ -67,7 +67,7 @@ def show_worker(worker_id: int, num_workers: int, dataset: Any) -> None:
 
 
 def seed_worker(base_seed: int, worker_id: int) -> None:
-    """Seeds the global generators of torch, NumPy and Python as torch does in its workers."""
+    """Seeds the global random generators of torch, NumPy and Python as torch does in its workers."""
     import numpy
     import torch
     from torch.utils.data._utils.worker import _generate_state

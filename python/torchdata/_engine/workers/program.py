@@ -127,7 +127,7 @@ class EpochProgram(Program):
     datapipe: Any
     #: The number of the epoch, from 0. The runner sets `epoch` before it calls `begin_epoch`.
     epoch: int = 0
-    #: The variables and generators of the shard, if `replicas` returns several programs.
+    #: The variables and random generators of the shard, if `replicas` returns several programs.
     globals: SavedGlobals
 
     @abstractmethod

@@ -197,7 +197,7 @@ def key(item: Any) -> Any:
 
 
 def begin(seed: int = 11) -> None:
-    """Resets the global generators to their state at the beginning of a run."""
+    """Resets the global random generators to their state at the beginning of a run."""
     random.seed(seed)
     np.random.seed(seed)
     if "torch" in sys.modules:

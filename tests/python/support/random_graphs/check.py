@@ -56,8 +56,8 @@ class Plain:
     def load(self, saved: bytes) -> None:
         state, generators = pickle.loads(saved)
         load_state(self.pipe, state)
-        # If the graph was seeded as a whole, and no function draws random numbers, the state of the global generators
-        # is not needed.
+        # If the graph was seeded as a whole, and no function draws random numbers, the state of the global random
+        # generators is not needed.
         if not (self.graph.is_seeded and self.graph.seeding != "pipes" and self.graph.flavour == "plain"):
             load_generators(generators)
 
@@ -71,7 +71,7 @@ class Plain:
 
 
 def start(number: int) -> None:
-    """Resets the global generators to their state at the beginning of a graph's run."""
+    """Resets the global random generators to their state at the beginning of a graph's run."""
     random.seed(number)
     for name, setter in (("numpy", lambda module: module.random.seed), ("torch", lambda module: module.manual_seed)):
         if name in sys.modules:

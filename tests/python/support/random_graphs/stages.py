@@ -53,7 +53,7 @@ def _table(size: int) -> Any:
 
 
 class Shuffled:
-    """A sampler that draws a new order each time from the global generator."""
+    """A sampler that draws a new order each time from the global random generator."""
 
     def __init__(self, size: int) -> None:
         self.size = size
