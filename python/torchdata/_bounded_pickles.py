@@ -77,7 +77,8 @@ class _BoundedFile(io.BytesIO):
 
 @contextmanager
 def bounded(most: int | None) -> Iterator[None]:
-    """Context in which pickles are kept only while they have at most `most` bytes together; None for no limit.
+    """A context manager inside which pickles are kept only while they have at most `most` bytes together; None for no
+    limit.
 
     If the pickles have more bytes, they are incomplete, and TooLargeError is raised at the end of the context.
     """
@@ -96,9 +97,9 @@ def bounded(most: int | None) -> Iterator[None]:
 
 @contextmanager
 def pickle_file() -> Iterator[io.BytesIO]:
-    """Context with a file for one pickle. If too many bytes were written, the file is empty.
+    """A context manager that provides a file for one pickle. If too many bytes were written, the file is empty.
 
-    If the context ends with an exception, the bytes of the file do not count.
+    If an exception ends the context, the bytes of the file are not counted.
     """
     bound = _bound.get()
     if bound is None:

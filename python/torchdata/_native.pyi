@@ -1,4 +1,4 @@
-"""Types of the extension module (see rust/py/src)."""
+"""Type stubs for the extension module (see rust/py/src)."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from os import PathLike
@@ -251,7 +251,8 @@ class StatsBoard:
     @property
     def full(self) -> bool: ...
     def count_items(self, iterator: SharedIterator | HandingIterator, page: int, pipe: int) -> None:
-        """Counts and times the items of an epoch, from the next item on, for a pipe on the main process's page."""
+        """Counts and times the items that a pipe yields in an epoch, from the next item on. The numbers are stored on
+        the main process's page of counters."""
     def made(self) -> tuple[int, int]: ...
     def adopt(self, page: int, role: int, number: int) -> None: ...
     def bind(
@@ -588,7 +589,7 @@ class GzipReader:
 
 @final
 class TFRecordReader(Iterator[Any]):
-    """The examples in a stream of TFRecords, as dicts."""
+    """Yields the examples in a stream of TFRecords, as dicts."""
     def __new__(
         cls,
         read: Callable[[int], Any],

@@ -45,8 +45,8 @@ class UsersCode:
 
 
 def codes_of_dataset(dataset: Any, methods: tuple[str, ...]) -> list[UsersCode]:
-    """Returns the user's code that creates the samples of a dataset, outermost function first. If a class
-    has several of `methods`, only the first is used."""
+    """Returns the user's code that creates the samples of a dataset, outermost function first. If a class has several
+    of the methods in `methods`, only the first of them is used."""
     found: list[UsersCode] = []
     waiting, seen = [dataset], 0
     while waiting and seen < _DEEPEST:

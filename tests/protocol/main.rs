@@ -2,8 +2,8 @@
 //! loaders.
 //!
 //! Each exploration checks that deadlocks are impossible, and that every state leads to an end. No item is lost,
-//! duplicated, out of order, or delivered to another epoch. An epoch that ends without an error is complete, and the
-//! exit of a process is an error.
+//! duplicated, out of order, or delivered to another epoch. An epoch that ends without an error must be complete, and
+//! the exit of a process must cause an error.
 
 mod carrying;
 mod child;

@@ -2,8 +2,8 @@
 //!
 //! Without a dispatching process, only the exited worker is replaced, with a new link. With a dispatching process, all
 //! children are replaced together, because the remaining children do not know which items were in transit to the exited
-//! child. First, the main process drains all sent items. The replacements recompute the items that the main process has
-//! received since the last snapshot.
+//! child. First, the main process reads all items that the children have sent. The replacements recompute the items
+//! that the main process has received since the last snapshot.
 
 use torchdata_core::protocol::{Account, Command, Judgement, TRIES};
 

@@ -257,7 +257,7 @@ impl Shards {
         !dead.is_empty()
     }
 
-    /// Checks the state of the main process.
+    /// Checks the state that the main process could save now.
     fn check_state(&self, world: &World) -> Result<(), String> {
         let (positions, turn) = world.books.positions(0).ok_or("there is no state")?;
         for (peer, position) in positions.iter().enumerate() {

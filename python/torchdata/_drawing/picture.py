@@ -233,7 +233,7 @@ def _svg_box(box: _Box, line: float) -> str:
 
 
 def _as_wide_as_reckoned(text: str) -> str:
-    """Returns attributes that limit a text to the width of its box for any font."""
+    """Returns SVG attributes that make a text fit into the width of its box with any font."""
     return f' textLength="{_cells(text) * _CHAR:.1f}" lengthAdjust="spacingAndGlyphs"' if text else ""
 
 

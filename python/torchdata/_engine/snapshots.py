@@ -121,7 +121,7 @@ def unseal(sealed: Any, what: str) -> Any:
 
 
 def reason(error: Exception) -> bytes:
-    """Returns bytes that are sent instead of a snapshot, with the reason why no snapshot could be taken."""
+    """Returns bytes with the reason why no snapshot could be taken. These bytes are sent instead of a snapshot."""
     return _REASON + str(error).encode()[:_LONGEST_REASON]
 
 

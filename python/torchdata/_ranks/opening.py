@@ -25,7 +25,8 @@ from torchdata._threads import start
 #: The reason why a group failed: what happened, the affected ranks, and the rank that gave up.
 Blame = tuple[str, list[int], int]
 
-#: Seconds between two checks for rank 0. The intervals grow, so that many ranks do not query the store too often.
+#: Seconds between two checks whether rank 0 has published its addresses: the first and the longest interval. The
+#: intervals grow, so that many ranks do not query the store too often.
 _FIRST_NAP, _LONGEST_NAP = 0.001, 0.05
 
 #: Seconds for one attempt to connect to an address and receive an answer.
@@ -252,7 +253,8 @@ def _address_of_interface(name: str) -> str:
     have an address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
         try:
-            # SIOCGIFADDR of netdevice(7): 16 bytes of name, then an address; its last four bytes are used.
+            # The request SIOCGIFADDR (see netdevice(7)) passes a name of 16 bytes. The kernel writes an address after
+            # the name.
             answer = fcntl.ioctl(asks, 0x8915, struct.pack("16s16x8x", name.encode()[:15]))
         except OSError as error:
             raise RuntimeError(

@@ -128,8 +128,8 @@ class TorchGroup(UncopyableGroup):
         return self._run(value if self.rank == 0 else _LARGEST)
 
     def agree(self, value: str) -> str:
-        """Returns the value of the group that calls this method first, among all groups of this size. On ranks other
-        than rank 0, returns the rank's own value.
+        """Among all groups with the same number of ranks, the first group that calls this method determines the value
+        that is returned. On ranks other than rank 0, returns the rank's own value.
 
         With tensor parallelism, ranks that must read the same data belong to different data-parallel groups. This
         method makes ranks that read the same data shuffle in the same order.

@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 WORKERS, NODES = 2, 2
-#: Ray's settings for removing an unresponsive node after some seconds rather than a minute.
+#: Settings that make Ray remove an unresponsive node after some seconds instead of a minute.
 PROMPT = {"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "2000"}
 
 

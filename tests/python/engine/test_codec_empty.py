@@ -19,7 +19,8 @@ SHAPE = (100, 200)
 
 @pytest.fixture
 def loopback(loopback, monkeypatch):
-    """Returns an encoder with a sender. `torchdata.empty` allocates arrays in the shared memory of the sender."""
+    """Returns both ends of a link in this process. `torchdata.empty` allocates arrays in the shared memory of the
+    sender."""
     monkeypatch.setattr(_engine, "current_sender", loopback.sender)
     return loopback
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.alone
 
 
 def as_callback(function):
-    """Wraps a C function so that it accepts any object. Calling the wrapped function runs no Python code."""
+    """Wraps a C function so that it accepts any object. When the wrapped function is called, no Python code runs."""
     function.argtypes, function.restype = [ctypes.py_object], None
     return function
 

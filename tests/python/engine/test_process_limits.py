@@ -1,6 +1,7 @@
 """If a loader cannot start because of the limit of processes, an error is raised, and nothing is left behind.
 
-The limit does not apply to root, and counts all processes of a user, so the test runs its program as a separate user.
+The limit of processes does not apply to root, and counts all processes of a user, so the test runs its program as a
+separate user.
 """
 
 from __future__ import annotations

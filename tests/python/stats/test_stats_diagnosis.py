@@ -143,7 +143,8 @@ def replaced(stats, whole, **each):
 
 
 def test_one_slow_worker_is_found_although_the_main_process_waits_for_others_too():
-    """On a busy machine, every worker pauses sometimes. While one worker pauses, the other workers read ahead."""
+    """On a busy machine, every worker is sometimes delayed. While one worker is delayed, the other workers read
+    ahead."""
     stats = counted(IterableWrapper(range(60)).sharding_filter().map(odd_is_slow))
     for room, kind in ((0.6, "slow worker"), (0.1, "loading")):
         worker = {0: {"busy_seconds": 0.1, "room": room}, 1: {"busy_seconds": 1.0, "room": 0.1}}

@@ -63,7 +63,8 @@ def test_a_stateful_loader_is_found_and_its_batches_are_counted(tmp_path: Path) 
 
 @contextmanager
 def stalls_told(there: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Records the stall warnings that `Waiting` causes, and creates the file after the first warning."""
+    """Records the stall warnings that `Waiting` causes. After the first warning, the function creates the file for
+    which `Waiting` waits."""
     told: list[str] = []
 
     def tell(message: Warning | str, category: type[Warning], *_rest: object) -> None:

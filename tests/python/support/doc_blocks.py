@@ -110,15 +110,15 @@ def _run(program: list[Example], script: Path) -> subprocess.CompletedProcess[st
 
 
 def _how(program: list[Example]) -> list[str]:
-    """Returns Python's arguments for the program. If a program has no `__main__` guard, and workers are not forked, the
-    program runs like a notebook.
+    """Returns the command-line arguments for the Python interpreter that runs the program. If a program has no
+    `__main__` guard, and workers are not forked, the program runs like a notebook.
     """
     guarded = all(_GUARD in example.block.code for example in program)
     return [] if guarded or multiprocessing.get_all_start_methods()[0] == "fork" else ["-c", _NOTEBOOK]
 
 
 def printed(page: Path, folder: Path) -> list[str]:
-    """Runs the examples of a page in the folder, and returns their output. Fails if one of the examples fails."""
+    """Runs the examples of a page in the given folder, and returns their output. Fails if one of the examples fails."""
     texts = {}
     together = [example for example in examples(page) if example.block.comment != "alone"]
     programs = [[example] for example in examples(page) if example.block.comment == "alone"]

@@ -89,7 +89,7 @@ class FreshProcesses:
         return self
 
     def call(self, function: str, **arguments: Any) -> Any:
-        """Calls a function, which is named as "module:function", and returns its result.
+        """Calls a function that is given as "module:function", and returns the function's result.
 
         Arguments and result must be JSON values.
 

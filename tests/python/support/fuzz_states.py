@@ -31,7 +31,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 __all__ = ["TARGETS"]
 
-#: The number of items to request after a state was loaded. Every pipeline in this module yields fewer items.
+#: The maximum number of items to request after a state was loaded. Every pipeline in this module yields fewer items.
 _MOST = 200
 
 #: Values that a target writes in place of a value in a state.

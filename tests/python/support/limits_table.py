@@ -90,7 +90,7 @@ def descriptors_of_workers() -> str:
 
 
 def state_of(workers: int, shuffle: bool = False) -> int:
-    """Returns the size in bytes of the largest of several pickled states in an epoch."""
+    """Saves several states in an epoch, and returns the size in bytes of the largest pickled state."""
     pipe = IterableWrapper(range(100_000))
     pipe = (pipe.shuffle() if shuffle else pipe).sharding_filter()
     with loading(pipe, workers) as loader:

@@ -31,9 +31,9 @@ of_ray = [
 
 
 #: Settings of Ray for tests. Ray requires no token, and does not report its usage. Actors have normal priority, so that
-#: they start in time on a busy machine. Ray starts no processes in advance, because a program would wait for these
-#: processes. A process that has run a task is kept for the next task. The workers do not import pyarrow and pydantic,
-#: because importing these libraries is slow.
+#: they start in time on a busy machine. Ray starts no processes in advance, because a program would wait until these
+#: processes have started. A process that has run a task is kept for the next task. The workers do not import pyarrow
+#: and pydantic, because importing these libraries is slow.
 _SETTINGS = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_worker_niceness": "0",

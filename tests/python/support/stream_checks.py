@@ -33,7 +33,7 @@ def _is_open_file(descriptor: str) -> bool:
 
 
 def read(item: Any) -> Any:
-    """Returns the item, in which a stream is replaced by its content so that items can be compared."""
+    """Returns the item in a form that can be compared. A stream in the item is replaced by its content."""
     if isinstance(item, tuple) and len(item) == 2 and hasattr(item[1], "read"):
         with item[1] as stream:
             return item[0], stream.read()

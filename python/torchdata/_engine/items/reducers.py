@@ -81,7 +81,7 @@ class Reducers(dict[type, Reducer]):
 
 
 class Tables:
-    """Tables that are reused between items. Only one pickler at a time uses a table.
+    """Reducer tables that are used for several items. Only one pickler at a time uses a table.
 
     The tables are rebuilt when a type is registered with `copyreg`, and when a module is imported. Reducers that users
     register with the pickler of multiprocessing are not compared for each item, because this pickler returns a copy of

@@ -203,7 +203,7 @@ def _array_at(start: int, owner: Any, shape: tuple[int, ...], typestr: str, stri
 
 
 class _Interface:
-    """Implements NumPy's array interface over foreign memory."""
+    """Implements NumPy's array interface for memory that another object owns."""
 
     def __init__(self, start: int, owner: Any, shape: tuple[int, ...], typestr: str, strides: Any) -> None:
         self._owner = owner

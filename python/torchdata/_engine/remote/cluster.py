@@ -1,7 +1,7 @@
 """Starts and monitors hosts on other machines with Ray, and transmits their messages.
 
-Role: runs in the main process. `Cluster` replaces multiprocessing's context in a group. Only this module uses Ray,
-which is imported when a cluster is created.
+Role: runs in the main process. A group uses a `Cluster` instead of a multiprocessing context. Only this module uses
+Ray, which is imported when a cluster is created.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Cluster:
         self.spent: list[Any] = []
         self._telling, self._told_at = threading.Lock(), 0.0
         self._kind = ray.remote(**options, concurrency_groups=_GROUPS)(Host)
-        #: The programs in Ray's store, by identity. Each program is pickled once, in its state when the first worker
-        #: started.
+        #: The programs that are in Ray's store, by the identity of the program. Each program is pickled once, in its
+        #: state when the first worker started.
         self._programs: dict[int, tuple[Program, Any]] = {}
 
     def get_start_method(self) -> str:

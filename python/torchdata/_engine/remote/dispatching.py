@@ -49,7 +49,7 @@ def pickled(program: Program) -> bytes:
 
 @contextlib.contextmanager
 def without_main() -> Iterator[None]:
-    """Context that prevents spawned processes from importing the user's main module."""
+    """A context manager that prevents spawned processes from importing the user's main module."""
     main = sys.modules["__main__"]
     hidden: dict[str, Any] = {name: vars(main).pop(name) for name in ("__file__", "__spec__") if name in vars(main)}
     main.__spec__ = None

@@ -268,7 +268,8 @@ class _WorkerLane:
         with self._pulling:
             if not self._has_ended:
                 self.carrier.wait(PULSE, not self.holds, False)
-            # The exit is checked before the frame is taken, so that all units from before the exit are in the link.
+            # The exit is checked before the frame is taken, so that the link contains all units that the worker has
+            # sent.
             has_ended = self._has_ended
             words, frame = self.carrier.take(0 if self.holds else most)
             self._pulled += 1

@@ -198,7 +198,7 @@ def run_child(setup: ChildSetup) -> None:
 
 
 class ChildLoop:
-    """The child's ends of its links, and its loop.
+    """Contains the child's ends of its links, and the loop that receives commands.
 
     Args:
         setup: the setup of the child.
@@ -265,7 +265,8 @@ class ChildLoop:
             The command; None if it did not arrive in time.
 
         Raises:
-            SystemExit: the memory of a link is damaged. The exit code reports the reason to the main process.
+            SystemExit: the memory of a link is damaged. The exit code tells the main process that the memory is
+                damaged.
         """
         try:
             return self.commands.receive(0, seconds or (IDLE if self.sender.tidy() else None))  # type: ignore[no-any-return]

@@ -129,8 +129,8 @@ class Children(Group):
         """Starts an epoch in all children.
 
         Args:
-            commands: returns the seeds and the reset function of a shard. The dispatching process has the number after
-                the last shard.
+            commands: a function that returns the seeds and the reset function for a shard, given the shard's number.
+                For the dispatching process, this number is the total number of shards.
             resume: computes where each shard and the dispatching process resume, given the received items.
             announced: whether each worker begins with a snapshot; if so, this method waits for the snapshots.
             position: the position where an earlier run of the epoch stopped; None for the beginning.

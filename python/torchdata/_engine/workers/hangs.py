@@ -159,7 +159,7 @@ class Hangs:
         self._marks: dict[int, _WorkMark] = {}
         #: For each worker that the main process waits for, the counters at the last check.
         self._seen: dict[int, _Seen] = {}
-        #: The killed processes, by process number.
+        #: The processes that were killed for hanging, by process number.
         self._hung: dict[int, Hung] = {}
         #: A lock for reports, because several threads of nodes may wait at the same time, and a report takes a while.
         self._reporting = threading.Lock()

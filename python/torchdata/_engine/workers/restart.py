@@ -52,7 +52,7 @@ class Restarts:
     """Replaces children that have exited or were killed.
 
     Args:
-        members: the children. `Restarts` updates its lists of children and links.
+        members: the children. `Restarts` updates the lists of children and links in this object.
         context: the multiprocessing context that starts the children.
         shutdown: the object that ends the children.
         hangs: the object that kills children that hang; None if children are never killed for hanging.

@@ -1,4 +1,4 @@
-"""Random sequences of operations on a loader, compared with a loader that is only read.
+"""Runs random sequences of operations on a loader, and compares the items with those of a loader that is only read.
 
 Each plan (class `Life`) has a pipeline, a service, and some epochs. Some epochs are left early, and some epochs begin
 with a separate seed. The expected items are those of a loader that is only read. A second loader over the same pipeline

@@ -36,7 +36,7 @@ class Strike(threading.Thread):
         super().__init__(name="strikes")
         self.run_, self.blow = run, run.life.blow
         assert self.blow is not None
-        #: The time at which the thread caused the fault, and the id of the affected process.
+        #: `struck` is the time at which the thread caused the fault, and `pid` is the id of the affected process.
         self.struck: float | None = None
         self.pid: int | None = None
         self.goes_on = 0.01 + 0.5 * run.dice.random()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lives.run import Run
 
 Event = Callable[["Run"], None]
-#: The events, their frequencies, and their conditions.
+#: Each entry contains an event, the event's relative frequency, and the condition under which the event is possible.
 EVENTS: list[tuple[Event, int, Callable[[Run], bool]]] = []
 #: Signals that kill or stop a process. The loader treats a stopped process as hung, and kills it.
 SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP]

@@ -432,7 +432,7 @@ def plan_of(seed: int, options: argparse.Namespace) -> Life:
 
 
 def is_quiet(life: Life) -> bool:
-    """Returns whether the run must print nothing. A run may print a message about Ctrl-C in a finalizer, or about a
+    """Returns whether the run should print nothing. A run may print a message about Ctrl-C in a finalizer, or about a
     chosen number of workers.
     """
     return not (life.presses or life.auto)

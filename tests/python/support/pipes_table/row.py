@@ -19,9 +19,9 @@ BadArgument = tuple[Callable[[], Any], type[Exception], str]
 class Row:
     #: The name of the row, which becomes part of the test's name.
     name: str
-    #: A function that creates the pipe from a function that creates a source, and from the parameters.
+    #: A function that creates the pipe. Its arguments are a function that creates a source, and the parameters.
     build: Callable[..., Any]
-    #: A function that returns the expected items from the items of the source, and from the parameters.
+    #: A function that computes the expected items. Its arguments are the items of the source and the parameters.
     model: Callable[..., list[Any]]
     #: Hypothesis's strategies for the parameters.
     params: dict[str, Any] = field(default_factory=dict)

@@ -40,7 +40,7 @@ class Graph:
         #: depends on timing.
         self.is_seeded = self.flavour == "threads" or dice.random() < 0.6
         #: How the graph is seeded. "pipes": each random pipe by `set_seed`. "graph": the whole graph before each epoch.
-        #: "once": the whole graph before the first epoch.
+        #: "once": the whole graph only before the first epoch.
         self.seeding = random.Random(f"seeding {self.number}").choice(["pipes", "graph", "graph", "once"])
         self.epochs = dice.choice([1, 2, 2, 3])
         self.depth = dice.choice([1, 1, 2, 2, 3, 3, 4, 5, 6, 8])
