@@ -173,7 +173,7 @@ class TimedCall:
 
 @final
 class FilterIterator(Iterator[Any]):
-    """`filter(predicate, source)` for predicates that return a bool."""
+    """Implements `filter(predicate, source)` for predicates that return a bool."""
     def __new__(
         cls,
         source: Iterable[Any],

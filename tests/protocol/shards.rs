@@ -2,7 +2,7 @@
 //! process stores the unit.
 //!
 //! The model leaves all decisions to the state machines in `torchdata_core::protocol`, for example to
-//! `Dealing::next_of_shards`. The model adds rings, processes, and the queues of stored units.
+//! `Dealing::next_of_shards`. In addition, the model contains rings, processes, and the queues of stored units.
 
 mod explored;
 

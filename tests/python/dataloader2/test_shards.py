@@ -36,7 +36,7 @@ pytestmark = pytest.mark.alone
 
 ITEMS = 26
 COUNTS = (0, 1, 2, 3, 5, 8)
-#: Sets of three numbers of workers. For each form of pipeline, states are saved and loaded with the numbers of one set.
+#: For each form of pipeline, the three numbers of workers with which states are saved and loaded.
 THREE = list(itertools.combinations(COUNTS, 3))
 
 
@@ -139,8 +139,8 @@ def test_the_rest_of_an_epoch_keeps_the_number_of_workers_that_began_it(form: st
     for old in counts:
         others = itertools.cycle(count for count in counts if count != old)
         for (place, state), new in zip(states[old].items(), others, strict=False):
-            # If pipes keep state between epochs, each shard has its own state, so later epochs have the same number of
-            # shards.
+            # Later epochs have the same number of shards if pipes keep state between epochs, because each shard has a
+            # separate state.
             expected = [whole[old][0][place:], *whole[old if keeps else new][1:]]
             assert epochs_of(loader(form, new, copy.deepcopy(state)), 3) == expected, (old, new, place)
 

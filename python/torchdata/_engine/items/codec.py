@@ -21,7 +21,7 @@ from torchdata.datapipes.datapipe import DataChunk as DataChunk
 UNSENT = "_torchdata_unsent"
 
 
-#: The first byte of each pickle that is followed by tensors. No other pickle begins with this byte.
+#: The first byte of each pickle that is followed by tensors. No pickle without tensors begins with this byte.
 _WITH_TENSORS = b"T"
 
 #: The slot for a pickler's table of reducers. The descriptor is used directly, because a pickler ignores an attribute

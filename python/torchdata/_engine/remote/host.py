@@ -146,7 +146,7 @@ class Told:
     """A message from the main process to a host.
 
     Args:
-        number: the number of this call in its lane, from 0.
+        number: the position of this call among the calls of `tell` for its lane, from 0.
         words: the latest values of the link's shared words; None if they have not changed.
         frame: commands, or dispatched items.
         holds: whether the host must stop sending units because the main process has no space for more units.
@@ -163,7 +163,7 @@ class Pulled:
     """The result of a call of `pull`.
 
     Args:
-        number: the number of this call of `pull` in its lane, from 0.
+        number: the position of this call among the calls of `pull` for its lane, from 0.
         words: the latest values of the link's shared words; None if they have not changed.
         frame: a header of the units, followed by their large buffers; empty if there are no units.
         has_ended: whether the worker has exited and all its units were returned, except for units that the host holds
