@@ -77,8 +77,7 @@ class _BoundedFile(io.BytesIO):
 
 @contextmanager
 def bounded(most: int | None) -> Iterator[None]:
-    """A context manager inside which pickles are kept only while they have at most `most` bytes together; None for no
-    limit.
+    """A context manager. Pickles are kept only while they have at most `most` bytes together; None for no limit.
 
     If the pickles have more bytes, they are incomplete, and TooLargeError is raised at the end of the context.
     """

@@ -226,12 +226,10 @@ class BellBoard:
 
 @final
 class Carrier:
-    """Copies units and words between two local links, one for each direction, and the copies of these links on another
-    machine."""
+    """Copies units and words between two local links (one per direction) and the links' copies on another machine."""
     def __new__(cls, inbound: Link, outbound: Link, board: BellBoard, own: int, peer: int) -> Self: ...
     def take(self, most: int) -> tuple[list[int] | None, list[bytes | LeasedBuffer]]:
-        """Returns a pair: the link's shared words (None if unchanged), and a list of one header for all units followed
-        by the units' large buffers."""
+        """Returns the link's shared words (None if unchanged), and a list: a header of all units, and large buffers."""
     def put(self, frame: Sequence[Any]) -> bool: ...
     def put_words(self, words: Sequence[int]) -> None: ...
     def wait(self, seconds: float, units: bool, lacks: bool) -> None: ...
@@ -251,8 +249,7 @@ class StatsBoard:
     @property
     def full(self) -> bool: ...
     def count_items(self, iterator: SharedIterator | HandingIterator, page: int, pipe: int) -> None:
-        """Counts and times the items that a pipe yields in an epoch, from the next item on. The numbers are stored on
-        the main process's page of counters."""
+        """Counts and times the items that a pipe yields from now on, on the main process's page of counters."""
     def made(self) -> tuple[int, int]: ...
     def adopt(self, page: int, role: int, number: int) -> None: ...
     def bind(
@@ -296,8 +293,7 @@ class Obedience:
     @property
     def runs(self) -> bool: ...
     def obey(self, kind: str, number: int) -> tuple[Literal["leave", "run", "apply", "skip", "end"], bool, bool]:
-        """Returns three values: the step for a command, whether to acknowledge the command before this step, and
-        whether to acknowledge the command after this step."""
+        """Returns the step for a command, and whether to acknowledge the command before and after this step."""
     def leave(self) -> None: ...
 
 @final
@@ -310,8 +306,7 @@ class Replacing:
     def judge(
         self, child: int, process: int, epoch: int, received: Sequence[int], halted: bool
     ) -> tuple[int, bool, bool]:
-        """Counts an exit. Returns the number of exits at this item, whether this exit is counted for the first time,
-        and whether the loader must give up."""
+        """Counts an exit. Returns the exits at this item, whether this exit is new, and whether to give up."""
     def item_of(self, child: int, received: Sequence[int]) -> int: ...
     def repeats(self, child: int, ended: Sequence[bool]) -> bool: ...
 
@@ -455,8 +450,7 @@ class Collector:
 
 @final
 class ItemStream(Iterator[Any]):
-    """An iterator over the items that a `Collector` receives in one epoch, or over the items that a worker receives in
-    one pass of the dispatching process."""
+    """An iterator over the items that a `Collector` receives in one epoch, or in one pass of dispatched items."""
     def __next__(self) -> Any: ...
     def next_into(self, hand: list[Any]) -> None: ...
 

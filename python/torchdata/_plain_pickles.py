@@ -39,8 +39,7 @@ def register(kind: type, parts: Callable[[Any], _Made | None], *makers: Callable
 
     Args:
         kind: the class.
-        parts: a function that returns a function and its arguments, which recreate an equal instance. It returns None
-            if the instance is not plain data.
+        parts: a function that returns what recreates an equal instance: a function and its arguments, or None.
         makers: all functions to which the result of `parts` may refer. A malicious pickle may pass any arguments.
     """
     _known[kind] = parts

@@ -12,8 +12,7 @@ import itertools
 import re
 from typing import Any
 
-#: `HIDDEN` replaces a secret in a text, and `_IN_URL` replaces a secret in a URL, in which the character `…` is not
-#: allowed.
+#: `HIDDEN` replaces a secret in a text. `_IN_URL` replaces a secret in a URL, because URLs do not allow `…`.
 HIDDEN, _IN_URL = "…", "***"
 
 #: Words in a name that always announce a secret.

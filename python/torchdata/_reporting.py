@@ -1,5 +1,4 @@
-"""Shortens tracebacks and adds notes to exceptions, so that users see only their own frames and the origin of the
-exception.
+"""Shortens tracebacks and adds notes, so that users see only their own frames and the origin of an exception.
 
 Role: pipes, the loader and the workers share this module. The module `datapipes/_pipe/explaining` adds the name of the
 pipe. The code runs in the process and thread that raised the exception. The module keeps no state: the exception itself
@@ -216,8 +215,7 @@ def name_of(datapipe: Any) -> str:
 
 
 def with_function(pipe: Any) -> str:
-    """Returns the name of the class of a pipe or node. The name of the user's function that the pipe or node calls is
-    added in parentheses."""
+    """Returns the class name of a pipe or node, followed by the user's function that it calls (in parentheses)."""
     name = type(pipe).__qualname__
     for attribute, function in vars(pipe).items():
         if attribute.endswith("fn") and callable(function):

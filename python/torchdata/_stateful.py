@@ -1,14 +1,12 @@
 """Defines the protocol of iterables that save their own positions, and a reader for successive epochs of such an
 iterable. All loaders share this module.
 
-Role: runs in the process that reads an iterable. A `StatefulStream` owns the iterator, and the user's code owns the
-iterable.
+Role: runs in the process that reads an iterable. The user's code owns the iterable, a `StatefulStream` the iterator.
 
 An iterable may report its position at any time, but the position is only correct while the current epoch is being read.
-If `__iter__` is a generator function, its code runs only when an item is requested. Until then, the iterable reports
-the position where the last epoch was left, even if a state was loaded in the meantime. For this reason, the stream uses
-the state that the iterable reports only after an item was requested. Before the first item, the stream's position is
-the loaded position, or the position where the last epoch was left.
+If `__iter__` is a generator function, the iterable reports the position where the last epoch was left until an item is
+requested, even if a state was loaded. Therefore, the stream uses the iterable's own state only after an item was
+requested. Before that, the stream's position is the loaded position, or the position where the last epoch was left.
 
 `load_state_dict` restores a position within an epoch. A position between two epochs is reached as in the saved run: the
 iterable is moved to the position where the last epoch was left, takes one step (which ends that epoch, or yields an
@@ -181,9 +179,8 @@ class StatefulStream:
         self.iterator: Any = iter(())
         #: Whether an item of this epoch was requested, and whether this epoch is over.
         self.started = self.ended = False
-        #: `_unread`: whether no item was requested since an epoch began or a state was loaded. `_loaded`: whether the
-        #: loaded state is within an epoch. `_turns`: whether the iterable must still be moved to a loaded position
-        #: between two epochs.
+        #: `_unread`: no item was requested since an epoch began or a state was loaded. `_loaded`: a state within an
+        #: epoch was loaded. `_turns`: the iterable must still be moved to a loaded position between two epochs.
         self._unread, self._loaded, self._turns = True, False, False
         #: `_base` is a pair of the iterable's state and its iterator's state, which is valid while `_unread` is True.
         #: `_follows_end` is whether the previous epoch had ended when `_base` was taken.
@@ -191,9 +188,8 @@ class StatefulStream:
         self._follows_end = False
         #: Whether the iterable has loaded no state and returned no item.
         self._is_untouched = True
-        #: States of the iterable: `_pristine` before its first iteration (None until then), `_after_first` after its
-        #: very first item, and `_after_load` after the first item that followed the last load. `_after_load` is
-        #: `_UNKNOWN` once a later epoch has yielded an item.
+        #: States of the iterable: `_pristine` before its first iteration, `_after_first` after its very first item, and
+        #: `_after_load` after the first item since the last load (`_UNKNOWN` once a later epoch has yielded an item).
         self._pristine: Any = None
         self._after_first: Any = _UNKNOWN
         self._after_load: Any = _UNKNOWN
@@ -310,9 +306,8 @@ class StatefulStream:
         Some iterables continue at the loaded position in the next iteration. For an iterable that continues, the
         position is loaded a second time, because the method has read items to determine the kind of iterable. All other
         iterables begin the next iteration at the start, after one step has made them apply the position. To distinguish
-        both kinds, the method takes one step and the first item of a new iteration, loads the position a second time,
-        takes two steps, and compares the resulting states. If both states are equal, the iterable continues at the
-        loaded position.
+        both kinds, the method compares two states: after one step and the first item of a new iteration, and after two
+        steps from the loaded position. If both states are equal, the iterable continues at the loaded position.
 
         Returns the item that the last step has yielded, or `_END`.
         """
@@ -332,8 +327,7 @@ class StatefulStream:
         return item if continues else self._step()
 
     def _step(self) -> Any:
-        """Requests an item, because a loaded iterable may apply its position only when an item is requested. Returns
-        the first item after the loaded position."""
+        """Requests the first item after the loaded position, which makes the iterable apply this position."""
         item: Any = _END
         if self._base is not _UNKNOWN and self._base[1] is not None and not self._loaded:
             return item  # an iterator with a state has applied the position

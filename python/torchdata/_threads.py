@@ -1,5 +1,4 @@
-"""Starts the threads of this package, with a clear error if the system cannot start a thread, and ends the threads at
-interpreter exit.
+"""Starts the threads of this package, with a clear error on failure, and ends the threads at interpreter exit.
 
 Role: ends the threads at exit, because a daemon thread that still runs foreign code could crash the process. Code that
 starts threads registers a `Work` object that ends the threads. At exit, the main thread closes all `Work` objects, and

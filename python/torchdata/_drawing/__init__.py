@@ -1,5 +1,4 @@
-"""Draws pictures of graphs without external programs. The modules define the contents of a picture, compute its layout,
-and write SVG or DOT.
+"""Draws pictures of graphs without external programs: defines their contents and layout, and writes SVG or DOT.
 
 This package does not depend on pipes or statistics.
 """

@@ -14,8 +14,7 @@ _CELL = "padding:2px 8px;border-bottom:1px solid #ddd;text-align:"
 
 
 def table(rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Formats rows below a heading. The first `left` columns are left-aligned, and all other columns are
-    right-aligned."""
+    """Formats rows below a heading. The first `left` columns are left-aligned, the remaining columns right-aligned."""
 
     def row(cells: Sequence[str], tag: str) -> str:
         sides = ("left" if number < left else "right" for number in range(len(cells)))

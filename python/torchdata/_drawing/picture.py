@@ -83,8 +83,7 @@ class _Curve:
 
 
 def _rightmost(curve: _Curve) -> float:
-    """Returns the largest x-coordinate that a curve can reach. A curve reaches at most three quarters of the way from
-    its ends to its middle points."""
+    """Returns a limit for a curve's x-coordinates: three quarters of the way from its ends to its middle points."""
     ends, middles = (max(point[0] for point in curve.points[place::step]) for place, step in ((0, 3), (1, 1)))
     return ends + 0.75 * max(0.0, middles - ends)
 

@@ -39,8 +39,7 @@ Account = tuple[int, int]
 #: A worker's snapshot: a tuple of the items that the worker had sent, the number of its current pass over the
 #: dispatched items, the items that it had read in this pass, and the snapshot's bytes.
 Kept = tuple[Account, int, Account, bytes]
-#: The dispatching process's snapshot: a tuple of the number of the pass, the items that it had dispatched to each
-#: worker, and the snapshot's bytes.
+#: The dispatching process's snapshot: a tuple of the pass, the items dispatched to each worker, and the bytes.
 KeptDealt = tuple[int, list[Account], bytes]
 
 #: Magic, version, length and CRC-32 of the data that follows.
@@ -79,9 +78,8 @@ class Resumption:
 
     Args:
         content: the sealed snapshot; None for the epoch's beginning.
-        starts: for each of the child's links, a tuple of three values: the items that were sent before the snapshot,
-            the number of later items to skip, and the checksum after the skipped items (None if checksums are not
-            compared).
+        starts: for each of the child's links, a tuple: the items that were sent before the snapshot, the number of
+            later items to skip, and the checksum after the skipped items (None if checksums are not compared).
         turn: for the dispatching process, the link of the next item; for a worker, the shard that sends the next item.
         passed: for a worker, the number of passes over the dispatched items that the worker had completed.
         share: the items that the worker had read in its current pass of the dispatched items.

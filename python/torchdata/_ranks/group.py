@@ -64,8 +64,7 @@ class RankGroup(Protocol):
         """Whether an operation has failed. After a failure, the group cannot be used any more."""
 
     def show_life(self) -> None:
-        """Notifies all ranks that this rank is running, although it has not begun an operation. A group may ignore this
-        call."""
+        """Notifies all ranks, if possible, that this rank is running although it has not begun an operation."""
 
     def give_up(self) -> None:
         """Makes an operation end immediately if another thread is waiting for it."""

@@ -25,8 +25,7 @@ from torchdata._threads import start
 #: The reason why a group failed: what happened, the affected ranks, and the rank that gave up.
 Blame = tuple[str, list[int], int]
 
-#: Seconds between two checks whether rank 0 has published its addresses: the first and the longest interval. The
-#: intervals grow, so that many ranks do not query the store too often.
+#: Seconds between two requests for rank 0's addresses. The intervals grow, so that many ranks do not flood the store.
 _FIRST_NAP, _LONGEST_NAP = 0.001, 0.05
 
 #: Seconds for one attempt to connect to an address and receive an answer.
@@ -142,8 +141,7 @@ class Opening:
         return offer
 
     def _ask_store(self, ask: Callable[[Any], Any]) -> Any:
-        """Sends a request to the store, and returns the answer. The maximum waiting time is the remaining time plus
-        `Meeting.WATCH` seconds."""
+        """Returns the store's answer to a request. Waits at most the remaining time plus `Meeting.WATCH` seconds."""
         answers: list[Any] = []
 
         def run() -> None:
@@ -232,8 +230,7 @@ def _server_at(address: str) -> socket.socket | None:
 
 
 def _is_loopback(host: str | None) -> bool:
-    """Returns whether the job's settings refer to the local machine by this host, which means that all ranks run on one
-    machine."""
+    """Returns whether a host name stands for the local machine, which means that all ranks run on one machine."""
     return host is not None and (host.lower() == "localhost" or host in _LOOPBACK or host.startswith("127."))
 
 
@@ -253,8 +250,7 @@ def _address_of_interface(name: str) -> str:
     have an address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
         try:
-            # The request SIOCGIFADDR (see netdevice(7)) passes a name of 16 bytes. The kernel writes an address after
-            # the name.
+            # SIOCGIFADDR (see netdevice(7)) passes a name of 16 bytes. The kernel writes an address after the name.
             answer = fcntl.ioctl(asks, 0x8915, struct.pack("16s16x8x", name.encode()[:15]))
         except OSError as error:
             raise RuntimeError(

@@ -24,12 +24,10 @@ from torchdata._native import Meeting
 from torchdata._ranks.group import GivenUp, PrefetchTimeoutError, RanksLostError, UncopyableGroup, describe_ranks
 from torchdata._ranks.opening import Opening
 
-#: The number of groups that this process has opened for each tuple of ranks. All ranks count alike, because they open
-#: their groups in the same order.
+#: How many groups this process has opened, by their ranks. All ranks open their groups in the same order.
 _numbers: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(itertools.count)
 
-#: The largest signed 64-bit value. A rank that votes with this value leaves the decision to the other ranks, because
-#: the smallest vote counts.
+#: The largest signed 64-bit value. The smallest vote counts, so this vote leaves the decision to the other ranks.
 _LARGEST = 2**63 - 1
 
 #: Descriptions of the failures of ranks, by the name that the meeting uses for each failure.

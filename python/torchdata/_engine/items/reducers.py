@@ -85,8 +85,7 @@ class Tables:
 
     The tables are rebuilt when a type is registered with `copyreg`, and when a module is imported. Reducers that users
     register with the pickler of multiprocessing are not compared for each item, because this pickler returns a copy of
-    its registrations. If a table already contains a type, a reducer that is registered for this type takes effect at
-    the next import of a module.
+    its registrations. If a table already contains a type, its new reducer takes effect at the next import.
     """
 
     #: A larger table is not reused, because it would keep its types alive, and users may create types repeatedly.

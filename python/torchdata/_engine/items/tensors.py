@@ -41,8 +41,7 @@ class DepartingTensors:
 
     The positions of the tensors in the blocks are determined after all tensors of the item were collected. Tensors that
     share elements are placed in one block, so that they also share these elements in the receiving process. Each tensor
-    that shares no elements with other tensors is placed in a separate block. The unused parts of a storage are not
-    sent.
+    that shares no elements with others gets a separate block. The unused parts of a storage are not sent.
     """
 
     def __init__(self) -> None:
@@ -213,8 +212,7 @@ class _Interface:
 
 
 class Arrived:
-    """The blocks of an item that is being unpickled. Each block becomes one storage, which all tensors in this block
-    share."""
+    """The blocks of an item that is being unpickled. Each block becomes one storage, which its tensors share."""
 
     def __init__(self, locations: list[Location], blocks: list[Any]) -> None:
         self._locations, self._blocks = locations, blocks
@@ -453,9 +451,8 @@ def _sole_holders() -> tuple[tuple[int, int], tuple[int, ...]]:
     """Returns the reference counts of a tensor that nothing else can access.
 
     The counts of a new tensor are measured, because they depend on the release of torch. The array has three
-    Three references to the array exist: in the storage, in a variable, and in the arguments of the call that counts
-    references. From Python 3.14 on, the call that counts references adds no reference. The array has one weak
-    reference, from `_rooms`.
+    The array has three references: in the storage, in a variable, and in the call that counts references. From Python
+    3.14 on, this call adds no reference. The array has one weak reference, from `_rooms`.
     """
     import torch
 

@@ -1,2 +1,1 @@
-"""Workers on other machines: the actors that run these workers, and the objects that represent the actors in the main
-process. Private."""
+"""Workers on other machines: the actors that run them, and the objects that the main process uses for them. Private."""

@@ -53,8 +53,7 @@ SEEN = 0.5
 APART = 32 << 10
 #: The main process must stop sending units if this many bytes wait to be passed to the worker.
 FULL = 8 << 20
-#: On this machine, the indices of the wake-up words and of the counter pages: of the worker, and of the dispatching
-#: process.
+#: On this machine, the wake-up words and the counter pages of both processes have these indices.
 WORKER, DISPATCHER = 1, 2
 
 
@@ -131,8 +130,7 @@ class Seen:
 
     Args:
         counts: the counters of the worker.
-        times: three durations in nanoseconds since the worker's start: the time of running, the time of waiting for a
-            processor, and the total time.
+        times: nanoseconds since the worker's start: of running, of waiting for a processor, and in total.
         is_stopped: whether the process is stopped, by a signal or a debugger.
     """
 
@@ -166,8 +164,7 @@ class Pulled:
         number: the position of this call among the calls of `pull` for its lane, from 0.
         words: the latest values of the link's shared words; None if they have not changed.
         frame: a header of the units, followed by their large buffers; empty if there are no units.
-        has_ended: whether the worker has exited and all its units were returned, except for units that the host holds
-            back.
+        has_ended: whether the worker has exited, and all its units were returned (except for units held back).
         exitcode: the exit code of the worker.
         seen: the current state of the worker; None if no report is due.
         is_full: whether the main process must stop sending units because earlier units do not fit into the link yet.
@@ -268,8 +265,7 @@ class _WorkerLane:
         with self._pulling:
             if not self._has_ended:
                 self.carrier.wait(PULSE, not self.holds, False)
-            # The exit is checked before the frame is taken, so that the link contains all units that the worker has
-            # sent.
+            # The exit is checked before the frame is taken, so that the link contains all units of the worker.
             has_ended = self._has_ended
             words, frame = self.carrier.take(0 if self.holds else most)
             self._pulled += 1

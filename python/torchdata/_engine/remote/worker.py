@@ -1,11 +1,10 @@
 """The main process's side of a worker on another machine, with the interface of `ChildProcess`.
 
 Role: runs in the main process. The worker has the same links as any child, and the main process uses its own ends of
-the links as usual. A carrier uses the ends that belong to the child, and copies units between these links and the links
-on the other machine. A thread of this module reads commands and words from the links for the worker's host, and writes
-units from the host into the links. As a result, the collector, the commands, the leases and the states treat the worker
-like a child on this machine. If there is a dispatching process, which runs on this machine, another thread transmits
-its units.
+the links as usual. A carrier uses the ends that belong to the child, and copies units from and to the other machine. A
+thread of this module reads commands and words from the links for the worker's host, and writes units from the host into
+the links. As a result, the collector, the commands, the leases and the states treat the worker like a child on this
+machine. If there is a dispatching process, which runs on this machine, another thread transmits its units.
 
 All data from a host passes through the thread and the links of one worker, so that units of an earlier worker cannot
 reach the replacement.
@@ -254,8 +253,7 @@ class RemoteWorker(ChildProcess):
         self._carriers.append(carrier)
         lane = _Lane(0, actor, carrier, most, lambda: not self._is_killed)
         if lines.dispatched is not None:
-            # The worker sends only control words to the dispatching process, so the link `nothing` never contains a
-            # unit.
+            # The worker sends only control words to the dispatching process, so `nothing` never contains a unit.
             nothing, dispatched = Link(0, CONTROL_RING), lines.dispatched.shared
             from_dispatching = Carrier(dispatched, nothing, bells, setup.index, setup.dispatcher_index)
             self._carriers.append(from_dispatching)
@@ -437,8 +435,7 @@ def _ringing(lane: _Lane) -> Callable[[object], None]:
 
 
 def _differences(theirs: dict[str, str]) -> str:
-    """Returns a description of versions that must be equal on both machines but differ; an empty text if no versions
-    differ."""
+    """Describes the versions that must be equal on both machines but differ; an empty text if no version differs."""
     ours = versions()
     pairs = [(name, ours[name], theirs[name]) for name in ours if name in theirs]
     differ = [

@@ -139,8 +139,7 @@ class ChildSetup:
     #: The number of the worker in statistics, where the workers of all groups of the loader are numbered.
     number: int
     num_workers: int
-    #: `shards` contains the numbers of the shards that the child runs, and `num_shards` is the number of shards of all
-    #: workers.
+    #: `shards` contains the numbers of the child's shards, and `num_shards` is the number of shards of all workers.
     shards: range
     num_shards: int
     #: Whether this is the dispatching process.
@@ -265,8 +264,7 @@ class ChildLoop:
             The command; None if it did not arrive in time.
 
         Raises:
-            SystemExit: the memory of a link is damaged. The exit code tells the main process that the memory is
-                damaged.
+            SystemExit: the memory of a link is damaged. The exit code reports this damage to the main process.
         """
         try:
             return self.commands.receive(0, seconds or (IDLE if self.sender.tidy() else None))  # type: ignore[no-any-return]

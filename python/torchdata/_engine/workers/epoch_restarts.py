@@ -1,8 +1,7 @@
 """Resumes the replacements of a `DataLoader2`'s children from their newest snapshots.
 
-Role: runs in the main process. A replacement restores a snapshot, and replays the items that were received after this
-snapshot, like a loader that loads a state. After the main process has applied a function to the graphs, children are no
-longer replaced.
+Role: runs in the main process. A replacement restores a snapshot, and replays the items that were received after it.
+After the main process has applied a function to the graphs, children are no longer replaced.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ class EpochRestarts(Restarts):
 
     #: The current epoch; None before the first epoch.
     run: RestartableEpoch | None = None
-    #: Whether the main process has applied a function to the graphs. A replacement would lack the effect of a function
-    #: that was called.
+    #: Whether the main process has applied a function to the graphs, which a replacement would lack.
     has_called = False
     #: Children that finish an epoch without sending items, because all items of the epoch were received.
     _repeating: frozenset[int] = frozenset()

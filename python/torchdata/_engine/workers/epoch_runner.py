@@ -202,8 +202,7 @@ class EpochRunner:
     def _begin_epoch(
         self, seeds: Sequence[bytes], iter_reset_fn: Any, announced: int, starts: Sequence[Resumption]
     ) -> Any:
-        """Begins the epoch in each shard that this child runs. Returns an iterator, or a tuple of iterators if there
-        are several shards."""
+        """Begins the epoch in each shard of the child. Returns an iterator, or for several shards a tuple of them."""
         iterators = []
         for place, (seed, start) in enumerate(zip(seeds, starts, strict=True)):
             self.turns.enter(place)
@@ -222,8 +221,7 @@ class EpochRunner:
         with program.beginning_unread() if unread else nullcontext():
             iterator = program.go_on_from(start.content, start.strict)
             if unread:
-                # If a command is pending, `send_snapshot` returns early, and the pump sends the rest of the snapshot
-                # later.
+                # If a command is pending, `send_snapshot` returns early, and the pump completes the snapshot later.
                 self._announces = True
                 try:
                     self.sender.send_snapshot(place)
@@ -265,8 +263,7 @@ class EpochRunner:
         return True
 
     def _is_wanted_again(self) -> bool:
-        """In the dispatching process, waits until all workers have requested another pass. Returns False if a command
-        arrives that ends the epoch."""
+        """Returns whether all workers have requested another pass. Returns False if a command ends the epoch first."""
         if not self.setup.dispatches:
             return False
         self.counting.end()

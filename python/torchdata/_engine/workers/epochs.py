@@ -169,8 +169,7 @@ class Children(Group):
     def _await_snapshots(self) -> None:
         """Waits until each worker has begun the epoch with a snapshot, and replaces workers that exit or hang.
 
-        Without `on_timeout="restart"`, the wait ends after the timeout, and the next request for an item raises an
-        error.
+        Without `on_timeout="restart"`, the wait ends after the timeout, and the next read of an item raises an error.
         """
         hangs = None if self._restarts is None else self._restarts.hangs
         began = time.monotonic()
@@ -262,8 +261,7 @@ class Children(Group):
         return self._processes[child].where_it_stands(page)
 
     def _has_obeyed(self, index: int) -> bool:
-        """Waits briefly for the child to execute its last command. Returns whether the child has executed this
-        command."""
+        """Waits briefly for the child to execute its last command. Returns whether this command was executed."""
         members = self._members
         try:
             return members.commanders[index].wait_acknowledged(members.sent[index], GLANCE, self._look_at(index))

@@ -59,8 +59,7 @@ class Members:
         self._commands, self.program_class = commands, program_class
 
     def new_lines(self, indices: Sequence[int]) -> list[Lines]:
-        """Creates the links of the given children. Each child has a link for commands and links for items; workers may
-        also have a link for dispatched items.
+        """Creates the links of the given children: for commands, for sent items, and for dispatched items.
 
         The dispatching process sends items to all workers, so all workers receive new links together.
         """
@@ -129,8 +128,7 @@ class Members:
         return Sender([self.control(index)], self.bells, MAIN, [1 + index])
 
     def close_descriptors(self, indices: Sequence[int]) -> None:
-        """Closes the descriptors of the children's links. Must be called only after all processes have received
-        them."""
+        """Closes the descriptors of links. Must be called after all processes have received these descriptors."""
         for handle in [handle for index in indices for handle in self.setups[index].lines.all()]:
             handle.shared.close_descriptor()
 

@@ -166,8 +166,7 @@ class Restarts:
         return wanted
 
     def _ended(self, ended: Sequence[bool]) -> list[bool]:
-        """Returns for each worker whether all its shards have ended. `ended`: for each shard, whether the shard has
-        ended."""
+        """Returns for each worker whether all its shards have ended. `ended` contains this value for each shard."""
         members = self._members
         return [all(ended[shard] for shard in members.shards_of(worker)) for worker in range(members.num_workers)]
 
