@@ -1,4 +1,4 @@
-"""Maps the deep import paths of torchdata 0.9, which no longer exist, to the present names in one table.
+"""Maps the deep import paths of torchdata 0.9 that no longer exist to the present names.
 
 Role: makes code work that imports from inside torchdata (`from torchdata.datapipes.iter.util.cacheholder import
 InMemoryCacheHolderIterDataPipe`). A finder at the end of `sys.meta_path` creates an old module when it is first
@@ -20,8 +20,8 @@ from typing import Any
 _ITER, _MAP, _UTILS = "torchdata.datapipes.iter", "torchdata.datapipes.map", "torchdata.datapipes.utils"
 
 #: For each old module, the module that now defines its names, and the names. `XIterDataPipe`, `XMapDataPipe` and
-#: `XDataPipe` are now called `X`. An entry of the form `old=new` renames a name, all others are unchanged. In an entry
-#: like `old=module:new`, the module defines and uses the name, and setting the old name also sets the name there.
+#: `XDataPipe` are now called `X`. An entry of the form `old=new` renames a name; all other names are unchanged. In
+#: an entry like `old=module:new`, the module defines and uses the name, and setting the old name also sets this name.
 OLD_MODULES: dict[str, tuple[str, str]] = {
     "torchdata._constants": (
         "torchdata._engine.processes.shutdown",

@@ -53,7 +53,7 @@ SEEN = 0.5
 APART = 32 << 10
 #: The main process must stop sending units if this many bytes wait to be passed to the worker.
 FULL = 8 << 20
-#: On this machine, the wake-up words and the counter pages of both processes have these indices.
+#: The indices of the wake-up words and counter pages of the worker and of the dispatching process on this machine.
 WORKER, DISPATCHER = 1, 2
 
 
