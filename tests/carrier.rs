@@ -1,5 +1,5 @@
-//! Tests the carriers that copy messages between two copies of a link. Units of any size arrive unchanged and in order,
-//! with the number of their stream. Control words do not wait for units.
+//! Tests carriers, which copy units and control words between a link and its copy on another machine. Units of any size
+//! arrive unchanged and in order, with the number of their stream. Control words do not wait for units.
 
 #![cfg(not(loom))]
 #![allow(missing_docs)]
@@ -19,8 +19,8 @@ use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::process::board::BellBoard;
 use torchdata_core::protocol::Stream;
 
-/// A link and its copy on another machine, with a carrier on each machine, and a link in the opposite direction for
-/// control words.
+/// Both copies of a link between two machines, the carrier on each machine, and a link for control words in the
+/// opposite direction.
 struct Way {
     producer: Producer,
     consumer: Consumer,
@@ -54,7 +54,7 @@ fn bytes_of(buffer: &Buffer) -> Vec<u8> {
 /// The kind, the payload, the buffers and the digest of a received unit.
 type Taken = (u16, Vec<u8>, Vec<Vec<u8>>, u64);
 
-/// Transfers one frame. If the receiving link is full, the consumer reads units first, so that space becomes free.
+/// Transfers one frame. If the receiving link is full, the consumer takes units from it until the frame fits.
 fn carry(way: &mut Way, most: usize, taken: &mut Vec<Taken>) -> Option<Words> {
     let mut frame = Frame::default();
     let words = way.here.take(&mut frame, most).unwrap();

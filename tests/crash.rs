@@ -130,7 +130,8 @@ fn a_killed_producer_leaves_exactly_what_it_had_published() {
                 _ => assert_eq!(unit.inline, b"batch", "{point}"),
             }
         }
-        // If the producer was killed, returning leases has no effect, and remaining leases stay readable.
+        // The producer was killed, so nobody reuses returned blocks, and leased items stay readable without the
+        // receiver.
         drop(receiver);
         assert!(arrived[0].item() == item(0));
     }
@@ -160,7 +161,7 @@ fn a_child_exits_when_its_parent_is_killed() {
     let _alone = alone();
     let _watchdog = watchdog(30);
     let (link, bells) = open(ROOMY);
-    // The grandchild keeps its end of the pipe open until it exits.
+    // The grandchild inherits the pipe, so the pipe reaches its end only when the grandchild has exited.
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "middle_process", "--ignored", "--nocapture"]).stdout(Stdio::piped());
     let mut middle = Process(command.spawn().unwrap());

@@ -170,7 +170,7 @@ fn a_sleeper_that_leaves_does_not_consume_the_ring_of_another() {
     model(|| {
         let shared = Arc::new((Process::new(), AtomicU64::new(0)));
         let theirs = Arc::clone(&shared);
-        // The awaited value is already available when this thread checks it, so the thread returns without sleeping.
+        // The condition is already true when this thread checks it, so the thread returns without sleeping.
         let leaver = thread::spawn(move || {
             theirs.0.wait(|| true);
         });

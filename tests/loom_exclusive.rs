@@ -18,7 +18,7 @@ fn the_holder_has_exclusive_access_and_sees_the_previous_changes() {
         let count = Arc::new(Exclusive::new(UnsafeCell::new(0)));
         let add = |count: &Exclusive<UnsafeCell<u32>>| {
             let Some(held) = count.try_hold() else { return 0 };
-            // SAFETY: no other thread accesses the value, which loom verifies.
+            // SAFETY: no other thread accesses the value, which this loom model verifies.
             held.with_mut(|count| unsafe { *count += 1 });
             1
         };
@@ -30,7 +30,7 @@ fn the_holder_has_exclusive_access_and_sees_the_previous_changes() {
             .collect();
         let added: u32 = others.into_iter().map(|other| other.join().unwrap()).sum();
         assert!(added >= 2, "who is alone is not refused");
-        // SAFETY: no other thread accesses the value, which loom verifies.
+        // SAFETY: no other thread accesses the value, which this loom model verifies.
         let found = count.try_hold().expect("all have let go").with(|count| unsafe { *count });
         assert_eq!(found, added);
     });

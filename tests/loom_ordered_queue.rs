@@ -87,8 +87,8 @@ impl Shared {
         }
     }
 
-    /// Claims up to two submitted items at a time, until all items are claimed. After the first claim, gives the second
-    /// item back to the queue.
+    /// Claims up to two submitted items at a time, until the queue has no unclaimed item. The first time that two items
+    /// are claimed, the second item is given back to the queue.
     fn serve_some(&self) {
         let mut gives_back = true;
         while let Some((slots, items)) = self.queue.claim_some((1, 2), 1, |_| true, std::mem::take) {

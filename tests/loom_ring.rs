@@ -14,7 +14,7 @@ use torchdata_core::integrity::seal;
 use torchdata_core::link::cursor::{BIRTH, ConsumerCursor, ProducerCursor};
 use torchdata_core::sync::primitive::AtomicU64;
 
-/// A ring with slots that loom tracks. If two threads access a slot concurrently, loom reports an error.
+/// A ring with slots that loom checks. If two threads access a slot concurrently, loom reports an error.
 struct Ring {
     slots: Vec<UnsafeCell<u64>>,
     tail: AtomicU64,
@@ -36,9 +36,9 @@ impl Ring {
     }
 }
 
-// SAFETY: the cursors keep producer and consumer in different slots, which the model verifies.
+// SAFETY: the cursors prevent producer and consumer from using the same slot, which this loom model verifies.
 unsafe impl Sync for Ring {}
-// SAFETY: the cursors keep producer and consumer in different slots, which the model verifies.
+// SAFETY: the cursors prevent producer and consumer from using the same slot, which this loom model verifies.
 unsafe impl Send for Ring {}
 
 /// Sends units of the given lengths, with increasing numbers in their slots.
@@ -50,7 +50,7 @@ fn produce(ring: &Ring, lens: &[u64]) {
             thread::yield_now();
         }
         for place in cursor.tail()..cursor.tail() + len {
-            // SAFETY: the producer's cursor shows that the slot is free, which loom verifies.
+            // SAFETY: the producer's cursor shows that the slot is free, which this loom model verifies.
             ring.slot(place).with_mut(|slot| unsafe { *slot = next });
             next += 1;
         }
@@ -70,7 +70,7 @@ fn consume(ring: &Ring, count: u64, at_once: u64) {
         }
         for place in cursor.head()..cursor.head() + available {
             seen += 1;
-            // SAFETY: the consumer's cursor shows that the slot is published, which loom verifies.
+            // SAFETY: the consumer's cursor shows that the slot is published, which this loom model verifies.
             ring.slot(place).with(|slot| assert_eq!(unsafe { *slot }, seen));
         }
         cursor.release(&ring.head, available);

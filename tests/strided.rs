@@ -1,5 +1,5 @@
-//! Tests copies of elements that are not contiguous. For all kinds of layouts, the copy must equal the copy that a
-//! simple loop creates.
+//! Tests copies of elements that are not contiguous. For each layout, the copy must equal the copy that a simple loop
+//! creates.
 
 use proptest::prelude::*;
 use torchdata_core::strided::{Strided, memory_order};
@@ -68,8 +68,8 @@ fn arrays() -> impl Strategy<Value = Array> {
     let count = prop_oneof![3 => 1_usize..6, 1 => 30_usize..70, 1 => Just(0)];
     (size, prop::collection::vec((count, 0_isize..3, any::<bool>(), 0_isize..2), 0..5), any::<u64>()).prop_map(
         |(size, axes, seed)| {
-            // Creates the axes with random gaps and directions, beginning with the innermost axis. The axes are
-            // reordered at the end.
+            // The loop creates the axes from the innermost to the outermost, with random gaps and directions. The axes
+            // are reordered at the end.
             let mut next = size as isize;
             let mut laid: Vec<(usize, isize)> = Vec::new();
             for (count, gap, down, every) in axes {

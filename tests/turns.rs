@@ -1,5 +1,5 @@
-//! Tests how often a waiting thread yields. The thread always yields while yielding helps, and rarely while unrelated
-//! threads use the time.
+//! Tests how often a waiting thread yields. The thread must always yield as long as yields end its waits, and must
+//! rarely yield if unrelated threads use the time.
 
 use proptest::prelude::*;
 use torchdata_core::process::turns::Turns;
@@ -12,8 +12,9 @@ struct Waiter {
     turns: Turns,
     processes: usize,
     now: u64,
-    /// The total duration of all yields, and the number of waits in which the thread did not yield.
+    /// The total duration of all yields, in nanoseconds.
     given: u64,
+    /// The number of waits in which the thread did not yield.
     without: u64,
 }
 
@@ -22,8 +23,8 @@ impl Waiter {
         Self { turns: Turns::new(), processes: 3, now: 5 * MILLI, given: 0, without: 0 }
     }
 
-    /// Waits once. If `helps` is given, the awaited value arrives during the yield with this number. Each yield lasts
-    /// `turn` nanoseconds. If no yield ends the wait, the thread sleeps for `sleep` nanoseconds.
+    /// Waits once. If `helps` is given, the yield with this number ends the wait. Each yield lasts `turn` nanoseconds.
+    /// If no yield ends the wait, the thread sleeps for `sleep` nanoseconds.
     fn wait(&mut self, turn: u64, helps: Option<u32>, sleep: u64) {
         let turns = self.turns.begin(self.now);
         self.without += u64::from(turns == 0);
@@ -132,9 +133,9 @@ fn yields_resume_when_the_unrelated_thread_is_gone() {
 }
 
 proptest! {
-    /// In any sequence of yields, work and sleeps, yields to unrelated threads take at most one eighth of the time,
-    /// plus a fixed maximum. Yields of up to one millisecond are not counted, because an unrelated thread uses the core
-    /// for several milliseconds.
+    /// In any sequence of yields, work and sleeps, the thread gives at most one eighth of the time, plus a fixed
+    /// maximum, to unrelated threads. Yields of up to one millisecond are not counted, because an unrelated thread uses
+    /// the core for several milliseconds.
     #[test]
     fn the_time_of_unrelated_threads_is_bounded(
         waits in prop::collection::vec((0_u64..10, any::<bool>(), 0_u64..2_000, 0_u64..2_000), 1..2_000)

@@ -1,8 +1,8 @@
-"""Pickles that are kept in memory up to a maximum size. If a pickle is larger, only its size is measured.
+"""Keeps pickles in memory up to a maximum size. If a pickle is larger, only its size is measured.
 
-Role: provides `pickle_file`, to which the pickling functions of this package write. Inside a `bounded` context, the
-bytes of all pickles are counted. Once there are too many bytes, the pickles are no longer stored, but only measured.
-The `bounded` contexts of several threads are independent.
+Role: all pickling functions of this package write to the file that `pickle_file` provides. Inside a `bounded` context,
+the bytes of all pickles are counted. Once there are too many bytes, the pickles are no longer stored, but only
+measured. The `bounded` contexts of several threads are independent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LimitedFile:
 
     Attributes:
         content: the bytes.
-        left: the number of further bytes that fit.
+        left: the number of bytes that still fit into the file.
     """
 
     def __init__(self, most: int) -> None:
@@ -77,7 +77,7 @@ class _BoundedFile(io.BytesIO):
 
 @contextmanager
 def bounded(most: int | None) -> Iterator[None]:
-    """Context in which pickles are kept only while they have at most `most` bytes together; None for no limit.
+    """A context manager. Pickles are kept only while they have at most `most` bytes together; None for no limit.
 
     If the pickles have more bytes, they are incomplete, and TooLargeError is raised at the end of the context.
     """
@@ -96,9 +96,9 @@ def bounded(most: int | None) -> Iterator[None]:
 
 @contextmanager
 def pickle_file() -> Iterator[io.BytesIO]:
-    """Context with a file for one pickle. If too many bytes were written, the file is empty.
+    """A context manager that provides a file for one pickle. If too many bytes were written, the file is empty.
 
-    If the context ends with an exception, the bytes of the file do not count.
+    If an exception ends the context, the bytes of the file are not counted.
     """
     bound = _bound.get()
     if bound is None:

@@ -32,8 +32,8 @@ import cloudpickle
 
 from torchdata._bounded_pickles import pickle_file
 
-#: Maps each class to the results of `_check`: sets of attribute names that `_check` has found to be pickled completely.
-#: A class is mapped to None if its objects need no check.
+#: Maps each class to sets of attribute names. `_check` has found that pickles contain all attributes in these sets. A
+#: class is mapped to None if its objects need no check.
 _seen: WeakKeyDictionary[type, set[frozenset[str]] | None] = WeakKeyDictionary()
 
 
@@ -87,8 +87,8 @@ def dumps(obj: Any) -> bytes:
 
 #: The type of the object that `lazy import` binds to a name until the name is used (Python 3.15).
 _LAZY_IMPORT = getattr(types, "LazyImportType", None)
-#: The type of an annotation in a dataclass that cannot be evaluated (Python 3.14). A `ForwardRef` refers to the
-#: dataclass and to variables that pickle may not support.
+#: The type that stands for an annotation in a dataclass that cannot be evaluated (Python 3.14). A `ForwardRef` refers
+#: to the dataclass and to variables that pickle may not support.
 _FORWARD_REFERENCE = typing.ForwardRef if sys.version_info >= (3, 14) else None
 
 
@@ -153,7 +153,7 @@ def _annotations_as_text(function: FunctionType) -> dict[str, str]:
 
 
 def _reduced_error(error: BaseException) -> Any:
-    """For `reducer_override`, returns how to pickle an exception if its class has a constructor in Python.
+    """Returns how to pickle an exception (for `reducer_override`) if the constructor of its class is written in Python.
 
     By default, unpickling calls the constructor with `error.args`. If the constructor has other parameters, unpickling
     would raise an error or change the message. With the returned form, unpickling sets arguments and attributes without

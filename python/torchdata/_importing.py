@@ -1,7 +1,7 @@
-"""Late imports: calls a function right after a module was imported, and protects imports from concurrent forks.
+"""Calls a function right after a module was imported, and protects imports from concurrent forks.
 
-Role: the package does not import NumPy or PyTorch itself. Once other code has imported NumPy or PyTorch, this package
-seeds the generators of the library, and registers classes with it. The finder also publishes modules of this package
+Role: the package does not import NumPy or PyTorch itself. After other code has imported NumPy or PyTorch, this package
+seeds the library's random generators, and registers classes there. The finder also publishes modules of this package
 that are imported only when they are used. The finder is at the front of `sys.meta_path`, and is removed when no module
 is awaited. If an arriving item contains arrays or tensors, the engine imports NumPy or PyTorch at an arbitrary time,
 possibly while another thread forks. The code runs in the process and thread that imports. This module owns the finder.
@@ -61,8 +61,8 @@ class _WaitingFinder:
     def install_or_leave(self) -> None:
         """Adds the finder to `sys.meta_path` if a module is awaited, and otherwise removes the finder.
 
-        `sys.meta_path` is replaced by a new list. If the old list were changed during an import in another thread, that
-        import could skip a finder.
+        This method creates a new list, because an import in another thread could skip a finder if the old list were
+        changed.
         """
         others = [finder for finder in sys.meta_path if finder is not self]
         awaited = any(self.calls.values())

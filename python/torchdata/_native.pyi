@@ -1,4 +1,4 @@
-"""Types of the extension module (see rust/py/src)."""
+"""Type stubs for the extension module (see rust/py/src)."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from os import PathLike
@@ -173,7 +173,7 @@ class TimedCall:
 
 @final
 class FilterIterator(Iterator[Any]):
-    """`filter(predicate, source)` for predicates that return a bool."""
+    """Implements `filter(predicate, source)` for predicates that return a bool."""
     def __new__(
         cls,
         source: Iterable[Any],
@@ -200,7 +200,7 @@ class SequenceIterator(Iterator[Any]):
 
 @final
 class ShareIterator(Iterator[Any]):
-    """Yields runs of a source's items, and skips the items between them."""
+    """Yields runs of consecutive items of a source, and skips all items between these runs."""
     def __new__(cls, source: Iterator[Any], before: int, left: int, between: int, run: int) -> Self: ...
     def __next__(self) -> Any: ...
 
@@ -217,7 +217,7 @@ class Link:
 
 @final
 class BellBoard:
-    """The bells of all processes of one loader."""
+    """The wake-up words of all processes of one loader."""
     def __new__(cls, count: int) -> Self: ...
     @staticmethod
     def attach(fd: int) -> BellBoard: ...
@@ -226,10 +226,10 @@ class BellBoard:
 
 @final
 class Carrier:
-    """Copies units and words between two local links, one per direction, and their copies on another machine."""
+    """Copies units and words between two local links (one per direction) and the links' copies on another machine."""
     def __new__(cls, inbound: Link, outbound: Link, board: BellBoard, own: int, peer: int) -> Self: ...
     def take(self, most: int) -> tuple[list[int] | None, list[bytes | LeasedBuffer]]:
-        """Returns the link's shared words (None if unchanged), and the units as a head and large buffers."""
+        """Returns the link's shared words (None if unchanged), and a list: a header of all units, and large buffers."""
     def put(self, frame: Sequence[Any]) -> bool: ...
     def put_words(self, words: Sequence[int]) -> None: ...
     def wait(self, seconds: float, units: bool, lacks: bool) -> None: ...
@@ -249,7 +249,7 @@ class StatsBoard:
     @property
     def full(self) -> bool: ...
     def count_items(self, iterator: SharedIterator | HandingIterator, page: int, pipe: int) -> None:
-        """Counts and times the items of an epoch, from the next item on, for a pipe on the main process's page."""
+        """Counts and times the items that a pipe yields from now on, on the main process's page of counters."""
     def made(self) -> tuple[int, int]: ...
     def adopt(self, page: int, role: int, number: int) -> None: ...
     def bind(
@@ -293,12 +293,12 @@ class Obedience:
     @property
     def runs(self) -> bool: ...
     def obey(self, kind: str, number: int) -> tuple[Literal["leave", "run", "apply", "skip", "end"], bool, bool]:
-        """Returns the step for a command, and whether to acknowledge the command before it and after it."""
+        """Returns the step for a command, and whether to acknowledge the command before and after this step."""
     def leave(self) -> None: ...
 
 @final
 class Replacing:
-    """Decides which children of a loader are replaced when children exit, and when replacing them is given up."""
+    """Decides which children of a loader are replaced after an exit, and when the loader gives up."""
     def __new__(cls, workers: int, dispatches: bool) -> Self: ...
     def begin(self) -> None: ...
     def rests(self, child: int) -> bool: ...
@@ -306,13 +306,13 @@ class Replacing:
     def judge(
         self, child: int, process: int, epoch: int, received: Sequence[int], halted: bool
     ) -> tuple[int, bool, bool]:
-        """Returns how many processes have exited at this item, whether this exit is new, and whether it is final."""
+        """Counts an exit. Returns the exits at this item, whether this exit is new, and whether to give up."""
     def item_of(self, child: int, received: Sequence[int]) -> int: ...
     def repeats(self, child: int, ended: Sequence[bool]) -> bool: ...
 
 @final
 class Exchange:
-    """The variables and the memory of generators that the shards of a process exchange."""
+    """Exchanges the global variables and random generators of the shards that run in one process."""
     def __new__(
         cls,
         expected: Sequence[tuple[Any, str, Any]],
@@ -322,7 +322,7 @@ class Exchange:
     def is_current(self) -> bool: ...
 
 class SavedGlobals:
-    """The variables and generators of a shard while another shard runs."""
+    """The variables and random generators of a shard while another shard runs."""
     def __new__(cls) -> Self: ...
     @property
     def is_away(self) -> bool: ...
@@ -450,7 +450,7 @@ class Collector:
 
 @final
 class ItemStream(Iterator[Any]):
-    """An iterator over the items that a `Collector` receives in one epoch, or in one pass of a worker's share."""
+    """An iterator over the items that a `Collector` receives in one epoch, or in one pass of dispatched items."""
     def __next__(self) -> Any: ...
     def next_into(self, hand: list[Any]) -> None: ...
 
@@ -535,7 +535,7 @@ class ReadAheadQueue:
 
 @final
 class ReadAheadHold:
-    """A hold on a queue. No thread begins an item before all holds are released."""
+    """A hold on a queue. As long as a hold exists, no thread begins another item."""
     def wait(self, seconds: float) -> bool: ...
     def release(self) -> None: ...
 
@@ -583,7 +583,7 @@ class GzipReader:
 
 @final
 class TFRecordReader(Iterator[Any]):
-    """The examples in a stream of TFRecords, as dicts."""
+    """Yields the examples in a stream of TFRecords, as dicts."""
     def __new__(
         cls,
         read: Callable[[int], Any],

@@ -1,11 +1,11 @@
-"""The deep import paths of torchdata 0.9, in one table: modules that no longer exist, and the present names.
+"""Maps the deep import paths of torchdata 0.9 that no longer exist to the present names.
 
 Role: makes code work that imports from inside torchdata (`from torchdata.datapipes.iter.util.cacheholder import
 InMemoryCacheHolderIterDataPipe`). A finder at the end of `sys.meta_path` creates an old module when it is first
 imported. Python asks this finder only if no file with that name exists. When code uses a name of an old module, the
 name is looked up at its present location. The table contains private names if public code imports or patches them.
-Patching an old name also patches the present name if the table contains a colon for the name. The code runs in any
-process that imports the package.
+Patching an old name also patches the present name if the name's entry in the table contains a colon. The code runs in
+any process that imports the package.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 _ITER, _MAP, _UTILS = "torchdata.datapipes.iter", "torchdata.datapipes.map", "torchdata.datapipes.utils"
 
 #: For each old module, the module that now defines its names, and the names. `XIterDataPipe`, `XMapDataPipe` and
-#: `XDataPipe` are now called `X`. Other names are unchanged, unless the entry has the form `old=new`. In an entry like
-#: `old=module:new`, the module defines and uses the name, and setting the old name also sets the name in that module.
+#: `XDataPipe` are now called `X`. An entry of the form `old=new` renames a name; all other names are unchanged. In
+#: an entry like `old=module:new`, the module defines and uses the name, and setting the old name also sets this name.
 OLD_MODULES: dict[str, tuple[str, str]] = {
     "torchdata._constants": (
         "torchdata._engine.processes.shutdown",
@@ -162,7 +162,7 @@ class _OldModule(ModuleType):
     """An old module. Deleting a name that was also set in its present module restores the previous value.
 
     `unittest.mock` and pytest end a patch by deleting the name, if the module's dictionary did not contain the name
-    before. In this class, the deletion restores the value in the present module.
+    before. Deleting a name of such a module restores the value in the present module.
     """
 
     def __init__(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Optional libraries: imported when they are used, with an error that names the extra if they are missing.
+"""Imports optional libraries when they are needed, and raises an error that names the extra if a library is missing.
 
 Role: the package imports optional libraries only through `optional_import`. The code runs in the process that builds or
 iterates the pipe. The module keeps no state.

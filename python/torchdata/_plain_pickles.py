@@ -22,7 +22,7 @@ from torchdata._native import check_plain_pickle
 #: A function that creates a value of plain data, and its arguments.
 _Made = tuple[Callable[..., Any], tuple[Any, ...]]
 
-#: For each class, a function that returns the replacement for an instance; None if the instance is not plain.
+#: For each class, a function that returns how to recreate an instance, or None if the instance is not plain data.
 _known: dict[type, Callable[[Any], _Made | None]] = {}
 #: The functions that a pickle may refer to, by module and name.
 _makers: dict[tuple[str, str], Callable[..., Any]] = {}
@@ -39,7 +39,7 @@ def register(kind: type, parts: Callable[[Any], _Made | None], *makers: Callable
 
     Args:
         kind: the class.
-        parts: a function that returns how to recreate an equal instance, or None if an instance is not plain data.
+        parts: a function that returns what recreates an equal instance: a function and its arguments, or None.
         makers: all functions to which the result of `parts` may refer. A malicious pickle may pass any arguments.
     """
     _known[kind] = parts

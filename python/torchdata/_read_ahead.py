@@ -1,9 +1,9 @@
-"""Threads that read ahead, and the queue between them and the consumer of their results.
+"""Threads that read ahead, and the queue between these threads and the consumer of their results.
 
-Role: `ReadAhead` is the data of one iteration's threads. Pipes, nodes and StatefulDataLoader derive their own classes
-from `ReadAhead`. `ReadAhead` has no reference to the pipe or to the consumer's end of the queue, so that the threads
-end when these objects are freed. The queue is written in Rust. The queue returns the results in order, stores
-positions, can be held, and implements waiting and closing.
+Role: a `ReadAhead` contains the data that the threads of one iteration share. Pipes, nodes and StatefulDataLoader
+derive their own classes from `ReadAhead`. `ReadAhead` has no reference to the pipe or to the consumer's end of the
+queue, so that the threads end when these objects are freed. The queue, which is written in Rust, returns the results in
+order, stores positions, and implements suspending, waiting and closing.
 
 `close` makes each thread end after its current call, and callers choose how long to wait. The threads are daemons, and
 are stopped when the interpreter exits. A forked child does not have the threads of its parent.
@@ -25,7 +25,7 @@ class ReadAhead:
     """The queue of one iteration, and its threads.
 
     Args:
-        capacity: the maximum number of items that are taken and not yet returned.
+        capacity: the maximum number of items that were read from the source but were not returned yet.
         **options: arguments of the queue: `in_order`, `keeps`, `when_closed` and `place`.
     """
 

@@ -12,7 +12,7 @@ import itertools
 import re
 from typing import Any
 
-#: The replacement for a secret; in URLs, which do not allow this character, three asterisks.
+#: `HIDDEN` replaces a secret in a text. `_IN_URL` replaces a secret in a URL, because URLs do not allow `…`.
 HIDDEN, _IN_URL = "…", "***"
 
 #: Words in a name that always announce a secret.
@@ -28,7 +28,7 @@ _SOFT = frozenset(
     ["config", "header", "headers", "kwargs", "options", "params", "private", "profile", "session", "token", "tokens"]
     + ["url", "user"]
 )
-#: Parts of names that are written as a single word.
+#: Parts of names that announce a secret even within a longer word.
 _INSIDE = re.compile(r"passw|secret|credential|api_?key|access_?key|authoriz|authtoken|signature|connection_?str")
 #: Words that, followed by `key`, name a secret. `key` alone may be the name of a function or of a harmless value.
 _KEYS = frozenset(

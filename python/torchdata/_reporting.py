@@ -1,4 +1,4 @@
-"""Tracebacks and notes of exceptions: users see only their own frames, and the origin of the exception.
+"""Shortens tracebacks and adds notes, so that users see only their own frames and the origin of an exception.
 
 Role: pipes, the loader and the workers share this module. The module `datapipes/_pipe/explaining` adds the name of the
 pipe. The code runs in the process and thread that raised the exception. The module keeps no state: the exception itself
@@ -69,8 +69,8 @@ def begin_at(place: tuple[str, int, str]) -> None:
 def warn_outside(message: str, category: type[Warning] = UserWarning) -> None:
     """Warns at the line of the program that called this package.
 
-    In a worker, the warning refers to the line that started the process. If the process was forked, the line is on the
-    stack, below `multiprocessing`.
+    In a worker, the warning refers to the line that started the process. In a forked process, this line is also on the
+    stack, below the frames of `multiprocessing`.
     """
     frame, level = _outside()
     if _begun_at is None or frame.f_back is not None:
@@ -136,7 +136,7 @@ def _scalars(row: dict[Any, Any]) -> str | None:
 
 
 def key_of(item: Any) -> str | None:
-    """Returns the key or path of an item that is a key or path itself, begins with one or has a `__key__`.
+    """Returns the key or path of an item, which is the item itself, its first element or its `__key__`.
 
     A row without a `__key__` is named by its scalar columns. Returns None for an item without a key, path or column.
     """
@@ -204,7 +204,7 @@ def represented(datapipe: Any) -> str:
         words = repr(datapipe)
     except Exception:
         return name
-    # outside of the `try`, so that an exception of a signal handler is not lost
+    # this line is outside of the `try`, because the `except` would swallow an exception of a signal handler
     return name if words == name else redacted(words)
 
 
@@ -215,7 +215,7 @@ def name_of(datapipe: Any) -> str:
 
 
 def with_function(pipe: Any) -> str:
-    """Returns the class of a pipe or node, with the user's function that it calls, if there is one."""
+    """Returns the class name of a pipe or node, followed by the user's function that it calls (in parentheses)."""
     name = type(pipe).__qualname__
     for attribute, function in vars(pipe).items():
         if attribute.endswith("fn") and callable(function):

@@ -1,4 +1,4 @@
-"""Signatures of functions, without errors for annotations that cannot be evaluated.
+"""Determines the signatures of functions, without errors for annotations that cannot be evaluated.
 
 Role: replaces `inspect.signature`, which evaluates annotations from Python 3.14 on and raises NameError for a name that
 is imported under `if TYPE_CHECKING:`.

@@ -1,25 +1,25 @@
-"""Iterables that save their own positions: the protocol, and a reader for successive epochs. All loaders share this
-module.
+"""Defines the protocol of iterables that save their own positions, and a reader for successive epochs of such an
+iterable. All loaders share this module.
 
-Role: runs where an iterable is read. A `StatefulStream` owns the iterator, and the user's code owns the iterable.
+Role: runs in the process that reads an iterable. The user's code owns the iterable, a `StatefulStream` the iterator.
 
 An iterable may report its position at any time, but the position is only correct while the current epoch is being read.
-Until the first line of its generator has run, an iterable reports the position where the last epoch was left, even if a
-state was loaded since. For this reason, the stream uses the iterable's own state only after an item was requested.
-Before the first item, the position is the loaded position, or the position where the last epoch was left.
+If `__iter__` is a generator function, the iterable reports the position where the last epoch was left until an item is
+requested, even if a state was loaded. Therefore, the stream uses the iterable's own state only after an item was
+requested. Before that, the stream's position is the loaded position, or the position where the last epoch was left.
 
 `load_state_dict` restores a position within an epoch. A position between two epochs is reached as in the saved run: the
 iterable is moved to the position where the last epoch was left, takes one step (which ends that epoch, or yields an
-item that is dropped), and is then iterated a second time. As a result, the iterable's own counters (epochs, draws of a
-generator) are the same as in the saved run. Some iterables continue in the next iteration where the last iteration
-stopped. For an iterable that continues, the dropped item would be lost, so the position is loaded a second time.
+item that is dropped), and is then iterated a second time. As a result, the iterable counts epochs and random draws as
+in the run that saved the state. Some iterables continue in the next iteration where the last iteration stopped. If an
+iterable continues in this way, the dropped item would be missing, so the position is loaded a second time.
 
-Some iterables, such as those of Hugging Face, apply a loaded state in each later iteration instead of only once. To
-detect an iterable that applies a state repeatedly, the stream compares the state after the first item of a new epoch
-with the state after the first item that followed the load. If both states are equal, the stream loads the iterable's
-initial state and restarts the epoch. Other iterables prepare the next epoch as soon as an epoch ends. If a state was
-saved at the end of an epoch, but the step yields an item, the iterable has prepared the next epoch, and the state is
-loaded a second time.
+Some iterables, such as those of Hugging Face, apply a loaded state in each later iteration instead of only once. The
+stream detects an iterable that applies a state repeatedly by comparing two states: the state after the first item of a
+new epoch, and the state after the first item that followed the load. If both states are equal, the stream loads the
+iterable's initial state and restarts the epoch. Other iterables prepare the next epoch as soon as an epoch ends. If a
+state from the end of an epoch was loaded, but the next step yields an item, the iterable has prepared the next epoch.
+In this case, the stream loads the state a second time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from torchdata._signatures import signature_of
 
-#: Placeholders: one for a state that was not requested or is not available, and one for the end of an iteration.
+#: `_UNKNOWN` stands for a state that was not requested or is not available, and `_END` for the end of an iteration.
 _UNKNOWN, _END = object(), object()
 
 #: Types of immutable values.
@@ -142,7 +142,7 @@ class StreamState(NamedTuple):
     """The position of an iterable.
 
     Args:
-        own: the state of the iterable; None if it has none.
+        own: the state of the iterable; None if the iterable has no state.
         inner: the state of its iterator, if the iterator is another object; None if the iterator has no state.
         started: whether an item of the epoch was requested.
         ended: whether the epoch is over. Before an item of the epoch is requested, `ended` refers to the previous
@@ -175,21 +175,21 @@ class StatefulStream:
         self._iterable = iterable
         self._prepare = prepare
         self._is_exact = is_exact
-        #: The iterator of the iterable. The first item is read through the iterator that `begin` or `go_to` returns.
+        #: The iterator of the iterable. The consumer reads through the iterator that `begin` or `go_to` returns.
         self.iterator: Any = iter(())
         #: Whether an item of this epoch was requested, and whether this epoch is over.
         self.started = self.ended = False
         #: `_unread`: no item was requested since an epoch began or a state was loaded. `_loaded`: a state within an
-        #: epoch was loaded. `_turns`: a position between two epochs must be reached before the next item.
+        #: epoch was loaded. `_turns`: the iterable must still be moved to a loaded position between two epochs.
         self._unread, self._loaded, self._turns = True, False, False
-        #: `_base` is the state of the iterable and its iterator, and is valid while `_unread` is True. `_follows_end`
-        #: is whether the previous epoch was over when this state was taken.
+        #: `_base` is a pair of the iterable's state and its iterator's state, which is valid while `_unread` is True.
+        #: `_follows_end` is whether the previous epoch had ended when `_base` was taken.
         self._base: Any = _UNKNOWN
         self._follows_end = False
         #: Whether the iterable has loaded no state and returned no item.
         self._is_untouched = True
-        #: Three states of the iterable: before its first iteration (None until then), after its very first item, and
-        #: after the first item that followed the last load. `_after_load` is unknown once a later epoch has begun.
+        #: States of the iterable: `_pristine` before its first iteration, `_after_first` after its very first item, and
+        #: `_after_load` after the first item since the last load (`_UNKNOWN` once a later epoch has yielded an item).
         self._pristine: Any = None
         self._after_first: Any = _UNKNOWN
         self._after_load: Any = _UNKNOWN
@@ -285,7 +285,7 @@ class StatefulStream:
             give(self._iterable, own)  # `iter` has moved the iterable to the beginning
 
     def _arrive(self) -> None:
-        """Reaches the loaded position, if this step was postponed until an item is requested."""
+        """Moves the iterable to the loaded position between two epochs, unless it is already there."""
         if not self._turns:
             return
         is_end = self.ended or self._follows_end
@@ -305,11 +305,11 @@ class StatefulStream:
 
         Some iterables continue at the loaded position in the next iteration. For an iterable that continues, the
         position is loaded a second time, because the method has read items to determine the kind of iterable. All other
-        iterables begin the next iteration at the start, after one step has made them apply the position. To determine
-        the kind, the method compares the state after one step and the first item of a new iteration with the state
-        after two steps. If both states are equal, the iterable continues at the loaded position.
+        iterables begin the next iteration at the start, after one step has made them apply the position. To distinguish
+        both kinds, the method compares two states: after one step and the first item of a new iteration, and after two
+        steps from the loaded position. If both states are equal, the iterable continues at the loaded position.
 
-        Returns the item of the last step.
+        Returns the item that the last step has yielded, or `_END`.
         """
         item = self._step()
         if item is _END or not is_stateful(self._iterable):
@@ -327,7 +327,7 @@ class StatefulStream:
         return item if continues else self._step()
 
     def _step(self) -> Any:
-        """Makes a loaded iterable apply its position. Returns the first item after the loaded position."""
+        """Requests the first item after the loaded position, which makes the iterable apply this position."""
         item: Any = _END
         if self._base is not _UNKNOWN and self._base[1] is not None and not self._loaded:
             return item  # an iterator with a state has applied the position
@@ -337,11 +337,11 @@ class StatefulStream:
         return item
 
     def _is_first(self, item: Any) -> bool:
-        """Returns whether a step has returned the first item of an epoch. The iterator yields such a first item a
-        second time.
+        """Returns whether a step has returned the first item of an epoch. In this case, the stream's iterator yields
+        this item again, so that it is not lost.
 
-        Some iterables treat a position before the first item like a position within an epoch, some like one between
-        epochs.
+        Some iterables treat a position before the first item as a position within an epoch, whereas others treat it as
+        the end of the previous epoch.
         """
         if item is _END or self._after_first is _UNKNOWN or not is_same(self._base, self._pristine):
             return False

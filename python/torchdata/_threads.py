@@ -1,4 +1,4 @@
-"""Threads of this package: starts them, with a clear error if the system cannot, and ends them at interpreter exit.
+"""Starts the threads of this package, with a clear error on failure, and ends the threads at interpreter exit.
 
 Role: ends the threads at exit, because a daemon thread that still runs foreign code could crash the process. Code that
 starts threads registers a `Work` object that ends the threads. At exit, the main thread closes all `Work` objects, and
@@ -27,7 +27,7 @@ AFTER_FORK = (
     "with start method 'fork' the usual cause is a library whose threads do not survive a fork (JAX, PyAV, obstore, "
     "polars, lance, numba's OpenMP layer): use multiprocessing_context='forkserver'"
 )
-#: The remedy for a child that hangs.
+#: The part of a message that explains what to do if a child hangs.
 AT_HANGS = "`timeout=` makes that an error, and `on_timeout='restart'` replaces the process"
 
 #: The number of seconds that interpreter exit waits for all threads together.
@@ -48,8 +48,8 @@ class Latch:
 
     def __init__(self) -> None:
         self._is_set = False
-        #: A lock that is released once the flag is set. A `SimpleQueue` is unsuitable, because its waits in CPython
-        #: 3.11 may miss their end on a busy machine.
+        #: A lock that `set` releases, and that each waiting thread acquires. A `SimpleQueue` is unsuitable, because its
+        #: waits in CPython 3.11 may miss their end on a busy machine.
         self._gate = threading.Lock()
         self._gate.acquire()
 
@@ -74,8 +74,8 @@ class Latch:
             if left <= 0:
                 return False
             if self._gate.acquire(timeout=left):
-                # opens the lock for the next waiting thread; if Ctrl-C prevents this, waiting threads check the flag
-                # themselves
+                # passes the lock to the next waiting thread; if Ctrl-C prevents this, that thread sees the flag at its
+                # next check
                 self._open()
         return True
 
@@ -103,7 +103,7 @@ class Work(Protocol):
 #: References to `Work` objects with threads that must end at interpreter exit, by the object's id. A WeakSet is
 #: unsuitable, because it runs Python code when an object is freed, and a KeyboardInterrupt in this code would be lost.
 _running: dict[int, weakref.ref[Any]] = {}
-#: Entries of freed objects are removed when there are this many entries.
+#: When `_running` has this many entries, the entries of freed objects are removed.
 _full = 64
 
 

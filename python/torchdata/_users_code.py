@@ -1,7 +1,7 @@
 """Finds the user's code that creates the samples of a dataset: `Photos.__getitem__`, `train.py:12`.
 
-Role: pure functions for statistics, exception notes and logs, in the process that reads the dataset. The functions look
-through classes of PyTorch and of this package that wrap other datasets, such as `Subset` and `SequenceWrapper`.
+Role: pure functions for statistics, exception notes and logs, in the process that reads the dataset. The functions also
+find datasets that are wrapped by classes of PyTorch or of this package, such as `Subset` and `SequenceWrapper`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class UsersCode:
 
 
 def codes_of_dataset(dataset: Any, methods: tuple[str, ...]) -> list[UsersCode]:
-    """Returns the user's code that creates the samples of a dataset, outermost function first. If a class
-    has several of `methods`, only the first is used."""
+    """Returns the user's code that creates the samples of a dataset, outermost function first. If a class has several
+    of the methods in `methods`, only the first of them is used."""
     found: list[UsersCode] = []
     waiting, seen = [dataset], 0
     while waiting and seen < _DEEPEST:
@@ -68,7 +68,7 @@ def codes_of_dataset(dataset: Any, methods: tuple[str, ...]) -> list[UsersCode]:
 
 
 def _is_wrapper(kind: type) -> bool:
-    """Returns whether a class only reads from other datasets."""
+    """Returns whether a class belongs to PyTorch or this package, so that it only wraps other datasets."""
     return kind.__module__.partition(".")[0] in ("torch", "torchdata")
 
 

@@ -1,4 +1,4 @@
-"""The version of this package, and warnings for environments with upstream's torchdata in the same folder.
+"""Contains the version of this package, and warns if upstream's torchdata is installed in the same folder.
 
 Role: `torchdata-rs` and upstream's `torchdata` use the same folder, so pip silently overwrites files of the package
 that was installed first. The top-level package and its four public packages run the checks of this module on import.

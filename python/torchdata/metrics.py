@@ -40,7 +40,7 @@ class PrometheusCollector:
         self._lock = threading.Lock()
 
     def describe(self) -> Iterable[Any]:
-        """Returns the metric families without measuring. The registry calls this method when the collector is
+        """Returns the metric families without their values. The registry calls this method when the collector is
         registered."""
         return list(self._families().values())
 

@@ -129,7 +129,7 @@ impl Sender {
     fn part(&mut self, buffer: &[u8]) -> Result<Part, Corrupted> {
         loop {
             if let Some(block) = self.end.allocate(buffer.len())? {
-                // SAFETY: the block is at least as long as the buffer, and no other code uses it yet.
+                // SAFETY: the block is at least as long as the buffer, and no other code uses the block yet.
                 unsafe { std::ptr::copy_nonoverlapping(buffer.as_ptr(), block.as_mut_ptr(), buffer.len()) };
                 return Ok(Part::Block(Arc::new(block)));
             }

@@ -4,9 +4,9 @@
 //! Up to two frames are in transit in each direction. A frame contains copies of the control words, and all units that
 //! wait to be sent when the frame is created. The receiver stores control words as soon as their frame arrives.
 //! Received units wait until the link has space, because the reader of the link may be waiting for a control word
-//! instead of reading units. A worker may exit while its host still transfers the worker's units. The host may also
-//! exit while frames are in transit, and the main process may detect this exit before the frames arrive. The
-//! replacement of a worker has new links, so frames of the replaced worker cannot reach the replacement.
+//! instead of reading units. A worker may exit while its host still transfers the worker's units. A host may exit while
+//! frames are in transit, and the main process may detect this exit before these frames arrive. The replacement of a
+//! worker has new links, so frames of the replaced worker cannot reach the replacement.
 
 use std::collections::VecDeque;
 
@@ -27,8 +27,8 @@ pub struct Up {
     words: Said,
 }
 
-/// A worker's control words: the acknowledgement, and the number of the epoch if the worker is waiting for dispatched
-/// items.
+/// A worker's control words: the number of the acknowledged call, and the number of the epoch if the worker is waiting
+/// for dispatched items.
 type Said = (bool, u32);
 
 /// A frame from the main process to a worker.
@@ -46,14 +46,15 @@ pub struct Carrier {
     order: u64,
     up: VecDeque<Up>,
     down: VecDeque<Down>,
-    /// Two queues for a full link: units that have arrived in the main process, and commands that have arrived at the
-    /// host.
+    /// Queues for full links: `arrived` contains units that have arrived in the main process, and `to_tell` contains
+    /// commands that have arrived at the host.
     arrived: VecDeque<Unit>,
     to_tell: VecDeque<Ordered>,
-    /// The control words in the last frame to the worker: the order word, the grant, and the count of the grant.
+    /// The control words in the last frame that was sent to the worker: the order word, the grant, and the count of the
+    /// grant.
     told: (u64, u64, u32),
     said: Said,
-    /// Whether the main process's copy of the link contains the acknowledgement.
+    /// Whether the acknowledgement has reached the main process's copy of the link.
     acknowledged: bool,
     /// Whether the host has exited.
     is_cut: bool,
@@ -212,7 +213,7 @@ impl World {
     }
 }
 
-// ---- the protocol is correct between machines -----------------------------------------------------------------------
+// ---- the protocol is correct if workers are on other machines -------------------------------------------------------
 
 fn carried(workers: usize, outputs: &'static [u8]) -> Setting {
     Setting { carried: true, ..super::setting(workers, false, outputs) }

@@ -21,8 +21,8 @@ impl Setting {
             after.children[index].doing = Doing::Gone;
             return push("ends with main", after);
         }
-        // A child that runs its graph only checks whether a new order exists. A child that does not run its graph
-        // executes commands first.
+        // While a child runs its graph, it reads no commands, and only checks whether a new order exists. A child that
+        // is not running its graph executes pending commands before any other step.
         if child.doing != Doing::InGraph && !child.control.is_empty() && !self.holds_call(index, child) {
             let mut after = world.clone();
             after.obey(self, index);
@@ -44,15 +44,15 @@ impl Setting {
             Doing::Pumping => after.pump(self, index),
             Doing::InGraph => after.run_graph(self, index),
         };
-        // Steps that do not affect other processes are executed immediately, without exploring other interleavings.
+        // Steps that do not affect other processes are executed at once, which reduces the number of interleavings.
         while after.is_by_itself(self, index) {
             after.run_graph(self, index);
         }
         push(name, after);
     }
 
-    /// Returns whether a worker must postpone a call, because it still recomputes items that the main process received
-    /// before the call.
+    /// Returns whether a worker must postpone a call because it still recomputes items. The main process has received
+    /// these items before it made the call.
     fn holds_call(&self, index: usize, child: &Child) -> bool {
         let owes = child.obedience.runs() && child.pump.sending[0].owed() > 0;
         let epoch = child.pump.stream().epoch();
@@ -70,11 +70,11 @@ fn is_away(sending: &Sending, link: &Link) -> bool {
     matches!(sending.reader(link.grant), Some(Reader::Left | Reader::Ahead | Reader::Done))
 }
 
-/// Returns the next step of a child's sender between two items, and the state of the sender after this step.
+/// Returns what a child's sender does next between two items, and the resulting state of the sender.
 fn next_deal(setting: &Setting, pump: &Pump, links: &Links, first: usize) -> (Deal, Vec<Sending>) {
     let mut sending = pump.sending.clone();
     let mut permit = |reader: usize| permit(setting.heavy, &mut sending[reader], &links[first + reader]);
-    // A worker writes to a single link, which all shards of the worker share.
+    // All shards of a worker share a single link.
     let deal = if pump.sending.len() == 1 { pump.dealing.next_of_shards(permit(0)) } else { pump.dealing.next(permit) };
     (deal, sending)
 }
@@ -141,7 +141,7 @@ impl World {
         !child.looked && !has_enough && nothing_waits && has_said_so
     }
 
-    /// Returns whether a child can run the next step of its graph without reading from another process.
+    /// Returns whether the next step of a child's graph needs no item from another process.
     pub fn is_by_itself(&self, setting: &Setting, index: usize) -> bool {
         let child = &self.children[index];
         let reads_share = setting.dispatches && !setting.is_dispatcher(index);
@@ -181,7 +181,7 @@ impl World {
     fn apply(&mut self, setting: &Setting, index: usize) {
         let child = &mut self.children[index];
         child.applied += 1;
-        // A child that was ordered to stop or to begin another epoch skips the remaining items of its current epoch.
+        // If a child was ordered to stop or to begin another epoch, it skips the remaining items of its current epoch.
         let goes_on = !Obedience::is_superseded(child.pump.stream().epoch(), child.order);
         if setting.restarts && goes_on && child.place() < self.kept.had[index] {
             self.broken = Some("a function is met before items that main has from before it");
@@ -276,7 +276,8 @@ impl World {
         "begins once more"
     }
 
-    /// Runs a child's graph until the next read, item, error or end of the graph. Returns a description of the step.
+    /// Runs a child's graph until the next read, item, error or end of the graph. Returns a description of the executed
+    /// step.
     pub fn run_graph(&mut self, setting: &Setting, index: usize) -> &'static str {
         let child = &mut self.children[index];
         if child.made.1 > 0 {
@@ -396,14 +397,16 @@ impl World {
         "takes of its share"
     }
 
-    /// Writes the number of the epoch for which a worker waits for dispatched items, or 0 if the worker does not wait.
+    /// Tells the dispatching process for which epoch a worker is waiting for dispatched items. 0 means that the worker
+    /// is not waiting.
     fn starve(&mut self, setting: &Setting, index: usize, epoch: u32) {
         if self.outgoing(setting, index).0[index].starving != epoch {
             self.writer(setting, index).1[index].starving = epoch;
         }
     }
 
-    /// Passes an item of the graph to the sender, which sends the item to the next reader in turn, or drops it.
+    /// Passes an item of the graph to the sender. The sender sends the item to the next reader in turn, or drops the
+    /// item.
     fn hand_over(&mut self, setting: &Setting, index: usize, item: (u32, u8)) {
         let child = &mut self.children[index];
         child.doing = Doing::Pumping;

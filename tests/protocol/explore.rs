@@ -24,7 +24,8 @@ pub trait Model {
     /// Passes every possible step to `take` one at a time. Most steps lead to visited states, which the caller drops
     /// immediately.
     fn steps(&self, state: &Self::State, take: &mut Take<'_, Self::Step, Self::State>);
-    /// Replaces parts of a new state by equal parts of other states, so that more states fit into caches and memory.
+    /// Replaces parts of a new state with equal parts of earlier states, so that more states fit into caches and
+    /// memory.
     fn share(parts: &mut Self::Parts, state: &mut Self::State);
     /// Returns whether this is a final state. Every state that is not final must have a next step and a path to a final
     /// state.
@@ -67,11 +68,11 @@ impl Hash for Fingerprint {
 /// Computes the two halves of a fingerprint independently of each other, with one multiplication per word for each
 /// half.
 ///
-/// Most parts of a state are flags and small numbers, so one word contains several parts. The leading 1 in a word marks
-/// how many parts the word contains, so that different states have different words.
+/// Most parts of a state are flags and small numbers, so several parts are combined in one word. Each word begins with
+/// a 1 bit that shows how many parts the word contains, so that different states have different words.
 struct Words {
     halves: Fingerprint,
-    /// The bytes collected so far, after a leading 1 bit that marks where the first byte begins.
+    /// The bytes that were collected so far. A 1 bit before the first byte marks where this byte begins.
     word: u64,
 }
 
@@ -148,7 +149,7 @@ impl Hasher for Words {
         self.number(number as u64);
     }
 
-    /// The fingerprint of a part, split into its two halves.
+    /// Adds the fingerprint of a part, split into its two halves.
     fn write_u128(&mut self, number: u128) {
         self.flush();
         self.add(((number >> 64) as u64, number as u64));
@@ -205,7 +206,7 @@ pub fn explore<M: Model>(model: &M) -> Result<Explored, String> {
     let most = 20_000_000;
     let start = model.start();
     let mut known = Known::new(&start);
-    // For each state, the state from which the explorer reached it.
+    // For each state, the previous state on the path by which the explorer found the state.
     let mut before: Vec<u32> = vec![0];
     let mut first: Vec<usize> = Vec::new();
     let mut after: Vec<u32> = Vec::new();
@@ -250,14 +251,14 @@ pub fn explore<M: Model>(model: &M) -> Result<Explored, String> {
     Ok(Explored { states: before.len(), steps, ends: ends.len() })
 }
 
-/// Returns the first state that does not lead to a final state. The successors of state n are `after[first[n]..first[n
-/// + 1]]`.
+/// Returns the first state from which no final state can be reached. The slice `after[first[n]..first[n + 1]]` contains
+/// the successors of state n.
 fn without_end(first: &[usize], after: &[u32], ends: &[u32]) -> Option<u32> {
     let states = first.len() - 1;
     let mut reaches = vec![false; states];
     ends.iter().for_each(|&end| reaches[end as usize] = true);
-    // Most steps lead to states with larger numbers, so beginning with the largest numbers keeps the number of rounds
-    // small.
+    // Most steps lead to states with larger numbers, so few rounds are needed if each round begins with the largest
+    // number.
     let mut goes_on = true;
     while std::mem::take(&mut goes_on) {
         for state in (0..states).rev() {

@@ -1,5 +1,5 @@
-//! Models saved positions in the main process. Checks that the position in each state is correct, and that an epoch
-//! resumes from this position.
+//! Models the positions that the main process saves in states. The checks ensure that each state contains the correct
+//! position, and that an epoch can resume from this position.
 
 use torchdata_core::protocol::{Account, Books, Command, Dealt, Share, Snapshot};
 
@@ -15,7 +15,7 @@ const ALL: u64 = 1 << 62;
 /// A position in an epoch, as a state stores it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// For each worker, its delivered items, and the snapshot to resume from.
+    /// For each worker, the items that were delivered, and the snapshot from which the worker resumes.
     pub workers: Vec<(Account, Option<Snapshot<Graph>>)>,
     pub turn: usize,
     pub dealt: Option<Dealt<Graph>>,
@@ -29,13 +29,14 @@ pub struct GoingOn {
 }
 
 impl Place {
-    /// Returns the position `back` deliveries ago, according to the records.
+    /// Returns the position before the last `back` deliveries, according to the main process's records.
     pub fn of(setting: &Setting, books: &Books<Graph>, back: u64) -> Option<Self> {
         let (accounts, turn) = books.accounts(back)?;
         Some(Self { turn, ..Self::at(setting, books, accounts) })
     }
 
-    /// Returns the position at which each worker has delivered the items in `accounts`, according to the records.
+    /// Returns the position at which each worker has delivered the items in `accounts`, according to the main process's
+    /// records.
     pub fn at(setting: &Setting, books: &Books<Graph>, accounts: Vec<Account>) -> Self {
         let positions = books.positions_at(accounts);
         let share = |snapshot: Option<&Snapshot<Graph>>| snapshot.map(|one| one.share).unwrap_or_default();
@@ -45,7 +46,7 @@ impl Place {
         Self { workers, turn: 0, dealt }
     }
 
-    /// Returns for each worker, and finally for the dispatching process, where it resumes.
+    /// Returns the positions from which the workers resume, followed by the position of the dispatching process.
     pub fn resumptions(&self, setting: &Setting) -> Vec<Part<Resumption>> {
         let mut shares = Vec::new();
         let mut children = Vec::new();
@@ -79,8 +80,8 @@ impl Place {
 }
 
 impl Setting {
-    /// Returns how many items the main process has delivered to the thread that reads ahead, but not yet to the user.
-    /// Returns None if the records do not contain the number of received items.
+    /// Returns how many items the main process has delivered to the thread that reads ahead, but this thread has not
+    /// yet delivered to the user. Returns None if the records do not contain the number of received items.
     pub fn lag(&self, total: u64, given: u8) -> Option<u64> {
         match self.reads_ahead {
             false => Some(0),
@@ -88,13 +89,13 @@ impl Setting {
         }
     }
 
-    /// Returns the position that a state contains if the user requests the state of `ago` items ago.
+    /// Returns the position in the state that describes the moment `ago` items before the current item.
     fn place(&self, world: &World, books: &Books<Graph>, ago: u64) -> Option<Place> {
         let held = books.total().saturating_sub(world.given.into());
         Place::of(self, books, ago + held)
     }
 
-    /// Checks the positions in all states that can be requested now.
+    /// Checks the position in every state that the user can request now.
     ///
     /// # Errors
     /// If a state contains a wrong position.
@@ -112,7 +113,7 @@ impl Setting {
         for ago in 0..=u64::from(world.given) {
             let (found, all) = (self.place(world, &world.kept.books, ago), self.place(world, &world.kept.all, ago));
             let Some(place) = found else {
-                // If the main process does not know how many items the user has received, the log also counts items
+                // If the main process does not know how many items the user has received, the log must also cover items
                 // that the user has not received yet.
                 if ago <= sure as u64 && (sure > 0 || ago + held <= self.look_back as u64) {
                     return Err(format!("nobody knows where everything was {ago} items ago"));
@@ -186,7 +187,7 @@ impl Setting {
         Ok(())
     }
 
-    /// Returns how many of the first `delivered` items come from a worker, if the items are delivered in strict order.
+    /// Returns how many of the first `delivered` items come from a worker, if all items are delivered in strict order.
     fn given_of(&self, worker: usize, delivered: u8) -> u64 {
         let mut left: Vec<usize> = (0..self.workers).map(|worker| self.made_by(worker).len()).collect();
         let (mut given, mut turn) = (0, 0);
@@ -201,7 +202,7 @@ impl Setting {
         given
     }
 
-    /// Returns the items that the graph of a worker computes after a snapshot.
+    /// Returns the items that a worker's graph still computes if it resumes from the snapshot `graph`.
     fn makes_from(&self, worker: usize, graph: &Graph) -> Vec<u8> {
         let mut made = vec![graph.made.0; graph.made.1.into()];
         if !graph.exhausted {
@@ -211,8 +212,8 @@ impl Setting {
         made
     }
 
-    /// Passes to `take` the steps in which the user leaves the epoch, and resumes from a state with the same or with
-    /// new processes.
+    /// Passes to `take` all steps in which the user leaves the epoch and resumes from a state, with the same processes
+    /// or with new processes.
     pub fn going_on_steps(&self, world: &World, take: &mut Take<'_>) {
         for ago in 0..=world.given.min(1) {
             let Some(place) = self.place(world, &world.kept.books, ago.into()) else { continue };
@@ -230,7 +231,8 @@ impl Setting {
     }
 }
 
-/// Returns the first `count` items, or all items if there are fewer, which can happen if a rule is wrong.
+/// Returns the first `count` items. Returns all items if there are fewer, which can happen if the protocol has an
+/// error.
 fn first(items: &[u8], count: u64) -> &[u8] {
     &items[..items.len().min(count as usize)]
 }

@@ -3,8 +3,8 @@
 //!
 //! A lane transfers items from the dispatching process to the worker, and grants from the worker to the dispatching
 //! process. Up to two frames are in transit in each direction. Frames that have arrived wait until the worker's ring
-//! has space. While frames wait, the main process sends no further frames. After a worker has exited, its lane
-//! transfers nothing, and does not report the exit.
+//! has space. While frames are waiting at the host, the main process sends no further frames. After a worker has
+//! exited, its lane transfers nothing, and does not report the exit.
 
 use std::collections::VecDeque;
 
@@ -19,11 +19,11 @@ use super::world::{Act, Doing, Main, Setting, Take, World};
 #[derive(Debug, Clone, Hash)]
 pub struct Lane {
     down: VecDeque<VecDeque<Unit>>,
-    /// Grants in transit from the worker to the dispatching process, each with its count.
+    /// Grants in transit from the worker to the dispatching process: pairs of a grant and its count.
     up: VecDeque<(u64, u32)>,
     /// Units that have arrived at the host and do not fit into the link yet.
     arrived: VecDeque<Unit>,
-    /// The last grant that was sent to the dispatching process, with its count.
+    /// The last grant that the worker's machine has sent to the dispatching process, and the count of this grant.
     said: (u64, u32),
 }
 

@@ -2,8 +2,8 @@
 //! loaders.
 //!
 //! Each exploration checks that deadlocks are impossible, and that every state leads to an end. No item is lost,
-//! duplicated, out of order, or delivered to another epoch. An epoch that ends without an error is complete, and the
-//! exit of a process is an error.
+//! duplicated, out of order, or delivered to another epoch. An epoch that ends without an error must be complete, and
+//! the exit of a process must cause an error.
 
 mod carrying;
 mod child;
@@ -55,7 +55,8 @@ fn setting(workers: usize, dispatches: bool, outputs: &'static [u8]) -> Setting 
     }
 }
 
-/// Returns one setting for each kind of event. The event can happen at any moment of the exploration.
+/// Returns one setting for each kind of event, such as an exit of a worker. The event can happen at any moment of the
+/// exploration.
 fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
     let with = |change: &dyn Fn(&mut Setting)| {
         let mut setting = setting.clone();
@@ -64,8 +65,8 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
     };
     let mut all = vec![
         ("nothing in particular", setting.clone()),
-        // If `looks` is set, the worker may open its dispatched items early. Because the worker does not have to, the
-        // setting with `looks` also covers breaks without early opening.
+        // If `looks` is set, the worker may open its dispatched items early. The worker may also request an item first,
+        // so this setting includes both orders.
         ("a look into the share, breaks", with(&|s| (s.looks, s.breaks) = (s.dispatches, true))),
         ("an error", with(&|s| s.fails_at = Some(1))),
         ("an error, two passes", with(&|s| (s.fails_at, s.passes) = (Some(1), 2))),
@@ -82,8 +83,8 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
         ("large items, a death", with(&|s| (s.heavy, s.deaths) = (true, 1))),
         ("out of order, breaks", with(&|s| (s.in_order, s.breaks) = (false, true))),
     ];
-    // A large item fills the memory limit, so no second item can be read ahead. Settings with a window of one item
-    // read no second item ahead anyway, so their variants with large items are skipped.
+    // Each large item fills the memory limit, so a sender never sends a second item before the first was read. Settings
+    // with a window of one item read no second item ahead anyway, so their variants with large items are skipped.
     all.retain(|(_, setting)| !setting.heavy || setting.window > 1 || setting.dispatch_window > 1);
     all
 }

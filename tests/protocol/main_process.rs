@@ -11,7 +11,7 @@ use super::world::{Act, After, Doing, Ended, Main, Setting, Take, Thread, WORKER
 pub enum Asked {
     Item((u32, u8)),
     Ended(Ended),
-    /// The main process has made progress, but no item is available yet.
+    /// No item is available yet, but the main process has made progress.
     Busy,
 }
 
@@ -60,7 +60,7 @@ impl Setting {
             }
             Main::Telling(epoch, left) => {
                 let ordered = after.ordered(left - 1);
-                // The main process sends the command to the dispatching process first.
+                // The children receive the command in descending order, so the dispatching process receives it first.
                 if world.kept.told >> (left - 1) & 1 == 1 || after.tell(left - 1, ordered) {
                     after.main = Main::Telling(epoch, left - 1);
                     push("tells a child of the epoch", Ok(after));
@@ -145,7 +145,7 @@ impl Setting {
     }
 
     pub fn reading(&self, world: &World, take: &mut Take<'_>) {
-        // Adds a step that the user may take instead of requesting the next item.
+        // Adds one of the steps that the user may take instead of requesting the next item.
         let mut push = |name, after: World| take(Act::Main(name), Ok(after));
         let idle = !world.waits;
         if self.breaks && idle && world.delivered > 0 {
@@ -211,8 +211,8 @@ impl World {
         }
     }
 
-    /// Returns for each worker whether a unit of the current stream is pending. Returns None if obsolete units must be
-    /// dropped first.
+    /// Returns for each worker whether a unit of the current stream is pending. Returns None if units of earlier
+    /// streams must be dropped first.
     fn arrived(&self) -> Option<[bool; WORKERS]> {
         let mut arrived = [false; WORKERS];
         for (peer, (end, link)) in self.ends.iter().zip(self.out.iter()).enumerate() {
@@ -249,7 +249,8 @@ impl World {
         Some((asked, after))
     }
 
-    /// Returns the world after one attempt to receive an item, or None if nothing can be done.
+    /// Returns the result of one attempt to receive an item, and the world afterwards. Returns None if the main process
+    /// must wait.
     fn ask(&self, setting: &Setting) -> Option<(Asked, Self)> {
         let Some(arrived) = self.arrived() else {
             let mut after = self.clone();
@@ -273,9 +274,10 @@ impl World {
         Some((asked, after))
     }
 
-    /// Executes the next step of receiving an item.
+    /// Executes the step `next`, which `Collecting` has chosen, of receiving an item.
     fn collect(&mut self, setting: &Setting, next: Next, finds_death: bool) -> Asked {
-        // The main process detects an exit while it waits. Units that the exited child has sent may still be unread.
+        // The main process detects the exit of a child while it waits for an item. Units that the exited child has sent
+        // may still be unread.
         if finds_death {
             self.waits = false;
             if setting.restarts && self.replace_dead(setting) {
@@ -338,7 +340,7 @@ impl World {
     }
 
     /// While the main process waits for the answers to a call, takes a received unit, or permits workers to send one
-    /// more item each. Returns whether a step was possible.
+    /// more item each. Returns whether the main process has taken a unit or permitted an item.
     fn relieve(&mut self, setting: &Setting) -> bool {
         let arrived = self.arrived().unwrap_or_else(|| {
             self.drop_old();

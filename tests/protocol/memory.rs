@@ -12,7 +12,7 @@ use super::shared::Part;
 /// The content of a unit.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// The epoch and the number of the item.
+    /// The number of the epoch, and the number of the item in the epoch.
     Item(u32, u8),
     End,
     Error,
@@ -38,10 +38,10 @@ impl Unit {
 #[derive(Debug, Clone, Hash)]
 pub struct Link {
     pub units: VecDeque<Unit>,
-    /// The grant word of the reader, and the count in this word.
+    /// The grant word that the reader has written, and the number of items that this word permits.
     pub grant: u64,
     pub count: u32,
-    /// The number of the epoch if the writer is waiting for dispatched items, or 0.
+    /// The number of the epoch in which the writer is waiting for dispatched items, or 0 if it is not waiting.
     pub starving: u32,
 }
 
@@ -87,8 +87,8 @@ impl ReadEnd {
         self.tell(link, self.receiving.one_more(), self.receiving.window().max(1));
     }
 
-    /// Returns whether a unit of the current stream is pending. Returns None if an obsolete unit must be dropped
-    /// first.
+    /// Returns whether a unit of the current stream is pending. Returns None if a unit of an earlier stream must be
+    /// dropped first.
     pub fn glance(&self, link: &Link) -> Option<bool> {
         match self.receiving.judge(link.units.front().map_or(self.receiving.stream(), |unit| unit.stream)) {
             Judgement::Take => Some(!link.units.is_empty()),
@@ -118,7 +118,7 @@ pub struct Pump {
     pub departing: Option<(usize, Unit)>,
     pub ending: bool,
     /// For each link, the number and the checksum of the items that were sent in this stream, including items that were
-    /// sent before a resume. Without snapshots, this list is not maintained.
+    /// sent before a resume. Without snapshots, this list stays unchanged.
     pub accounts: Part<Vec<Account>>,
     /// For each link, the expected checksum after the recomputed items.
     pub expected: Part<Vec<Option<u64>>>,
@@ -149,7 +149,7 @@ impl Pump {
     }
 }
 
-/// Reads the grant word of a link, and returns whether the reader permits the writer to send the next item.
+/// Reads the grant word of a link, and returns whether the writer may send the next item.
 pub fn permit(heavy: bool, sending: &mut Sending, link: &Link) -> Permit {
     let is_ahead = |unit: &Unit| matches!(unit.kind, Kind::Item(..)) && unit.stream == sending.stream();
     if heavy && link.units.iter().any(is_ahead) {

@@ -2,8 +2,8 @@
 //!
 //! Without a dispatching process, only the exited worker is replaced, with a new link. With a dispatching process, all
 //! children are replaced together, because the remaining children do not know which items were in transit to the exited
-//! child. First, the main process drains all sent items. The replacements recompute the items that the main process has
-//! received since the last snapshot.
+//! child. First, the main process reads all items that the children have sent. The replacements recompute the items
+//! that the main process has received since the last snapshot.
 
 use torchdata_core::protocol::{Account, Command, Judgement, TRIES};
 
@@ -39,8 +39,8 @@ impl World {
         self.kept.replacing.rests(index)
     }
 
-    /// Replaces exited children that are still needed in this epoch. Returns false if the epoch cannot continue,
-    /// because too many children have exited or a function was applied.
+    /// Replaces exited children that are still needed in this epoch. Returns false if the epoch fails, because too many
+    /// children have exited or a replacement would lack a called function.
     pub fn replace_dead(&mut self, setting: &Setting) -> bool {
         let dead = |world: &Self, index: usize| world.is_gone(index) && !world.rests(index);
         let dead: Vec<usize> = (0..setting.children()).filter(|&index| dead(self, index)).collect();

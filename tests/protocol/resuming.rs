@@ -2,7 +2,7 @@
 //!
 //! In addition to the checks in `main.rs`, the exploration checks every state that the user can request at any moment.
 //! A state's snapshots must belong to the current epoch, and must not be later than the items that the user received.
-//! The snapshot of the dispatching process must not be later than the position of any worker. A resumed epoch must
+//! The snapshot of the dispatching process must not contain items that a worker has not read yet. A resumed epoch must
 //! compute the expected items, and recomputed items must equal the items that the reader already has.
 
 use super::explore::explore;
@@ -74,7 +74,7 @@ fn dispatched_items_resume_from_any_state() {
     holds("1 worker, dispatching, a look into the share", &Setting { looks: true, passes: 2, snapshots: 1, ..one });
     let two = saving(2, true, &[1, 1]);
     holds("2 workers, dispatching, goes on", &Setting { resumes: 1, snapshots: 0, ..two.clone() });
-    // The setting allows two snapshots, so that some positions contain a snapshot of the dispatching process.
+    // With two snapshots, some states contain a snapshot of the dispatching process.
     holds("2 workers, dispatching, a look into the share", &Setting { looks: true, snapshots: 2, ..two.clone() });
     holds("2 workers, dispatching", &Setting { snapshots: 3, ..two });
 }

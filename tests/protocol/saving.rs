@@ -1,5 +1,5 @@
-//! Models the snapshots of a child. A child sends snapshots of its graph between two items, relays snapshots of the
-//! dispatching process, and resumes from a snapshot.
+//! Models the snapshots of a child. A child sends snapshots of its graph between two items. A worker also relays
+//! snapshots of the dispatching process. A replacement resumes from a snapshot.
 
 use torchdata_core::protocol::{Account, Command, Dealt, Reader, Share, Snapshot, Stream};
 
@@ -27,11 +27,11 @@ pub fn digest((epoch, item): (u32, u8)) -> u64 {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Resumption {
     pub graph: Option<Graph>,
-    /// For each link: the items that were sent before the snapshot, the number of items after the snapshot that the
-    /// reader has received, and the expected checksum of all these items.
+    /// For each link, a tuple: the items that were sent before the snapshot, the number of later items that the reader
+    /// already has, and the expected checksum after these items.
     pub starts: Vec<(Account, u64, Option<u64>)>,
     pub turn: usize,
-    /// The dispatched items that a worker has read.
+    /// The dispatched items that the worker had read when the snapshot was taken.
     pub share: Account,
 }
 
@@ -39,8 +39,8 @@ pub struct Resumption {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Ordered {
     pub command: Command,
-    /// The number of the epoch in the user's program, which determines the items. The streams use another number if
-    /// the epoch was resumed.
+    /// The number of the epoch in the user's program, which determines the items. A resumed epoch has the same number,
+    /// although its streams have a new number.
     pub epoch: u32,
     pub start: Option<Part<Resumption>>,
 }
@@ -60,14 +60,14 @@ impl Pump {
         expected.is_some_and(|expected| expected != self.accounts[link].checksum)
     }
 
-    /// Returns whether the graph ended before it had recomputed all items that a reader has.
+    /// Returns whether a reader has items that the resumed graph has not recomputed, although the graph has ended.
     pub fn lacks_some(&self) -> bool {
         self.sending.iter().zip(&*self.expected).any(|(sending, expected)| sending.owed() > 0 && expected.is_some())
     }
 }
 
 impl Child {
-    /// Begins an epoch, or resumes an earlier run of the epoch.
+    /// Begins an epoch at its start, or at the position from which the child resumes.
     pub fn begin(&mut self, ordered: &Ordered) {
         self.epoch = ordered.epoch;
         (self.may_save, self.looked) = (true, false);
@@ -91,8 +91,8 @@ impl Child {
         Graph { epoch: self.epoch, read: self.read, pass: self.pass, made: self.made, exhausted: self.exhausted }
     }
 
-    /// Returns a worker's position in the dispatched items, for a snapshot. No snapshot is taken in later passes, so
-    /// the method returns None there.
+    /// Returns the position in the dispatched items that a worker's snapshot contains. Returns None after the first
+    /// pass, because a worker takes no snapshot there.
     fn share_at(&self, setting: &Setting) -> Option<Share> {
         match self.share.receiving.stream() {
             _ if !setting.dispatches => Some(Share::default()),
@@ -112,8 +112,8 @@ impl Setting {
         self.snapshots > 0 || self.resumes > 0 || self.restarts
     }
 
-    /// Returns the world after the first worker has looked for a snapshot in its dispatched items, before its graph
-    /// requests an item.
+    /// Lets the first worker open its dispatched items and look for a snapshot, before the worker's graph requests an
+    /// item. Returns None if this step is not possible.
     pub fn looked_into(&self, world: &World, index: usize) -> Option<(&'static str, World)> {
         let child = &world.children[index];
         let first = Stream::first(child.pump.stream().epoch());
@@ -137,8 +137,8 @@ impl Setting {
         Some(("finds a snapshot to be passed on", after))
     }
 
-    /// Returns the world after a child has sent a snapshot. Returns None if no snapshot is allowed, or if the link is
-    /// full.
+    /// Lets a child send a snapshot, and returns the world after this step. Returns None if no snapshot is allowed, or
+    /// if the link is full.
     pub fn saved(&self, world: &World, index: usize) -> Option<World> {
         let child = &world.children[index];
         let between = child.doing == Doing::Pumping && child.pump.departing.is_none() && !child.pump.ending;

@@ -1,8 +1,8 @@
 //! Models workers that run several shards over one link. If a unit arrives before the turn of its shard, the main
 //! process stores the unit.
 //!
-//! The tested decisions are those of the state machines in `torchdata_core::protocol`, for example of
-//! `Dealing::next_of_shards`. The model adds rings, processes, and the queues of stored units.
+//! The model leaves all decisions to the state machines in `torchdata_core::protocol`, for example to
+//! `Dealing::next_of_shards`. In addition, the model contains rings, processes, and the queues of stored units.
 
 mod explored;
 
@@ -32,8 +32,8 @@ struct Shards {
     snapshots: u8,
     /// The number of times that an epoch is left, and is resumed in new processes from the main process's state.
     resumes: u8,
-    /// Whether the main process stores a unit that arrives before the turn of its peer, as the current protocol does. A
-    /// worker may send another item for each stored unit, because the main process counts a stored unit as taken.
+    /// Whether the main process stores units that arrive before their peer's turn, as the current protocol does. A
+    /// worker may send another item for each stored unit, because a stored unit no longer occupies the link.
     keeps: bool,
     counts: bool,
 }
@@ -62,14 +62,15 @@ struct Link {
 #[derive(Debug, Clone, Hash, Default)]
 struct Strand {
     account: Account,
-    /// The number of items that the shard must recompute, and the expected checksum after these items.
+    /// `owed` is the number of items that the shard must recompute, and `expected` is the checksum that these items
+    /// must have.
     owed: u64,
     expected: u64,
     /// The number of items that the shard's graph has computed.
     made: u8,
 }
 
-/// The position at which a worker begins an epoch.
+/// The position at which a worker begins or resumes an epoch.
 #[derive(Debug, Clone, Hash)]
 struct Start {
     stream: Stream,
@@ -91,7 +92,8 @@ struct Worker {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Main {
-    /// Sending the command to begin the epoch. The value is the next worker that receives the command.
+    /// The main process is sending the command to begin the epoch. The value is the number of the worker that receives
+    /// the command next.
     Telling(usize),
     Reading,
     Gone,
@@ -109,9 +111,9 @@ struct World {
     collecting: Collecting,
     books: Books<u8>,
     replacing: Replacing,
-    /// For each peer, the units that left their ring before the peer's turn.
+    /// For each peer, the units that were taken from the ring before this peer's turn.
     held: Vec<VecDeque<Unit>>,
-    /// For each peer, the number of items that the user has received.
+    /// For each peer, the number of items that the user has received from it.
     given: Vec<u8>,
     deaths: u8,
     snapshots: u8,
@@ -155,8 +157,8 @@ impl Shards {
         rounds.flat_map(|round| (0..self.peers()).filter(move |&peer| self.items[peer] > round)).nth(given)
     }
 
-    /// Returns the position at which a worker begins, computed from the records and from the items of `accounts`.
-    /// `turn` is the peer of the next item.
+    /// Returns the position from which a worker resumes, computed from the main process's records and the items in
+    /// `accounts`. `turn` is the peer that sends the next item.
     fn start(&self, world: &World, accounts: &[Account], worker: usize, turn: usize) -> Start {
         let positions = world.books.positions_at(accounts.to_vec());
         let peers = (0..self.shards).map(|shard| worker + shard * self.workers);
@@ -248,14 +250,14 @@ impl Shards {
             .map(|worker| (0..self.shards).all(|shard| has_ended(worker + shard * self.workers)))
             .collect();
         for worker in world.replacing.wanted(&dead, &ended) {
-            // The replacement of a worker does not know the turn in the main process, so it begins at its first shard.
+            // A replacement does not know whose turn it is in the main process, so it begins with its first shard.
             let start = self.start(world, &accounts, worker, 0);
             self.renew(world, worker, start);
         }
         !dead.is_empty()
     }
 
-    /// Checks the state of the main process.
+    /// Checks the state that the main process could save now.
     fn check_state(&self, world: &World) -> Result<(), String> {
         let (positions, turn) = world.books.positions(0).ok_or("there is no state")?;
         for (peer, position) in positions.iter().enumerate() {
@@ -269,8 +271,8 @@ impl Shards {
             }
         }
         let expected = self.expected(world.given.iter().map(|&given| usize::from(given)).sum());
-        // A shard may have the turn although it has no further items, until the main process has received the end of
-        // the shard.
+        // The next item may come from a later shard than `turn` if the shards between them have delivered all their
+        // items, but their ends are still unread.
         let passes = |from: usize, to: usize| {
             let peers = (0..self.peers()).map(|step| (from + step) % self.peers()).take_while(|&peer| peer != to);
             peers.into_iter().all(|peer| world.given[peer] == self.items[peer])
@@ -438,7 +440,7 @@ impl Shards {
         }
     }
 
-    /// Returns the world after one step of a worker between items, or None if the worker waits.
+    /// Executes one step of a worker between two items. Returns None if the worker must wait.
     fn pump(&self, worker: &mut Worker, link: &Link, index: usize) -> Option<Result<(), String>> {
         let stream = worker.sending.stream();
         let Some(turn) = worker.dealing.turn() else {

@@ -1,5 +1,5 @@
-//! States share their parts, because most steps change only a few parts. A step that changes a part copies the part
-//! first.
+//! States share their parts, because most steps change only a few parts. If a step changes a part, it first makes its
+//! own copy of this part.
 //!
 //! Millions of states consist of only some thousands of different parts. A pool stores each part once, and new states
 //! refer to the stored parts.
@@ -101,7 +101,7 @@ impl<T> Default for Pool<T> {
 
 impl<T: Hash> Pool<T> {
     /// Replaces a part with the equal part in the pool, or adds the part to the pool. A part with several owners is
-    /// skipped, because it is already in the pool or belongs to the first state.
+    /// skipped, because it is already in the pool.
     pub fn share(&mut self, part: &mut Part<T>) {
         if Rc::strong_count(&part.0) == 1 {
             *part = self.0.entry(part.fingerprint()).or_insert_with(|| part.clone()).clone();

@@ -1,8 +1,8 @@
 //! A small model of a loader: the main process, workers and optionally the dispatching process, with rings of a few
 //! units.
 //!
-//! The tested decisions are those of the state machines in `torchdata_core::protocol`. The model adds memory and
-//! processes.
+//! The model leaves all decisions to the state machines in `torchdata_core::protocol`, which are tested in this way.
+//! The model itself adds the shared memory and the processes.
 
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
@@ -35,15 +35,17 @@ pub struct Setting {
     pub epochs: u32,
     /// The number of times that a worker's graph iterates over its source.
     pub passes: u32,
-    /// If set, each of the first `leavers` workers stops after this number of source items in each pass.
+    /// If set, each of the first `leavers` workers ends every pass after this number of source items.
     pub header: Option<u8>,
     pub leavers: usize,
     pub in_order: bool,
-    /// Whether the first worker may open its dispatched items to look for a snapshot before its graph requests an item.
+    /// Whether the first worker may open its dispatched items early, to look for a snapshot before its graph requests
+    /// an item.
     pub looks: bool,
     /// Whether the main process may leave an epoch after any item.
     pub breaks: bool,
-    /// Whether the main process may once pause all children, call them, and resume, after any item.
+    /// Whether the main process may pause all children once, after any item. It then calls a function in all children,
+    /// and resumes.
     pub pauses: bool,
     /// Whether the main process may once call all children, after any item.
     pub calls: bool,
@@ -61,8 +63,8 @@ pub struct Setting {
     pub follows: bool,
     /// Whether a thread in the main process reads one item ahead.
     pub reads_ahead: bool,
-    /// The number of the source item at which the graph fails. If the loader has a dispatching process, the graph of
-    /// this process fails. Otherwise, the graph of a worker fails.
+    /// The number of the source item at which the graph fails. In a loader with a dispatching process, the graph of the
+    /// dispatching process fails. Otherwise, the graph of a worker fails.
     pub fails_at: Option<u8>,
     /// Fingerprints of the main process's positions that were already checked.
     pub checked: RefCell<HashSet<Fingerprint, ByFingerprint>>,
@@ -75,9 +77,9 @@ pub enum Doing {
     Idle,
     /// Sending items.
     Pumping,
-    /// Running its graph to compute an item. A worker in this state may be waiting for a dispatched item.
+    /// Running its graph to compute an item. In this state, a worker may be waiting for a dispatched item.
     InGraph,
-    /// The dispatching process is waiting after a pass until another pass is requested.
+    /// The dispatching process has finished a pass, and is waiting until another pass is requested.
     Between,
     Gone,
 }
@@ -90,21 +92,21 @@ pub struct Child {
     pub obedience: Obedience,
     /// Whether the child has acknowledged the call.
     pub acknowledged: bool,
-    /// How many times the child has applied the called function.
+    /// How many times the child has applied a function that the main process called.
     pub applied: u8,
     pub pump: Pump,
-    /// The index of the link for the graph's item, and whether the item is dropped.
+    /// `target` is the index of the link for the graph's next item, and `skips` is whether this item is dropped.
     pub target: usize,
     pub skips: bool,
     /// A worker's reading end of the link from the dispatching process.
     pub share: ReadEnd,
-    /// Whether the worker has opened its dispatched items, but has not requested an item yet.
+    /// Whether the worker has opened its dispatched items early, and has not requested an item since.
     pub looked: bool,
     /// The number of source items that the child has read in this pass, and the number of passes that the child has
     /// completed.
     pub read: u8,
     pub pass: u32,
-    /// The number of the last source item, and how many of the items computed from it are not sent yet.
+    /// The number of the last source item, and the number of items computed from it that were not sent yet.
     pub made: (u8, u8),
     /// Whether the source has ended for this child.
     pub exhausted: bool,
@@ -115,8 +117,8 @@ pub struct Child {
     pub may_save: bool,
     /// The link on which the next snapshot will be sent.
     pub next_link: usize,
-    /// The dispatched items that the worker has read in this pass, including items before the position from which the
-    /// worker has resumed.
+    /// `share_account` describes the dispatched items that the worker has read in this pass, and `share_start` the
+    /// items that were read before the position from which the worker has resumed.
     pub share_account: Account,
     pub share_start: Account,
     /// The snapshot of the dispatching process that the worker must still relay.
@@ -153,7 +155,7 @@ impl Child {
     }
 
     /// Returns the number of items that this child has computed in this epoch, including the items of children that it
-    /// replaces. If no epoch is running, returns the position after all items.
+    /// replaces. Between two epochs, returns the position after all items.
     pub fn place(&self) -> u64 {
         let made: u64 = self.pump.accounts.iter().map(|account| account.items).sum();
         let waits = self.pump.departing.as_ref().is_some_and(|(_, unit)| unit.item().is_some());
@@ -161,7 +163,7 @@ impl Child {
         if self.obedience.runs() { passed + made + u64::from(waits) } else { u64::MAX }
     }
 
-    /// Records that the child has left the epoch, or has reached its end.
+    /// Records that the child has left the epoch or has reached its end.
     pub fn rest(&mut self) {
         self.doing = Doing::Idle;
         self.obedience.leave();
@@ -171,22 +173,23 @@ impl Child {
 /// The activity of the main process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Main {
-    /// Beginning an epoch: the number of the epoch, and how many children have not received the command yet.
+    /// The main process is beginning an epoch: the number of the epoch, and how many children have not received the
+    /// command yet.
     Telling(u32, usize),
     /// Replacing the previous thread that reads ahead.
     Replacing(u32),
-    /// Requesting the next item. The value is true if the main process has already tried to receive the item, and none
-    /// was ready.
+    /// Requesting the next item. The value is true if the main process has tried to receive the item, but no item was
+    /// ready.
     Reading(bool),
     /// The loader is paused.
     Paused,
-    /// Calling a function in all children. The first value is the number of children that have not received the call
-    /// yet. The second value is true if the loader was paused before the call, and becomes paused again after the
-    /// call.
+    /// Calling a function in all children. The first value is the number of children that have not received the
+    /// function yet. The second value is true if the loader was paused before the call, and becomes paused again after
+    /// the call.
     Calling(usize, bool),
     /// No epoch is running.
     Between,
-    /// Stopping all children. The value is the number of children that have received the command to stop.
+    /// Stopping all children. The value is the number of children that have already received the command to stop.
     Stopping(usize),
     Gone,
 }
@@ -204,30 +207,32 @@ pub enum Ended {
     Failed,
 }
 
-/// The parts of a world that few steps change, which are stored together. The other steps copy only one reference to
-/// all these parts.
+/// The parts of a world that few steps change, which are stored together. Most steps copy only one reference to all
+/// these parts.
 #[derive(Debug, Clone, Hash)]
 pub struct Kept {
-    /// For each child, the number of its items that the main process had received when the child was started as a
-    /// replacement.
+    /// For each child that was started as a replacement, the number of its items that the main process had received at
+    /// this time.
     pub had: Part<Vec<u64>>,
     pub books: Part<Books<Graph>>,
     /// Complete records, which are compared with `books`, because `books` drops old entries.
     pub all: Part<Books<Graph>>,
-    /// The position from which the next epoch resumes.
+    /// The saved position from which the next epoch resumes.
     pub going_on: Option<Part<GoingOn>>,
     pub replacing: Part<Replacing>,
-    /// A bit for each child, which is set if the child was started as a replacement with the command for the epoch.
+    /// A bit mask with a bit for each child. The bit is set if the child is a replacement that received the command for
+    /// the epoch when it was started.
     pub told: u8,
 }
 
 /// The links of workers on other machines, if any.
 #[derive(Debug, Clone, Hash)]
 pub struct Elsewhere {
-    /// The remote copies of the workers' links to the main process, and the carriers between the copies.
+    /// `far` contains the copies of the workers' links on the other machines, and `carriers` copy between these links.
     pub far: Links,
     pub carriers: Shared<Carrier, WORKERS>,
-    /// The dispatching process's copies of its links to the workers, and the lanes between the copies.
+    /// `dealing` contains the dispatching process's copies of its links to the workers, and `lanes` transfer items and
+    /// grants between both copies.
     pub dealing: Links,
     pub lanes: Shared<Lane, WORKERS>,
 }
@@ -254,7 +259,7 @@ pub struct World {
     pub called: u8,
     pub thread: Option<Thread>,
     pub deaths: u8,
-    /// The number of snapshots and of resumptions that may still happen.
+    /// `snapshots` is how many more snapshots may be taken, and `resumes` is how often the epoch may still be resumed.
     pub snapshots: u8,
     pub resumes: u8,
     /// The number of items that the user has received in this run of the epoch.
@@ -319,7 +324,7 @@ impl Setting {
         (0..self.outputs.len() as u8).filter(|&item| usize::from(item) % self.workers == worker).collect()
     }
 
-    /// Returns the items that a worker computes in a pass, beginning at one of the worker's source items.
+    /// Returns the items that a worker computes in one pass, beginning with the worker's source item number `from`.
     pub fn made_in(&self, worker: usize, from: usize) -> Vec<u8> {
         let share = self.share_of(worker);
         let most = self.header_of(worker).map_or(share.len(), |most| share.len().min(most.into()));
@@ -329,7 +334,7 @@ impl Setting {
         made.flatten().collect()
     }
 
-    /// Returns the items that a worker computes in all passes, in order.
+    /// Returns the items that a worker computes in all passes of an epoch, in order.
     pub fn made_by(&self, worker: usize) -> Vec<u8> {
         (0..self.passes).flat_map(|_| self.made_in(worker, 0)).collect()
     }

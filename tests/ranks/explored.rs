@@ -15,7 +15,7 @@ const OPERATIONS: u64 = 2;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Harm {
     None,
-    /// The process of the rank exits, and the rank's connections break.
+    /// The rank's process exits, and its connections break.
     Dies,
     /// The rank is stopped, so that it neither sends heartbeats nor receives messages.
     Stops,
@@ -43,7 +43,7 @@ struct Job {
     hub: Hub,
     members: Vec<Member>,
     ranks: Vec<Rank>,
-    /// For each member, the messages to the hub, and the messages from the hub.
+    /// For each member, the messages in transit: `up` to the hub, and `down` from the hub.
     up: Vec<VecDeque<Message>>,
     down: Vec<VecDeque<Message>>,
     /// For each member, whether its connection to the hub ends after the messages in transit.
@@ -63,7 +63,7 @@ enum Step {
     Harm,
     /// The program of a rank exits after a failed operation, and closes the rank's connections.
     Exit(usize),
-    /// Lets time pass until the waiting ranks time out, one by one.
+    /// Time passes until the waiting ranks reach their timeouts, one after another.
     TimePasses,
 }
 
@@ -79,7 +79,7 @@ impl Explorer {
         Self { size, victim, harm, start: Instant::now() }
     }
 
-    /// Explores all orders of events. Returns the number of visited states.
+    /// Explores all orders of events. Returns the number of states that were visited.
     pub fn run(&self) -> usize {
         let mut seen = HashSet::new();
         let mut open = vec![self.begin()];
@@ -169,8 +169,8 @@ impl Explorer {
         if !job.harmed {
             steps.push(Step::Harm);
         }
-        // Time passes only if no other step is possible, because the timeout is longer than all other durations in the
-        // job.
+        // The timeout is longer than all other durations in the job. Therefore, time passes only if no other step is
+        // possible.
         let wait = job
             .ranks
             .iter()

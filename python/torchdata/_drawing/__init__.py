@@ -1,4 +1,4 @@
-"""Pictures of graphs, drawn without external programs: their contents, their layout, and their output as SVG or DOT.
+"""Draws pictures of graphs without external programs: defines their contents and layout, and writes SVG or DOT.
 
 This package does not depend on pipes or statistics.
 """

@@ -1,4 +1,4 @@
-"""Tables and pictures as HTML that needs neither scripts nor the network. All text is escaped."""
+"""Creates HTML tables and pictures that need neither scripts nor the network. All text is escaped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CELL = "padding:2px 8px;border-bottom:1px solid #ddd;text-align:"
 
 
 def table(rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Formats rows below a heading. The first `left` columns are left-aligned, all others right-aligned."""
+    """Formats rows below a heading. The first `left` columns are left-aligned, the remaining columns right-aligned."""
 
     def row(cells: Sequence[str], tag: str) -> str:
         sides = ("left" if number < left else "right" for number in range(len(cells)))

@@ -1,4 +1,4 @@
-"""Pictures of graphs, drawn without external programs: computes a layout, and draws it as SVG.
+"""Computes a layout for the picture of a graph, and draws the picture as SVG, without external programs.
 
 Role: draws processes and their pipes below each other, in the order of the data flow. A picture fits on a phone if the
 graph has no branches. The picture uses tints of the surrounding page's colors.
@@ -31,8 +31,8 @@ _STYLE = (
 
 
 def _tint_of(node: Node) -> tuple[str, float]:
-    """Returns the tint of a pipe and its strength, according to the pipe's share of the work, or to its kind if the
-    share is unknown."""
+    """Returns the tint of a pipe and the strength of this tint. Both depend on the pipe's share of the work, or on the
+    kind of the pipe if the share is unknown."""
     if node.heat is None:
         return _TINTS[node.kind]
     return _HOT, _HOTTEST * min(1.0, max(0.0, node.heat))
@@ -83,7 +83,7 @@ class _Curve:
 
 
 def _rightmost(curve: _Curve) -> float:
-    """Returns the largest x-coordinate of a curve, which reaches three quarters of the way to its middle points."""
+    """Returns a limit for a curve's x-coordinates: three quarters of the way from its ends to its middle points."""
     ends, middles = (max(point[0] for point in curve.points[place::step]) for place, step in ((0, 3), (1, 1)))
     return ends + 0.75 * max(0.0, middles - ends)
 
@@ -152,7 +152,7 @@ class Picture:
         return bottom
 
     def _centre(self) -> float:
-        """Moves all nodes to the right of the margin. Returns the right end of the picture."""
+        """Moves all nodes to the right, so that the left margin is free. Returns the largest x-coordinate."""
         placed = [*self._boxes.values(), *self._frames]
         shift = _MARGIN - min((box.x for box in placed), default=0.0)
         for box in placed:
@@ -163,7 +163,7 @@ class Picture:
         tail, head = self._boxes[arrow.tail], self._boxes[arrow.head]
         if self._row_of[arrow.head] - self._row_of[arrow.tail] > 1:
             return self._curve_beside(arrow, tail, head)
-        # An arrow from another process ends at the top of the target's process, because the text precedes the pipes.
+        # If an arrow comes from another process, it ends above the text of the target's process.
         start = (tail.middle, tail.y + tail.height)
         end = (head.middle, self._top_of[arrow.head] if arrow.crosses else head.y)
         bend = (end[1] - start[1]) / 2
@@ -215,7 +215,7 @@ class Picture:
 
 
 def _svg_box(box: _Box, line: float) -> str:
-    """Draws a box, with its first line in bold; `line` is the strength of its border."""
+    """Draws a box with text, in which the first line is bold. `line` is the strength of the border."""
     dash = ' stroke-dasharray="4 3"' if box.dashed else ""
     color, strength = box.tint
     parts = [
@@ -232,7 +232,7 @@ def _svg_box(box: _Box, line: float) -> str:
 
 
 def _as_wide_as_reckoned(text: str) -> str:
-    """Returns attributes that limit a text to the width of its box for any font."""
+    """Returns SVG attributes that make a text fit into the width of its box with any font."""
     return f' textLength="{_cells(text) * _CHAR:.1f}" lengthAdjust="spacingAndGlyphs"' if text else ""
 
 

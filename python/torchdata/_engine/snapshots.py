@@ -26,8 +26,8 @@ from torchdata._plain_pickles import loads_plain
 #: than 1 % of the time.
 SECONDS, FACTOR = 0.02, 250.0
 #: The maximum number of processes that delay the reader one after another when they take snapshots. If a snapshot takes
-#: longer than an item, a reader that takes items in strict order waits for each process that is taking a snapshot. If
-#: there are more processes, their items keep the reader busy during a snapshot.
+#: longer than an item, a reader that takes items in strict order waits for each process that is taking a snapshot. With
+#: more than this many processes, the reader is busy with items of other processes during a snapshot.
 ADDING_UP = 4
 
 #: `BUDGET` is the default for the number of bytes of all snapshots in the main process. `COPIES` is the approximate
@@ -36,10 +36,10 @@ BUDGET, COPIES = 64 << 20, 2
 
 #: A number of items, and their rolling checksum.
 Account = tuple[int, int]
-#: A worker's snapshot, as a tuple: the items that the worker had sent, its current pass of the dispatched items, the
-#: items that it had read in this pass, and the bytes.
+#: A worker's snapshot: a tuple of the items that the worker had sent, the number of its current pass over the
+#: dispatched items, the items that it had read in this pass, and the snapshot's bytes.
 Kept = tuple[Account, int, Account, bytes]
-#: The dispatching process's snapshot: the pass, the items that it had dispatched to each worker, and the bytes.
+#: The dispatching process's snapshot: a tuple of the pass, the items dispatched to each worker, and the bytes.
 KeptDealt = tuple[int, list[Account], bytes]
 
 #: Magic, version, length and CRC-32 of the data that follows.
@@ -49,39 +49,39 @@ _REASON, _LONGEST_REASON = Collector.REASON, 2000
 
 
 class Announced:
-    """Numbers that tell a child which snapshots to send before the first item of an epoch. The numbers are sent without
-    pickling."""
+    """Integer codes for the snapshots that a child sends before the first item of an epoch. Integers are sent without
+    pickle."""
 
     NONE = 0
     #: The child's own snapshot.
     OWN = 1
-    #: The child's own snapshot, preceded by the dispatching process's snapshot, for which the child waits.
+    #: The dispatching process's snapshot and then the child's own snapshot. The child waits for the former.
     DEALT = 2
 
 
 def cadence(processes: int) -> tuple[float, float]:
-    """Returns how often each of `processes` takes snapshots: the minimum number of seconds between two snapshots, and
-    the factor for the duration of the last snapshot.
+    """Returns how often each of `processes` processes takes snapshots, as a pair: the minimum number of seconds between
+    two snapshots, and the factor by which the duration of the last snapshot is multiplied.
     """
     return SECONDS, FACTOR * min(processes, ADDING_UP)
 
 
 def largest(budget: int | None, processes: int) -> int | None:
-    """Returns how many bytes a snapshot of each of `processes` may have, given the budget of all processes; None for no
-    limit."""
+    """Returns the maximum number of bytes of a snapshot, so that the snapshots of `processes` processes fit into the
+    budget. None means that there is no limit."""
     return None if budget is None else budget // (COPIES * processes)
 
 
 @dataclass(frozen=True)
 class Resumption:
-    """The position in an epoch where one child resumes, instead of at the beginning.
+    """The position in an epoch from which one child resumes.
 
     Args:
         content: the sealed snapshot; None for the epoch's beginning.
         starts: for each of the child's links, a tuple: the items that were sent before the snapshot, the number of
-            later items to skip, and the checksum after those items (None if checksums are not compared).
+            later items to skip, and the checksum after the skipped items (None if checksums are not compared).
         turn: for the dispatching process, the link of the next item; for a worker, the shard that sends the next item.
-        passed: how many passes of the dispatched items a worker had read completely.
+        passed: for a worker, the number of passes over the dispatched items that the worker had completed.
         share: the items that the worker had read in its current pass of the dispatched items.
         strict: whether sources compare the items that they reread with the originals.
     """
@@ -119,7 +119,7 @@ def unseal(sealed: Any, what: str) -> Any:
 
 
 def reason(error: Exception) -> bytes:
-    """Returns bytes that are sent instead of a snapshot, with the reason why no snapshot could be taken."""
+    """Returns bytes with the reason why no snapshot could be taken. These bytes are sent instead of a snapshot."""
     return _REASON + str(error).encode()[:_LONGEST_REASON]
 
 

@@ -1,7 +1,7 @@
 """Communication between the ranks of a job: a shared seed, and whether each rank still has an item.
 
-Role: `DistributedReadingService` and `FullSync` communicate through a `TorchGroup`, or through an object of the user.
-Every rank opens its groups in the same order, in its main process. A group belongs to the object that opened it.
+Role: `DistributedReadingService` and `FullSync` communicate through a `TorchGroup` or a user-defined group. Every rank
+opens its groups in the same order, in its main process. The object that opened a group also closes it.
 """
 
 from __future__ import annotations

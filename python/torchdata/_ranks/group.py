@@ -64,10 +64,10 @@ class RankGroup(Protocol):
         """Whether an operation has failed. After a failure, the group cannot be used any more."""
 
     def show_life(self) -> None:
-        """Shows all ranks, if possible, that this rank runs although it has not begun an operation."""
+        """Notifies all ranks, if possible, that this rank is running although it has not begun an operation."""
 
     def give_up(self) -> None:
-        """Ends another thread's wait for an operation immediately."""
+        """Makes an operation end immediately if another thread is waiting for it."""
 
     def close(self) -> None:
         """Releases the resources of the group."""

@@ -1,8 +1,8 @@
 """Connects ranks: rank 0 publishes its addresses in the job's store, and all other ranks connect to rank 0.
 
 Role: runs once for each group, in the main process of every rank. The store is used only for the addresses, in a
-separate thread, because an operation on the store never ends if the store's process is stopped. The thread of such an
-operation sleeps in torch until the program ends.
+separate thread, because an operation on the store never ends if the store's process is stopped. In this case, the
+thread sleeps in torch until the program ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torchdata._threads import start
 #: The reason why a group failed: what happened, the affected ranks, and the rank that gave up.
 Blame = tuple[str, list[int], int]
 
-#: Seconds between two checks for rank 0. The intervals grow, so that many ranks do not query the store too often.
+#: Seconds between two requests for rank 0's addresses. The intervals grow, so that many ranks do not flood the store.
 _FIRST_NAP, _LONGEST_NAP = 0.001, 0.05
 
 #: Seconds for one attempt to connect to an address and receive an answer.
@@ -35,7 +35,7 @@ _LOOPBACK = ("127.0.0.1", "::1")
 
 
 class Opening:
-    """The opening of one group of ranks.
+    """Opens one group of ranks.
 
     Args:
         prefix: the prefix of the keys in the store, which is the same on all ranks.
@@ -55,11 +55,11 @@ class Opening:
         return max(self._until - time.monotonic(), 0.0)
 
     def meet(self) -> tuple[Meeting | Blame, float]:
-        """Returns the meeting, or the reason why rank 0 has already given up. The second value is the number of seconds
-        that remain until all ranks must have joined.
+        """Returns a pair. The first value is the meeting, or the reason why rank 0 has already given up. The second
+        value is the number of seconds that remain until all ranks must have joined.
 
         Raises:
-            PrefetchTimeoutError: rank 0, and possibly further ranks, did not begin to iterate.
+            PrefetchTimeoutError: rank 0, and possibly other ranks, did not begin to iterate in time.
             RanksLostError: the store or rank 0 no longer exists or does not answer.
         """
         meeting = self._host() if self._rank == 0 else self._join()
@@ -71,8 +71,8 @@ class Opening:
             self._ask_store(lambda store: store.set("blame", json.dumps(blame)))
 
     def agree(self, key: str, value: str) -> str:
-        """Returns the first value that any process has set for a key. Raises RanksLostError if the store no longer
-        exists or does not answer."""
+        """Returns the value of a key that all ranks share. The first rank that calls this method determines the value.
+        Raises RanksLostError if the store no longer exists or does not answer."""
         return str(self._ask_store(lambda store: store.compare_set(key, "", value)).decode())
 
     def _host(self) -> Meeting:
@@ -141,7 +141,7 @@ class Opening:
         return offer
 
     def _ask_store(self, ask: Callable[[Any], Any]) -> Any:
-        """Returns the answer of the store. Waits `Meeting.WATCH` seconds longer than the remaining time."""
+        """Returns the store's answer to a request. Waits at most the remaining time plus `Meeting.WATCH` seconds."""
         answers: list[Any] = []
 
         def run() -> None:
@@ -168,7 +168,7 @@ class Opening:
 
 
 def _holder_of_store() -> str:
-    """Describes the process that holds the store, as far as this is known without the store."""
+    """Describes which process probably contains the store, without asking the store."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return "torchrun's agent on the machine of rank 0"
     return "rank 0, unless the program makes its store elsewhere"
@@ -193,8 +193,8 @@ def _machine() -> str:
 
 
 def _listen(store_host: str | None) -> tuple[socket.socket, dict[str, Any]]:
-    """Returns a listening socket, bound to a single address if one address suffices, and the information that other
-    ranks need to connect."""
+    """Returns a listening socket, and the information that other ranks need to connect. If one address suffices, the
+    socket is bound to this address only."""
     listener = _listen_at(store_host)
     if listener is not None:
         addresses = [listener.getsockname()[0]]
@@ -230,7 +230,7 @@ def _server_at(address: str) -> socket.socket | None:
 
 
 def _is_loopback(host: str | None) -> bool:
-    """Returns whether a host in the job's settings means the local machine, so that all ranks run on one machine."""
+    """Returns whether a host name stands for the local machine, which means that all ranks run on one machine."""
     return host is not None and (host.lower() == "localhost" or host in _LOOPBACK or host.startswith("127."))
 
 
@@ -250,7 +250,7 @@ def _address_of_interface(name: str) -> str:
     have an address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
         try:
-            # SIOCGIFADDR of netdevice(7): 16 bytes of name, then an address; its last four bytes are used.
+            # SIOCGIFADDR (see netdevice(7)) passes a name of 16 bytes. The kernel writes an address after the name.
             answer = fcntl.ioctl(asks, 0x8915, struct.pack("16s16x8x", name.encode()[:15]))
         except OSError as error:
             raise RuntimeError(

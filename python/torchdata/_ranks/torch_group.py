@@ -24,10 +24,10 @@ from torchdata._native import Meeting
 from torchdata._ranks.group import GivenUp, PrefetchTimeoutError, RanksLostError, UncopyableGroup, describe_ranks
 from torchdata._ranks.opening import Opening
 
-#: The number of groups of this process by their ranks, because all ranks open their groups in the same order.
+#: How many groups this process has opened, by their ranks. All ranks open their groups in the same order.
 _numbers: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(itertools.count)
 
-#: The largest signed 64-bit value. A rank that votes with this value never determines the minimum.
+#: The largest signed 64-bit value. The smallest vote counts, so this vote leaves the decision to the other ranks.
 _LARGEST = 2**63 - 1
 
 #: Descriptions of the failures of ranks, by the name that the meeting uses for each failure.
@@ -126,8 +126,8 @@ class TorchGroup(UncopyableGroup):
         return self._run(value if self.rank == 0 else _LARGEST)
 
     def agree(self, value: str) -> str:
-        """Returns the value of the group that calls this method first, among all groups of this size. On ranks other
-        than rank 0, returns the rank's own value.
+        """Among all groups with the same number of ranks, the first group that calls this method determines the value
+        that is returned. On ranks other than rank 0, returns the rank's own value.
 
         With tensor parallelism, ranks that must read the same data belong to different data-parallel groups. This
         method makes ranks that read the same data shuffle in the same order.
@@ -209,7 +209,7 @@ class TorchGroup(UncopyableGroup):
         open."""
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in self._descriptors:
-            # The descriptor is replaced but not closed, because it still belongs to an object.
+            # The descriptor is replaced instead of closed, because an inherited object will close it later.
             os.dup2(nowhere, descriptor, inheritable=False)
         os.close(nowhere)
 

@@ -60,7 +60,7 @@ def drawing(item: Any) -> Any:
     return Cut(item) * 100 + random.randrange(100)
 
 
-#: Pipes over a shuffled source that may be interrupted while they process an item.
+#: Pipes that read a shuffled source, and that Ctrl-C may interrupt while they process an item.
 PIPES: dict[str, Any] = {
     "map": lambda pipe: pipe.map(Cut),
     "random numbers": lambda pipe: pipe.map(drawing),

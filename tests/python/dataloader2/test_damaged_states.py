@@ -39,7 +39,7 @@ STATE = state()
 def damaged(field, part, change):
     """Returns a copy of `STATE` in which `change` was applied to one field.
 
-    In the field for random generators, `part` selects the generator to change.
+    In the field for random generators, `part` selects the random generator to change.
     """
     whole = STATE[field]
     if isinstance(whole, bytes):
@@ -91,8 +91,8 @@ def test_truncated_states_are_reported_as_damaged_with_and_without_checksums(fie
 @given(value=st.one_of(st.none(), st.integers(), st.text(), st.binary(max_size=40), st.lists(st.integers())))
 def test_any_other_value_in_a_field_is_refused_by_name(field, value):
     assert "state" in refused({**STATE, field: value})
-    # In a state without checksums, only two fields are tested: the service's state, and the field for random numbers,
-    # which may be None.
+    # Without checksums, wrong values are detected only in two fields: the service's state, and the states of random
+    # generators unless the value is None.
     if field == "serialized_datapipe" or (field == "randomness_state" and value is not None):
         assert "state" in refused({**STATE, field: value, "checksums": None})
 

@@ -23,8 +23,8 @@ from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.datapipes.map import SequenceWrapper
 from torchdata.datapipes.utils import StreamWrapper
 
-#: The calls that the services of the current test have received. The list is global, so that all copies of a service
-#: record their calls in this list.
+#: The calls that the services of the current test have received. This list is global, because all copies of a service
+#: must append to the same list.
 calls: list[str] = []
 
 

@@ -160,7 +160,7 @@ def test_other_functions_are_refused_with_what_to_do(function: Any, words: str) 
 
 
 class Drawn:
-    """A sampler that draws from Python's generator, as user-defined samplers often do."""
+    """A sampler that draws from Python's random generator, as user-defined samplers often do."""
 
     def __init__(self, count: int, lazy: bool = False) -> None:
         self.count, self.lazy = count, lazy
@@ -304,7 +304,7 @@ def test_a_sampler_is_refused_for_an_iterable_dataset() -> None:
         DataLoader2.from_dataset(Counted(), sampler=[1])
 
 
-# -- sources that distribute their own items ---------------------------------------------------------
+# -- sources that distribute their items among the workers themselves --------------------------------
 
 
 def own_share(count: int) -> Iterator[int]:

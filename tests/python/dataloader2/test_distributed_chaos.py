@@ -1,7 +1,7 @@
-"""A job ends in time if a rank is killed, stopped or hangs at any moment. The rank may be rank 0, which holds the job's
-store.
+"""A job ends in time if a rank is killed, stopped or hangs at any moment. This is also true for rank 0, which holds the
+job's store.
 
-`rank_chaos.py` runs the jobs, and checks the rules for their results. The ranks that did not fail must receive all
+`rank_chaos.py` contains the jobs, and the rules for their results. Every rank that did not fail must either receive all
 items, or raise an error in time that names the failed rank. The processes of the ranks that did not fail must exit soon
 afterwards, and leave nothing behind.
 """
@@ -70,7 +70,8 @@ def outcomes_of(make: Callable[[], Path], plans: list[dict[str, Any]], strikes: 
 
     A run is also repeated if its ranks were too late, which may happen on a busy machine.
 
-    `make` creates a folder for the jobs in `plans`. With `strikes`, jobs whose fault did not occur are inconclusive.
+    `make` creates a folder for the jobs in `plans`. With `strikes`, a job in which the fault did not occur is
+    inconclusive.
     """
     found: dict[int, dict[str, Any]] = {}
     for _ in range(4):

@@ -301,9 +301,9 @@ def _left_loop(group: Records) -> Any:
 
 
 def _last_vote(group: Records) -> int:
-    """Returns the last vote of a rank that has left its loop.
+    """Returns the vote of a rank that has left its loop.
 
-    Because a thread sends the vote, the function waits for it.
+    The function waits for this vote, because a thread sends it.
     """
     until = time.monotonic() + 120
     while group.votes[-1] == _HAS and time.monotonic() < until:

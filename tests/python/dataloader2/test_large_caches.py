@@ -40,7 +40,7 @@ def array(item: int) -> Any:
 
 
 def drawing(item: Any) -> Any:
-    """Returns a new array that depends on the global generators."""
+    """Returns a new array that depends on the global random generators."""
     return array(item) + random.random() + np.random.random()
 
 
@@ -103,7 +103,8 @@ _expected: dict[tuple[str, int], list[list[Any]]] = {}
 
 
 def expected(kind: str, workers: int) -> list[list[Any]]:
-    """Returns the epochs of an undisturbed loader with snapshots that contain the cached items."""
+    """Returns the items of each epoch of an uninterrupted loader. The loader's snapshots may contain all cached
+    items."""
     if (kind, workers) not in _expected:
         with loader_of(kind, workers, None) as loader:
             _expected[kind, workers] = [contents(loader) for _ in range(EPOCHS + 1)]

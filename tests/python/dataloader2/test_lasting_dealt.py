@@ -1,5 +1,5 @@
-"""State that child processes keep between epochs is part of the loader's states in later epochs, from the beginning of
-each epoch.
+"""The states of a loader also contain the state that child processes keep between epochs, even if a state was saved at
+the beginning of a later epoch.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Counting(IterDataPipe[int]):
 
 
 class Silent(IterDataPipe[int]):
-    """A pipe that creates and yields 40 items, before reading the dispatched items if `ever` is true."""
+    """A pipe that yields 40 items of its own, and then, if `ever` is true, the dispatched items."""
 
     def __init__(self, source: Any, ever: bool) -> None:
         self.source, self.ever = source, ever

@@ -71,7 +71,8 @@ def drawn(item: int) -> bool:
 
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_workers_end_an_epoch_whose_last_items_the_main_process_had_read_ahead(dispatched: bool) -> None:
-    """The workers finish the epoch and update their kept state, although the main process requests no further item."""
+    """Although the main process requests no further item, the workers must finish the epoch and update the state that
+    they keep."""
 
     (caches,) = (row for row in ROWS if row.name == "on_disk_caches_in_turn")  # the pipes of this row read ahead
 
@@ -141,7 +142,8 @@ def is_small(item: int) -> bool:
 
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_a_state_at_the_end_is_final_although_the_main_process_drops_the_last_items(one_by_one: bool) -> None:
-    """The main process may take the last snapshot of its pipes before the pipes read the items that they drop."""
+    """The main process may take the last snapshot of its pipes before these pipes have read and dropped the last
+    items."""
 
     def build() -> Pipe:
         pipe = SampleMultiplexer({IterableWrapper(range(5)): 1, IterableWrapper(range(5, 12)): 1}, seed=3)
@@ -310,7 +312,7 @@ def test_passes_of_a_first_epoch_do_not_count_as_epochs(dispatched: bool) -> Non
 
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_a_position_in_the_first_of_two_passes_is_known_in_the_second_one(dispatched: bool) -> None:
-    """The loader need not record the items of the first pass, because no pipe has kept state before the first epoch."""
+    """No pipe has kept state before the first epoch, so the loader need not record the items of the first pass."""
     pipe = drawn_by_its_own_seed(dispatched).cycle(2).map(plus_one)
     with loader_of(pipe) as loader:
         state, whole = loader.state_dict(), list(loader)
@@ -372,7 +374,8 @@ def test_a_state_of_a_later_epoch_whose_first_item_the_main_process_has_read_ahe
 
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_the_end_of_a_resumed_epoch_that_needs_no_more_items_is_the_workers_end_too(dispatched: bool) -> None:
-    """The resumed loader must run the workers' epoch to its end, although it needs no more items of this epoch."""
+    """The loader must run the workers' epoch to its end, although the main process needs no more items of this
+    epoch."""
 
     def build() -> Pipe:
         return drawn_by_its_own_seed(dispatched).map(plus_one).map_batches(list, batch_size=11)

@@ -1,4 +1,5 @@
-"""If a library is imported within an epoch, its global generator is seeded like all other generators."""
+"""If a library is imported within an epoch, its global random generator is seeded like the generators of all other
+libraries."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ else:
 
 
 class Held:
-    """Events that block a thread at the first item of the loader's first epoch until the test releases it."""
+    """Events with which a test blocks a thread at the first item of the loader's first epoch."""
 
     begins, entered, go_on, has_left = (threading.Event() for _ in range(4))
 

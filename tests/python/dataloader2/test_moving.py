@@ -1,4 +1,5 @@
-"""Within an epoch, a state can be moved between loaders with and without workers, and the later items are the same."""
+"""Within an epoch, a state can be moved between loaders with and without workers, and the items after the state stay
+the same."""
 
 from __future__ import annotations
 

@@ -243,8 +243,8 @@ def test_a_service_learns_whether_pipes_are_timed_and_which_shards_a_resumed_epo
         with DataLoader2(shuffled(), reading_service=Told(), stats="full") as loader:
             if workers is not None:
                 loader.load_state_dict(_state_after_one(workers))
-            # Each worker reads one shard, and each shard yields all items. The pipe keeps state between epochs, so
-            # later epochs must have the same shards.
+            # Each worker reads one shard, and each shard yields all items. The pipe keeps state between epochs, so the
+            # loader must keep the shards of the saved epoch.
             assert len(list(loader)) == 20 * (workers or 1) - (workers is not None)
             assert len(list(loader)) == 20 * (workers or 1)
     assert told == [(True, None, None), (True, None, None), (True, 3, None)]

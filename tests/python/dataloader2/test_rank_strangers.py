@@ -38,7 +38,7 @@ def test_rank_0_listens_on_the_address_towards_the_store(monkeypatch):
 @pytest.mark.parametrize("towards", ["127.0.1.1", None, "192.0.2.1"])
 def test_rank_0_listens_on_all_addresses_if_the_reachable_one_is_unknown(towards, monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    # In the last case, the address does not belong to this machine.
+    # With the last parameter, the address does not belong to this machine.
     monkeypatch.setattr(opening, "_addresses_towards", lambda host: [towards] if towards else [])
     listener, offer = opening._listen("store.example")
     with listener:

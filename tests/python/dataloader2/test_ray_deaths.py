@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 WORKERS, NODES = 2, 2
-#: Ray's settings for removing an unresponsive node after some seconds rather than a minute.
+#: Settings that make Ray remove an unresponsive node after some seconds instead of a minute.
 PROMPT = {"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "2000"}
 
 
@@ -206,8 +206,8 @@ except WorkerExitedError as error:
 """
 
 
-# Ray's own hooks make an interrupted program exit with code 1. Ray also kills a process that has lost the cluster's
-# first node, and a process in which a thread calls Ray while the main thread leaves the cluster.
+# Ray's own hooks make an interrupted program exit with code 1. Ray also kills a process after the cluster's first node
+# has ended, or if a thread calls Ray while the main thread leaves the cluster.
 @pytest.mark.parametrize(
     ("how", "codes", "says"),
     [

@@ -37,7 +37,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:.* has taken its place")]
 
-#: The phrase that occurs in each warning about a replaced process.
+#: Each warning about a replaced process contains this phrase.
 TOLD = "has taken its place"
 
 

@@ -55,7 +55,7 @@ class Dividing(Logging):
 
 
 class Header:
-    """A stream that distributes its rows among the workers, and begins the part of each worker with the same header."""
+    """A stream that distributes its rows among the workers. In each worker, the stream begins with the same header."""
 
     def __iter__(self) -> Iterator[str]:
         worker = torch.utils.data.get_worker_info()
@@ -104,7 +104,7 @@ def test_equal_items_of_a_source_that_is_said_to_split_itself_are_no_error() -> 
         list(loader)
 
 
-# -- sharding filters: comparing the orders of workers -----------------------------------------------
+# -- sharding filters that compare the orders of workers ---------------------------------------------
 
 
 def is_sampled(_item: Any) -> bool:

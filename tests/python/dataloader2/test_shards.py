@@ -217,7 +217,7 @@ def test_a_worker_that_runs_several_shards_is_replaced_with_all_of_them(often: N
 
 
 def even() -> Any:
-    """Returns a source with the same number of items for each rank and worker."""
+    """Returns a source that yields the same number of items on each rank and in each worker."""
     return IterableWrapper(range(48)).shuffle().sharding_filter()
 
 
@@ -268,7 +268,7 @@ def test_states_of_all_ranks_resume_with_another_number_of_ranks(form: str, old:
     (ranks, workers), count = old, 2
     whole = [got for got, _ in of_ranks(form, ranks, workers, None)]
     states = {rank: state for rank, (_, state) in enumerate(of_ranks(form, ranks, workers, count))}
-    # The remaining items of each shard, ordered by worker and then by rank.
+    # The remaining items of each shard. The shards are ordered by worker, and then by rank.
     left = [[*got[worker::workers][len(range(worker, count, workers)) :]] for worker in range(workers) for got in whole]
     turn = count % workers * ranks
     expected = []

@@ -35,7 +35,7 @@ def loader(group: ThreadGroup, workers: int, items: int) -> DataLoader2[Any]:
 
 
 def saved(workers: int, count: int | None) -> list[Any]:
-    """Returns for each rank a state after `count` items, and the remaining items of the epoch.
+    """Returns a pair for each rank: a state after `count` items, and the remaining items of the epoch.
 
     If `count` is None, the state is saved before the epoch.
     """

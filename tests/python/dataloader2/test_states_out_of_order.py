@@ -68,7 +68,8 @@ def loader(workers: int, state: Any = None, datapipe: Any = None, strict: bool =
 
 
 def first(workers: int, count: int, state: Any = None, ago: int = 0) -> tuple[list[Any], Any]:
-    """Reads `count` items. Returns the loader's state from `ago` items earlier, and the items before this state."""
+    """Reads `count` items. Returns the items up to the position `ago` items earlier, and the loader's state at this
+    position."""
     with loader(workers, state) as reading:
         got = list(islice(reading, count))
         return got[: count - ago], reading.state_dict(items_ago=ago)

@@ -180,8 +180,8 @@ def test_before_the_first_item_of_a_later_epoch_a_state_needs_iterate(source: st
 
 
 def following(epochs: list[list[int]], epoch: int, position: int) -> list[list[int]]:
-    """Returns the items after a position. A position that exceeds the number of items stands for the time after the end
-    of the epoch.
+    """Returns the items of the epoch after a position, and the items of the next epoch. If the position exceeds the
+    number of items, the epoch has ended, and only the items of the next epoch are returned.
     """
     after = epochs[epoch + 1 : epoch + 2]
     return after if position > len(epochs[epoch]) else [epochs[epoch][position:], *after]

@@ -1,4 +1,5 @@
-"""If one process runs several shards, each shard has separate global generators, and a separate torch worker info."""
+"""If one process runs several shards, each shard has separate global random generators, and a separate torch worker
+info."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def _generators_are_put_back() -> Any:
 
 @pytest.fixture(params=["memory", "public functions"])
 def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The way in which generators are copied: as memory, or by public functions if their memory has another layout."""
+    """The way in which generators are copied. Their memory is copied directly, or public functions are used if the
+    memory has an unknown layout."""
     monkeypatch.setattr(exchanging, "_known", None)
     if request.param != "memory":
         monkeypatch.setattr(exchanging, "_is_copied", lambda *_: False)
@@ -44,8 +46,8 @@ def seed(number: int) -> None:
 
 
 def draw(times: int = 1) -> list[float]:
-    """Draws normal and uniform numbers. Generators create normal numbers in pairs, and keep the second number of each
-    pair.
+    """Draws normal and uniform numbers. Normal numbers are created in pairs, so a generator also stores the second
+    number of a pair.
     """
     drawn: list[float] = []
     for _ in range(times):

@@ -200,9 +200,10 @@ class Noting(IterDataPipe):
 
 
 def held(row: Row, few: int, many: int) -> tuple[int, int]:
-    """Returns how many bytes Python objects use before the int `few` and after the int `many` of a row's source.
+    """Runs the pipe of a row over `many` ints, and returns how many bytes Python objects use at two moments: before the
+    source yields the int `few`, and after the last int.
 
-    The first result is 0 if the pipe never reads the int `few` from its source.
+    The first number is 0 if the pipe never reads the int `few` from its source.
     """
     sources: list[Noting] = []
 
@@ -344,7 +345,8 @@ ELSEWHERE = {
 
 
 def test_every_public_pipe_has_a_row_or_tests_of_its_own() -> None:
-    # Classes that return pipes of other classes when they are called, with the functional form that names their rows.
+    # Maps names of classes to functional forms. Some classes return a pipe of another class when they are called, so
+    # their rows are named after the form.
     forms = {getattr(form, "__wrapped__", form).__name__: name for name, form in IterDataPipe.functions.items()}
     built_pipes = {type(pipe).__name__ for row in ROWS for pipe in walk(built(row))}
     named = {row.name for row in ROWS}

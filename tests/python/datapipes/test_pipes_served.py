@@ -50,7 +50,7 @@ class Places:
 
 @dataclass(frozen=True)
 class Served:
-    """The table's row for one pipe.
+    """A row of the table of pipes, for one pipe.
 
     The source consists of short names, which `build` converts to the input of the pipe.
     """

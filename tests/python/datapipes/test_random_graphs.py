@@ -44,8 +44,8 @@ def test_a_thread_that_waits_for_a_dispatched_item_keeps_no_later_epoch_waiting(
 ) -> None:
     """In an earlier version, a worker and the main process waited for each other until a timeout of one minute.
 
-    The worker's snapshot waited for a dispatched item, this item waited for space in the link to another worker, and
-    the main process waited for the snapshot.
+    The worker's snapshot waited for a dispatched item. This item waited for space in the link to another worker. The
+    main process waited for the snapshot.
     """
     monkeypatch.setattr(Prefetcher, "patience", 1000.0)
     monkeypatch.setattr(snapshots, "SECONDS", 0.0)
@@ -106,7 +106,8 @@ def test_no_pipe_is_missing_from_random_graphs() -> None:
     ends += [Loader(number, ("workers",)).pipe() for number in range(30)]
     found = {type(pipe).__name__ for end in ends for pipe in walk(end)}
     assert {f"row {row.name}" for row in ROWS} - {"row cycle_for_ever"} <= {*OVER_ONE, *THREADED}
-    # Classes that return pipes of other classes when they are called, with the functional form that names their rows.
+    # Maps names of classes to functional forms. Some classes return a pipe of another class when they are called, so
+    # their rows are named after the form.
     for base, module in ((IterDataPipe, iter_pipes), (MapDataPipe, map_pipes)):
         forms = {getattr(form, "__wrapped__", form).__name__: name for name, form in base.functions.items()}
         classes = {name: value for name in module.__all__ if isinstance(value := getattr(module, name), type)}

@@ -21,7 +21,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 
 class Drawn:
-    """A sampler that draws its order from the global generator."""
+    """A sampler that draws its order from the global random generator."""
 
     def __iter__(self) -> Any:
         return iter(random.sample(range(6), 6))
@@ -68,7 +68,7 @@ GRAPHS: dict[str, Callable[[], Any]] = {
 
 
 def elsewhere(number: int) -> None:
-    """Simulates another process: seeds the global generators with a number that no other run of these tests uses."""
+    """Simulates another process by seeding the global random generators with a number that no other run uses."""
     random.seed(number)
     torch = loaded("torch")
     if torch is not None:

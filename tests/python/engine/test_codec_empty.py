@@ -19,7 +19,8 @@ SHAPE = (100, 200)
 
 @pytest.fixture
 def loopback(loopback, monkeypatch):
-    """Returns an encoder with a sender. `torchdata.empty` allocates arrays in the shared memory of the sender."""
+    """Returns both ends of a link in this process. `torchdata.empty` allocates arrays in the shared memory of the
+    sender."""
     monkeypatch.setattr(_engine, "current_sender", loopback.sender)
     return loopback
 
@@ -93,8 +94,8 @@ def kept_pointer(array):
     return array, np.ctypeslib.as_array(pointer, SHAPE), pointer
 
 
-#: For each case, two references to the same memory. The producer sends the first object, and then writes through the
-#: second object.
+#: For each case, a function that returns two objects with the same memory. The producer sends the first object, and
+#: then writes through the second object.
 KEPT = {
     "the array": lambda array: (array, array),
     "a view": lambda array: (array, array[:]),

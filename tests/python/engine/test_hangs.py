@@ -48,14 +48,16 @@ def hanging(function, dispatched="", items=40, **options):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Returns a folder for `HangingAt`, and allows the package to kill only processes that have begun to hang."""
+    """Returns a folder for `HangingAt`. During the test, the package may only kill processes that have begun to
+    hang."""
     kill_only_hung(monkeypatch, tmp_path)
     return tmp_path
 
 
 PLACES = ("", "before", "behind")
-#: With fork, the test covers each kind of hang once in workers, and once before or after the dispatching. With spawn
-#: and forkserver, each position is tested with only one kind of hang, because starting workers takes long.
+#: With fork, each kind of hang is tested in a loader without dispatching, and in a pipe before or after the
+#: dispatching. With spawn and forkserver, each position is tested with only one kind of hang, because starting workers
+#: takes long.
 CASES = [(way, "fork", "") for way in WAYS]
 CASES += [(way, "fork", dispatched) for way, dispatched in zip(WAYS, itertools.cycle(PLACES[1:]), strict=False)]
 CASES += [

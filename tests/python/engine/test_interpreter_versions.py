@@ -222,7 +222,7 @@ def test_a_lambda_may_use_modules_and_names_that_are_imported_lazily(method: str
 
 
 class Lazy:
-    """Simulates a lazily imported name of Python 3.15."""
+    """Imitates the object that Python 3.15 creates for a lazily imported name."""
 
     def __init__(self, content: Any) -> None:
         self.content = content

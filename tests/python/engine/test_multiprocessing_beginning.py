@@ -74,7 +74,7 @@ def says_its_threads():
 
 
 def test_a_child_sets_its_name_once_and_keeps_a_name_set_by_the_program(tmp_path):
-    """A child receives its name a second time with the process object, after it has imported the program."""
+    """After a child has imported the program, it receives its name a second time, with the process object."""
     program = tmp_path / "program.py"
     program.write_text(
         "import gc, multiprocessing, sys\n"

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.alone
 
 
 def as_callback(function):
-    """Wraps a C function so that it accepts any object. Calling the wrapped function runs no Python code."""
+    """Wraps a C function so that it accepts any object. When the wrapped function is called, no Python code runs."""
     function.argtypes, function.restype = [ctypes.py_object], None
     return function
 
@@ -43,7 +43,7 @@ class Drops:
 
 
 def drop_under_ctrl_c(make):
-    """Presses Ctrl-C, and immediately deletes the object that `make` creates. KeyboardInterrupt must be raised."""
+    """Presses Ctrl-C immediately before the object that `make` creates is deleted. KeyboardInterrupt must be raised."""
     held = [Drops(), make(), Drops()]
     callbacks = [weakref.ref(held[0], collect), weakref.ref(held[2], press)]
     with pytest.raises(KeyboardInterrupt):

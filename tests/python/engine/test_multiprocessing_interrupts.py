@@ -204,8 +204,8 @@ class Handler:
         self.calls += 1
 
 
-#: A module that the program and the forking process import. In the first forking process, a fork takes long, so that
-#: the process can be killed before it reports the fork.
+#: The source of a module that the program and the forking process import. The first forking process kills itself
+#: shortly before it reports a fork.
 LATE_SERVER = """
 import os, signal, time
 from torchdata._engine.processes.forking_process import _ForkingProcess

@@ -231,7 +231,7 @@ def hang():
 def lock(monkeypatch, tmp_path):
     """Returns a function that adds a simulated lock.
 
-    Each forked child calls `take` with a different number to acquire the simulated lock.
+    Each forked child calls the function `take` with a different number to acquire this lock.
     """
 
     def add(take):

@@ -70,8 +70,8 @@ def test_a_worker_that_makes_large_tensors_does_not_grow_by_one_for_each_item(mo
     # to pages.
     with loader(pipe, num_workers=1, multiprocessing_context="spawn") as dl:
         grown = list(dl)
-    # At first, the memory may grow until freed gaps are large enough for every tensor. If each tensor took new pages,
-    # 60 more tensors would then add 60 times the size of a tensor.
+    # During the first 60 items, memory may grow until there are freed gaps that are large enough for every tensor. If
+    # each tensor took new pages, 60 more tensors would then add 60 times the size of a tensor.
     assert grown[-1] - grown[60] < 12 * LargeTensors.SIZE
 
 

@@ -101,7 +101,7 @@ def test_a_child_that_another_process_reaped_is_not_signalled(sigchld, monkeypat
     ("error", "what"), [(errno.EAGAIN, "cannot start the thread"), (errno.EMFILE, "cannot watch a process")]
 )
 def test_a_child_that_cannot_watch_the_main_process_exits_with_a_reason(monkeypatch, capfd, error, what):
-    """A child cannot watch the main process if, for example, the limit of threads or open files is reached."""
+    """For example, a child cannot watch the main process if a limit of threads or open files was reached."""
 
     def refused(_pid):
         raise OSError(error, f"{what}: {os.strerror(error)}")

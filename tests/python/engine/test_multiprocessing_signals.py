@@ -266,16 +266,18 @@ class Timer:
 
 
 def is_rang(error):
-    """Returns whether `error` is the exception of the signal handler, or was caused by this exception.
+    """Returns whether `error`, or one of the errors that caused it, is the exception of the signal handler.
 
-    An exception that the handler raises while a graph is unpickled is only the cause of the final error.
+    If the handler raises while a graph is unpickled, its exception is only the `__cause__` or `__context__` of the
+    error that the program receives.
     """
     while error is not None and not isinstance(error, Rang):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
-# If a handler raises while `Thread.start` creates a thread, CPython 3.11 prints a KeyError, and the new thread ends.
+# If a signal handler raises an exception during `Thread.start`, CPython 3.11 prints a KeyError, and the new thread
+# ends.
 @pytest.mark.filterwarnings("ignore:Exception ignored in thread started by:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_exception_of_a_handler_while_workers_start_is_raised_and_leaves_nothing(family):

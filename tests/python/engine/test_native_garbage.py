@@ -181,7 +181,7 @@ def saved_globals(holder):
     return found
 
 
-#: Functions that create an object of the extension which refers to a holder.
+#: Functions that create an object of the extension. Each of these objects refers to the given `holder`.
 WAYS = {
     "delivery": delivery,
     "hold on a queue": lambda holder: queue_of_items(holder).hold(),

@@ -35,11 +35,11 @@ class Message:
         self.sender.send_message("come")
 
     def close(self):
-        """Does nothing, because no thread waits any more."""
+        """Does nothing, because no other thread uses this object."""
 
 
 class Item(Message):
-    """Waits for an item of another process, which sends the item after an epoch has begun."""
+    """Waits for an item that a thread sends after an epoch has begun."""
 
     def __init__(self):
         super().__init__()

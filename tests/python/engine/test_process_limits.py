@@ -1,6 +1,7 @@
 """If a loader cannot start because of the limit of processes, an error is raised, and nothing is left behind.
 
-The limit does not apply to root, and counts all processes of a user, so the test runs its program as a separate user.
+The limit of processes does not apply to root, and counts all processes of a user, so the test runs its program as a
+separate user.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ PROGRAM = """
         main(sys.argv[1], sys.argv[2], map(int, sys.argv[3:]))
 """
 
-#: The parts of the package that may fail to start a process or thread, as errors name them.
+#: The names by which errors refer to the parts of the package that start processes or threads.
 WHO = ("worker process ", "the dispatching process", "resource tracker", "torchdata-prefetch", "torchdata-threadpool")
 users = itertools.count(70_000 + os.getpid() % 1000 * 100)
 

@@ -83,10 +83,10 @@ class Loader(Iterator[Any]):
 
 
 class Way(NamedTuple):
-    """How to test one class that reads ahead."""
+    """Describes how to test one class that reads ahead."""
 
-    #: A function that begins to read numbers, called with the count of numbers, a function to apply to each number, and
-    #: a state or None.
+    #: A function that begins to read numbers. Its arguments are the count of numbers, a function to apply to each
+    #: number, and a state or None.
     begin: Callable[[int, Function, Any], Any]
     in_order: bool = True
     #: Whether a reader yields further items after the function has raised an error.

@@ -1,4 +1,5 @@
-"""Statistics, diagnoses and warnings with stacks include workers with carriers. Hanging workers are replaced."""
+"""Statistics, diagnoses and warnings with stacks also include workers that are connected by carriers, as on other
+machines. Hanging workers are replaced."""
 
 from __future__ import annotations
 

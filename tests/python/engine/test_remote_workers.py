@@ -149,7 +149,7 @@ def test_a_host_ends_if_nothing_arrives_or_if_its_parent_and_its_worker_are_gone
     wait_for(lambda: all(is_gone(pid) for pid in pids))
 
 
-# -- no space in the main process --------------------------------------------------------------------------------
+# -- the main process has no space for units ---------------------------------------------------------------------
 
 
 def full(count: int = 2500) -> DataLoader2[Any]:

@@ -45,7 +45,8 @@ def row(file, x):
 
 
 def told(family, function, workers=2, epochs=2, method="fork", between=lambda: None):
-    """Reads some epochs, and returns the warnings. After each item, the main process calls `between`."""
+    """Reads some epochs, and returns the warnings. The function `between` is called in the main process after each
+    item."""
     before, families.WORKERS = families.WORKERS, workers
     try:
         with warnings.catch_warnings(record=True) as found:

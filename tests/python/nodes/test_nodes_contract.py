@@ -108,7 +108,7 @@ STEPS: dict[str, Callable[[BaseNode[Any]], BaseNode[Any]]] = {
     "weighted": lambda node: MultiNodeWeightedSampler({"a": node}, {"a": 1.0}, rank=0, world_size=1),
     **ASKING,
 }
-#: Nodes that begin a new pass over their source within an epoch.
+#: Nodes that iterate over their source repeatedly within one epoch.
 TURNING = ("cycler", "in turn CYCLE")
 
 
@@ -125,8 +125,8 @@ def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) 
     def make(recorder: Recorder) -> Loader[Any]:
         return Loader(STEPS[outer](STEPS[inner](recorder)))
 
-    # Each complete epoch begins with one reset without a state. The node that is read must not be asked for states,
-    # except by nodes that read ahead or read repeatedly.
+    # Each complete epoch begins with one reset without a state. The recorder must not be asked for its state, except by
+    # nodes that read ahead or read repeatedly.
     recorder = Recorder()
     with make(recorder) as loader:
         whole = [epochs_over(loader) for _ in range(3)]
@@ -136,7 +136,7 @@ def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) 
     assert "L" not in recorder.notes
     assert asks or "g" not in recorder.notes
     assert not re.search("e[ng]*n", recorder.notes.replace("R", "R ")), "it was read on after its end"
-    # An epoch that is left early must also begin with one reset without a state.
+    # An epoch must begin with one reset without a state even if the loop leaves the epoch early.
     recorder = Recorder()
     with make(recorder) as loader:
         for most in (1, 2, None):
@@ -144,7 +144,8 @@ def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) 
     assert sorted(map(repr, left)) == sorted(map(repr, whole[0]))
     assert "L" not in recorder.notes
     assert asks or "g" not in recorder.notes
-    # A loaded state is passed to the node once, unchanged. The reset for the next epoch has no state.
+    # When a state is loaded, the node must receive this state once, unchanged. The reset at the beginning of the next
+    # epoch has no state.
     recorder, resumed = Recorder(), Recorder()
     with make(recorder) as loader:
         iterator = iter(loader)

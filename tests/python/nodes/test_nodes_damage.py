@@ -172,7 +172,8 @@ VALUES = [
 
 
 def fields_of(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yields every field of a state, except for the contents of a user's iterable or of a pipe's graph."""
+    """Yields the path and the value of every field of a state, except for fields inside the state of a user's iterable
+    or of a pipe's graph."""
     if isinstance(state, dict) and not state.keys() & {"place", "pipes"}:
         for key, value in state.items():
             if not isinstance(value, dict) or "place" not in value:

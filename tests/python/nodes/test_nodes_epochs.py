@@ -103,7 +103,7 @@ def goes_on(make: Callable[[], BaseNode[Any]], plan: Plan, chance: random.Random
     return held
 
 
-#: The plans of the tests. Each pair of a stream and a graph is tested with one plan, so that each graph is tested with
+#: The plans of the tests. Each pair of a stream and a graph is tested with only one plan, but each graph is tested with
 #: all plans.
 PLANS: list[Plan] = [[None, None, None, None], [2, None, None, None], [1, 3, None, None]]
 

@@ -1,4 +1,5 @@
-"""ParallelMapper over processes returns results, reports errors and exits of processes, and leaves none behind."""
+"""ParallelMapper over processes returns results, reports errors and exits of processes, and leaves no processes
+behind."""
 
 from __future__ import annotations
 

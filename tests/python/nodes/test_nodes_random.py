@@ -18,7 +18,7 @@ def judge(request: pytest.FixtureRequest) -> Iterator[NodesJudge]:
         yield judge
 
 
-#: The seeds of the tested programs. In the last program, an epoch once had more items than the driver reads.
+#: The seeds of the tested programs. With the last seed, an epoch once had more items than the driver reads.
 SEEDS = [*(range(first, first + 3) for first in (1, 11, 91)), range(973_676, 973_677)]
 
 

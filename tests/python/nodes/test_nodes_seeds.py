@@ -75,7 +75,7 @@ def test_processes_of_two_mappers_in_one_graph_draw_different_numbers() -> None:
 
 
 def test_the_main_process_draws_the_same_numbers_as_without_processes() -> None:
-    """An order that is drawn from the global generator is the same with threads and with processes."""
+    """An order that is drawn from the global random generator is the same with threads and with processes."""
     orders = []
     for method in ("thread", "process"):
         torch.manual_seed(3)

@@ -1,6 +1,6 @@
 """ParallelMapper with processes sends many small items in one message.
 
-The results are the same as with one item per message.
+The results are the same as with one item in each message.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def mapper(source: Any, function: Any, workers: int = 1, **options: Any) -> Para
 
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Returns a list, to which each message appends the number of its items. The clock is stopped, so calls take no
-    time.
+    """Returns a list, to which each message appends the number of its items. The clock is stopped, so that each call
+    seems to take no time.
     """
     counts: list[int] = []
     send = _processes.MapWorker._send

@@ -13,15 +13,15 @@ import pytest
 
 import torchdata
 
-#: The name of the compiled extension, which cannot be searched for docstrings.
+#: The compiled extension, which is skipped because it cannot be searched for docstrings.
 SKIPPED = ("torchdata._native",)
 
 #: Packages that import PyTorch. The docstrings of these packages are skipped if PyTorch is not installed.
 OF_TORCH = ("torchdata.nodes", "torchdata.stateful_dataloader")
 TORCH = importlib.util.find_spec("torch") is not None
 
-#: Two sets of docstrings: examples that need PyTorch, and examples that show NumPy arrays, which would be tensors with
-#: PyTorch.
+#: `NEED_TORCH` contains objects with examples that need PyTorch. `SHOW_ARRAYS` contains objects with examples that
+#: print NumPy arrays, and would print tensors with PyTorch.
 NEED_TORCH = {"torchdata.dataloader2.reading_service.SequentialReadingService"}
 SHOW_ARRAYS = {"torchdata.datapipes.iter.Collator", "torchdata.datapipes.utils.collate.default_collate"}
 

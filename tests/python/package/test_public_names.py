@@ -1,7 +1,8 @@
 """The names of torchdata 0.9 and 0.11 exist and accept the same arguments, including private names that old code uses.
 
-`data/api` contains the names of each public module of those releases with their parameters, and the private names that
-public code imports or patches. Additional parameters of this package have defaults and follow upstream's parameters.
+For each public module of these releases, `data/api` contains the names with their parameters. It also contains the
+private names that public code imports or patches. Additional parameters of this package have defaults and follow
+upstream's parameters.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def parameters(function: Any, *, bound: bool) -> list[Parameter] | None:
 
     Args:
         function: the function or class.
-        bound: whether a `self` or `cls` is passed by Python.
+        bound: whether Python passes the first argument, which is named `self` or `cls`.
     """
     if isinstance(function, enum.EnumType):  # an enum's signature depends on the Python version
         return None
@@ -97,7 +98,7 @@ def difference(wanted: list[str] | None, found: list[Parameter] | None) -> str:
 
 
 def problems(owner: Any, name: str, entry: dict[str, Any]) -> Iterator[str]:
-    """Yields the differences between a name of a module and the release's description."""
+    """Yields the differences between the name in the module `owner` and the release's description of this name."""
     if not hasattr(owner, name):
         yield f"{name} is missing"
         return

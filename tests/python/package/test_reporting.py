@@ -42,7 +42,7 @@ class FailsToBegin(IterDataPipe):
 
 @dataclass(frozen=True)
 class Frozen(Exception):
-    """An exception class that refuses notes."""
+    """An exception class that does not allow adding notes to its instances."""
 
     text: str
 

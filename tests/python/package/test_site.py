@@ -25,7 +25,7 @@ FETCHING = {"src", "srcset", "data", "poster", "background"}
 NAVIGATION = {"author", "canonical", "help", "index", "next", "prev", "search", "top"}
 
 
-#: Typical search terms by page, in the form in which the search index contains words.
+#: Typical search terms for each page, in the form that the search index uses.
 SEARCHED = {
     "recipes/data": "imagefold jsonl csv parquet webdataset s3 pack",
     "recipes/training": "ddp torchrun lightn acceler hug face jax slurm preemption",

@@ -47,7 +47,7 @@ class Numbers:
 
 
 class Generated(IterDataPipe[int]):
-    """A pipe with a generator, which two threads cannot run at the same time."""
+    """A pipe with a generator function as `__iter__`, so that two threads cannot run an iteration at the same time."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -279,7 +279,8 @@ def test_a_state_in_another_thread_is_one_of_a_moment_between_two_items(made: An
     assert sorted(rest) == sorted(reader.got[COUNT - len(rest) :])
 
 
-#: A program that imports torch, and forks a process for each family. The processes exit normally.
+#: A program that imports torch once, and then runs each family of loaders in a forked process. The processes exit
+#: normally.
 EXITS = """
 import gc, json, os, signal, sys, threading
 sys.path.insert(0, {folder!r})

@@ -313,7 +313,7 @@ def test_workers_run_torchs_operators_in_one_thread_each_whenever_they_import_it
 
 
 class Announcing(MultiProcessingReadingService):
-    """A user-defined reading service that changes the graph and the messages before workers receive them."""
+    """A user-defined reading service that appends a pipe to the graph, and counts the epochs."""
 
     def initialize(self, datapipe: Any) -> Any:
         return super().initialize(datapipe.map(plus_one))

@@ -33,7 +33,7 @@ def run_code(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
 
 
-#: Two parts of a program: the first part imports the package, and the second part imports torch.
+#: A program in two parts: the first part imports the package, and the second part imports torch.
 WHO_COMES_FIRST = (
     """
 from torchdata.datapipes.map import *  # all, because other modules wait for an import

@@ -47,7 +47,7 @@ class Counted(IterableDataset[int]):
 
 
 class Packing:
-    """A collate function that packs samples, and keeps samples that do not fill a batch for the next batch."""
+    """A collate function that packs samples. Samples that do not fill a batch are kept for the next batch."""
 
     def __init__(self) -> None:
         self.kept: list[int] = []
@@ -345,8 +345,8 @@ def test_workers_take_their_positions_together_and_for_less_than_a_hundredth_of_
 
 
 class Augmented(Dataset[Any]):
-    """A dataset with samples that depend on the worker's generators. The loader saves the generators of the workers,
-    because the dataset has a state.
+    """A dataset with samples that depend on the worker's random generators. The loader saves the random generators of
+    the workers, because the dataset has a state.
     """
 
     def __len__(self) -> int:

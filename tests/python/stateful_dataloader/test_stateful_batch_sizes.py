@@ -14,7 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 
 class UserSampler:
-    """A sampler that draws its order from the global generator, and has no state."""
+    """A sampler that draws its order from the global random generator, and has no state."""
 
     def __iter__(self) -> Iterator[int]:
         yield from torch.randperm(50).tolist()

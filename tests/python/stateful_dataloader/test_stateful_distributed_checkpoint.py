@@ -118,7 +118,7 @@ MOMENTS: list[Any] = [None, 0, 1, 3, "end"]
 
 
 def reached(make: Callable[[], Any], moment: Any) -> tuple[Any, Any]:
-    """Returns a loader that was read up to a moment, and its iterator."""
+    """Reads a loader up to a moment, and returns the loader and its iterator."""
     loader = make()
     if moment is None:
         return loader, None

@@ -1,4 +1,4 @@
-"""If samples are drawn from the global generators, loading a state or leaving an epoch early does not change the
+"""If samples are drawn from the global random generators, loading a state or leaving an epoch early does not change the
 samples.
 """
 
@@ -69,7 +69,7 @@ class Noisy(Dataset[Any]):
 
 
 class NoisyStream(TakesOnce, Noisy):  # type: ignore[misc]
-    """A stream with a state, and with samples that depend on the global generators."""
+    """A stream with a state, and with samples that depend on the global random generators."""
 
     def __iter__(self) -> Iterator[Any]:
         for number in super().__iter__():
@@ -77,7 +77,7 @@ class NoisyStream(TakesOnce, Noisy):  # type: ignore[misc]
 
 
 class NoisyWithoutState(IterableDataset[Any]):
-    """A stream without a state, and with samples that depend on the global generators."""
+    """A stream that has no state. Its samples depend on the global random generators."""
 
     kinds = Noisy.kinds
     drawn = Noisy.drawn
@@ -115,7 +115,7 @@ def test_the_random_draws_of_two_loaders_continue(is_restored: bool, validations
         return [StatefulDataLoader(Noisy(), batch_size=4) for _ in range(2)]
 
     def rest_of(batches: Iterator[Any], training: Any, validation: Any) -> list[Any]:
-        """Returns the items of the remaining training.
+        """Returns the batches that the program receives in the rest of its training.
 
         The program also runs a validation within the epoch and after the epoch.
         """
@@ -206,7 +206,7 @@ def test_random_draws_continue_before_the_first_batch_in_a_program_of_another_se
 
 @pytest.mark.parametrize("name", BEFORE_THE_FIRST)
 def test_random_draws_continue_from_a_state_of_before_the_first_loop(name: str) -> None:
-    """The resuming program has another seed, and draws numbers before and after it loads the state."""
+    """The program that resumes has another seed, and also draws random numbers before and after it loads the state."""
 
     def make() -> Any:
         return StatefulDataLoader(batch_size=2, **BEFORE_THE_FIRST[name]())
@@ -224,7 +224,7 @@ def test_random_draws_continue_from_a_state_of_before_the_first_loop(name: str) 
 
 
 class SavesItsGenerator(Noisy):
-    """A dataset with a `state_dict` method that returns the state of torch's global generator."""
+    """A dataset with a `state_dict` method that returns the state of torch's global random generator."""
 
     kinds = ("torch",)
 
@@ -326,7 +326,7 @@ class CountsReads(Dataset[Any]):
 def test_a_worker_that_has_nothing_to_read_in_an_epoch_stays_in_the_state(
     left_after: int | None, dataset: Any, on_worker_exit: Any
 ) -> None:
-    """Persistent workers keep their generators and datasets after an epoch, even if the epoch was left early."""
+    """Persistent workers keep their random generators and datasets after an epoch, even if the epoch was left early."""
     counts = (16, 1, 0, 7)
 
     def make() -> Any:

@@ -263,7 +263,7 @@ def test_a_stream_whose_samples_draw_from_the_global_generators_repeats_itself(o
 
 
 class Noisy(IterableDataset[float]):
-    """A stream with noise from Python's global generator."""
+    """A stream with noise from Python's global random generator."""
 
     def __iter__(self) -> Iterator[float]:
         for number in range(20):
@@ -285,7 +285,7 @@ def test_a_stream_with_noise_resumes_with_a_warning_if_the_program_draws_from_th
 
 
 class PrivatelyNoisy(IterableDataset[Any]):
-    """A stream with noise from a generator that cannot be seeded."""
+    """A stream with noise from a random generator that cannot be seeded."""
 
     def __init__(self, makes: Any) -> None:
         self.makes = makes

@@ -132,7 +132,7 @@ class Ticking:
 
 
 class Generated(torch.utils.data.IterableDataset[int]):
-    """A stream with a state, and with a generator as its `__iter__`."""
+    """A stream with a state, and with a generator function as `__iter__`."""
 
     def __init__(self, tick: Ticking) -> None:
         self.tick, self.place, self.start = tick, 0, 0

@@ -43,7 +43,7 @@ def no_worker_is_left() -> Iterator[None]:
 def names(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Returns a function that creates the metadata of an installed distribution named `torchdata`.
 
-    Accelerate checks whether this distribution is installed.
+    The metadata are needed because Accelerate checks whether a distribution named `torchdata` is installed.
     """
     import zipfile
 
@@ -88,7 +88,7 @@ def train(request: pytest.FixtureRequest, processes: FreshProcesses) -> Any:
 
 @pytest.fixture(scope="module")
 def whole(train: Any, names: Any) -> Any:
-    """Returns a function that returns the result of an uninterrupted run. Each result is cached."""
+    """Returns a function that trains without an interruption, and returns the result. Each result is cached."""
     return functools.cache(lambda workers: train(workers, names()))
 
 

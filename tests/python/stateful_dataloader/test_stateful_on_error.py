@@ -128,7 +128,8 @@ TOLD = "on_error has skipped 6 of the 20 samples of this epoch:\n  4 x ValueErro
 
 
 def told_of(dataset: type) -> str:
-    """Returns the expected warning of an epoch. The warning names the user's code that raised, with file and line."""
+    """Returns the warning that is expected at the end of an epoch. The warning names the user's code that raised, with
+    file and line."""
     return TOLD.format(place_in(dataset))
 
 

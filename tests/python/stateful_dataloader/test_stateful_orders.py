@@ -153,8 +153,8 @@ def test_orders_resume_if_a_trainer_sets_the_generators_after_the_load(
 ) -> None:
     """The test simulates a trainer that saves the global random generators together with the loader's state.
 
-    The trainer may draw further numbers between saving the loader and saving the generators if the loader has a
-    separate generator.
+    If the loader has a separate random generator, the trainer may draw numbers between saving the loader and saving the
+    global random generators.
     """
 
     def make() -> Any:

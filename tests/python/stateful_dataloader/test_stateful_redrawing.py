@@ -19,7 +19,7 @@ from going_on import seed_all  # noqa: E402
 from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
-#: Functions that create the generator of a sampler, or return None for the global generator.
+#: Functions that create the random generator of a sampler, or return None for the global random generator.
 GENERATORS: dict[str, Callable[[], Any]] = {
     "torch's": lambda: torch.Generator().manual_seed(3),
     "Python's": lambda: random.Random(3),
@@ -39,7 +39,7 @@ def permuted(kind: str, generator: Any, count: int) -> list[int]:
 
 
 class Drawing(Sampler[Any]):
-    """A sampler that draws its order from a given generator, or from a global generator."""
+    """A sampler that draws its order from a given random generator, or from a global random generator."""
 
     def __init__(self, kind: str, is_global: bool) -> None:
         self.kind, self.generator = kind, None if is_global else GENERATORS[kind]()
@@ -112,8 +112,8 @@ class KeptBlocks(Blocks):
 
 
 class Augmented:
-    """A dataset that draws its samples from the global generators. Without workers, the main process's generators are
-    used.
+    """A dataset that draws its samples from the global random generators. Without workers, the main process's random
+    generators are used.
     """
 
     def __len__(self) -> int:
@@ -144,7 +144,7 @@ SAMPLERS: dict[str, Callable[[str, bool], dict[str, Any]]] = {
 def read(batches: Iterator[Any], count: int, draws: bool) -> list[Any]:
     """Runs a program, and returns its batches.
 
-    If `draws` is true, the program draws from the global generators after each batch.
+    If `draws` is true, the program draws from the global random generators after each batch.
     """
     found = []
     for batch in itertools.islice(batches, count):
@@ -231,8 +231,8 @@ def test_epochs_after_a_resumed_one_are_those_of_the_run_that_was_not_stopped() 
 
         first = make()
         whole = [[batch.tolist() for batch in first] for _ in range(3)]
-        # At the last but one position, the sampler has already ended, although the program has not received the last
-        # batch yet.
+        # At the position before the last batch, the sampler has already ended, although the program has not received
+        # this batch yet.
         for position in (4, len(whole[0]) - 1, len(whole[0])):
             loader = make()
             list(itertools.islice(loader, position))
@@ -269,7 +269,7 @@ def test_a_state_keeps_the_draws_of_a_sampler_in_a_few_bytes_each() -> None:
 
 
 class Unseeded(Sampler[int]):
-    """A sampler that creates a new generator in each epoch."""
+    """A sampler that creates a new random generator in each epoch."""
 
     def __init__(self, seed: int | None = None) -> None:
         self.seed = seed

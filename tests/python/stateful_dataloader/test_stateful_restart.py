@@ -26,7 +26,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 
 class Drawn(Dataset[Any]):
-    """A dataset that draws its samples from the worker's generator, and has a counter as its state."""
+    """A dataset that draws its samples from the worker's random generator, and has a counter as its state."""
 
     reads = 0
 

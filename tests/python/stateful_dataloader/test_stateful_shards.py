@@ -47,7 +47,7 @@ class Plain(IterableDataset[Any]):
 
 
 class WithState(IterableDataset[Any]):
-    """A stream with a state that contains an array and a separate generator."""
+    """A stream with a state that contains an array and a separate random generator."""
 
     def __init__(self) -> None:
         self.counts, self.draw = numpy.zeros(3000), random.Random(5)
@@ -368,7 +368,7 @@ def test_a_dataset_that_cannot_be_copied_is_refused_by_name() -> None:
     for after in (0, 1):
         with pytest.raises(TypeError, match=r"cannot be pickled.*num_workers=2"):
             iter(resumed(states[1], WithGenerator, after))
-    # A loader with one worker per shard does not copy the dataset, so the dataset need not be pickled.
+    # If each worker runs one shard, the loader does not copy the dataset, so the dataset need not be pickled.
     assert len(list(resumed(states[1], WithGenerator, 3))) == len(states) - 1
 
 

@@ -26,7 +26,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader, _cadence  # noqa: 
 
 @pytest.fixture(autouse=True)
 def no_state_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the loader treat every state as quickly saved, even if this machine is busy."""
+    """Makes the loader assume that saving a state takes little time, even if this machine is busy."""
     monkeypatch.setattr(_cadence, "_DEAR", 60.0)
 
 
@@ -165,7 +165,7 @@ MAKERS: list[Any] = [
 def of_json(state: dict[str, Any]) -> dict[str, Any]:
     """Converts a state to JSON and back, and returns the result.
 
-    The function converts one member back to a tuple, because JSON has only lists.
+    JSON has no tuples, so the function converts one member back to a tuple.
     """
     state = json.loads(json.dumps(state))
     return {**state, "_torchdata_rs": tuple(state["_torchdata_rs"])}

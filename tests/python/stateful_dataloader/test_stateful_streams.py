@@ -57,7 +57,8 @@ class BeginsAnew(TakesOnce):
 
 
 class TakesAlways(TakesOnce):
-    """A stream that begins every later epoch at the loaded position, too, like Hugging Face's streams."""
+    """A stream that begins not only one epoch but every later epoch at the loaded position, like Hugging Face's
+    streams."""
 
     def __init__(self) -> None:
         self.loaded: Any = None
@@ -84,7 +85,8 @@ class Walked(TakesOnce):
 
 
 class ItsOwnIterator(TakesOnce):
-    """A stream that is its own iterator, and continues in the middle of an epoch that was left early."""
+    """A stream that is its own iterator. If an epoch is left early, the stream continues at the same position
+    afterwards."""
 
     def __iter__(self) -> Iterator[Any]:
         return self

@@ -24,7 +24,7 @@ def saved() -> list[dict[str, Any]]:
 
 
 def cases(saved: list[dict[str, Any]], workers: int) -> list[dict[str, Any]]:
-    """Returns the saved states of loaders with `workers` workers.
+    """Returns the test cases that loaders with `workers` workers have saved.
 
     For loaders with workers, returns only half of the saved states, to save time.
     """

@@ -35,7 +35,7 @@ def sleeps(x):
 def counted():
     """Returns the statistics of two loaders with two workers each.
 
-    The workers of the first loader sleep, and the workers of the second loader compute.
+    In the first loader, the function sleeps. In the second loader, the function computes.
     """
 
     def of(function):
@@ -78,7 +78,8 @@ def seen(stats, cores, workers=2, each=0.01, ran=None, beside=0.0, step=0.0004):
 
 
 def test_no_more_workers_are_advised_than_keep_the_cores_busy(counted):
-    """With a training step of 0.4 ms and 10 ms of computing per item, 25 workers would be needed to keep up."""
+    """A training step takes 0.4 ms, and a worker computes 10 ms for each item, so 25 workers would be needed to keep
+    up. There are only two cores."""
     words = str(diagnose(seen(counted["computes"], cores=2)))
     assert words.endswith(
         "The 2 cores are busy with 2 workers: more would not be faster. Make computes cheaper, or use more cores."

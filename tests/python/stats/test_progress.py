@@ -72,7 +72,7 @@ def run_in_terminal(tmp_path: Path, length: str) -> str:
 
 
 def looks(written: str) -> list[str]:
-    """Returns the lines that a terminal would display one after another for an output."""
+    """Returns the lines that a terminal shows one after another while it displays the text `written`."""
     screen = pytest.importorskip("pyte", reason="a terminal is looked at by it")
     seen = screen.Screen(100, 30)
     stream = screen.Stream(seen)

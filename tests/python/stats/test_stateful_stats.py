@@ -62,7 +62,8 @@ def pad(samples: list[Any]) -> list[Any]:
 
 
 def rows_of(stats: Any) -> dict[str, tuple[str | None, int]]:
-    """Returns for each function its location in the source code, and the number of its items in all processes."""
+    """Returns a dict that maps the name of each function to its location in the source code and to its number of items
+    in all processes."""
     return {pipe.name: (pipe.location, pipe.items_out) for pipe in stats.merged_pipes()}
 
 

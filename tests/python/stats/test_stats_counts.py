@@ -231,7 +231,7 @@ def test_the_time_of_a_pipe_excludes_its_source():
         stats = dl.stats()
     own = {pipe.name: pipe for pipe in stats.pipes}
     slow, fast, batcher = own["Mapper(two)"], own["Mapper(one)"], own["Batcher"]
-    # If another program delays this process, the delay counts for only one of these times.
+    # If another program delays this process, the delay is part of only one of the measured times.
     assert took["two"] <= slow.own_seconds <= whole - took["one"]
     assert took["one"] <= fast.own_seconds <= whole - took["two"]
     assert batcher.own_seconds <= whole - took["two"] - took["one"]
@@ -376,7 +376,7 @@ class Odd(IterDataPipe):
 
 
 def test_counts_are_true_whatever_the_graph_and_its_history():
-    """The test draws random graphs and services, and the epochs that are left early. `TORCHDATA_SEED` sets a single
+    """The test draws random graphs and services, and draws which epochs are left early. `TORCHDATA_SEED` sets a single
     seed to test.
     """
     seeds = (
@@ -480,8 +480,8 @@ def test_each_snapshot_that_a_child_sends_is_counted(method, dispatched, tmp_pat
 
 
 def test_pipes_that_have_one_place_on_a_board_are_counted_apart_for_their_states() -> None:
-    """After a state is loaded, the new graph uses the counter slots of the old graph, although a thread may still run
-    the old graph.
+    """After a state was loaded, the new graph uses the counter slots of the old graph. A thread may still run the old
+    graph.
     """
     counting = Counting(StatsBoard(1, 1, PIPES, False), MAIN_PAGE)
     before, now = (IterableWrapper(range(9)).enumerate() for _ in range(2))

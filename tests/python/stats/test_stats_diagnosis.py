@@ -143,7 +143,8 @@ def replaced(stats, whole, **each):
 
 
 def test_one_slow_worker_is_found_although_the_main_process_waits_for_others_too():
-    """On a busy machine, every worker pauses sometimes. While one worker pauses, the other workers read ahead."""
+    """On a busy machine, every worker is sometimes delayed. While one worker is delayed, the other workers read
+    ahead."""
     stats = counted(IterableWrapper(range(60)).sharding_filter().map(odd_is_slow))
     for room, kind in ((0.6, "slow worker"), (0.1, "loading")):
         worker = {0: {"busy_seconds": 0.1, "room": room}, 1: {"busy_seconds": 1.0, "room": 0.1}}
@@ -162,7 +163,8 @@ def test_a_dispatching_process_that_does_not_keep_up():
 
 
 def test_workers_that_stand_in_line_behind_another_program_do_not_fight_with_each_other():
-    """The workers sleep most of the time, and wait for a core when they wake up."""
+    """Workers that sleep most of the time wait for a core when they wake up, so waiting alone does not prove that there
+    are too many workers."""
     stats = counted(IterableWrapper(range(30)).sharding_filter().map(decode))
     for ran, fight in ((0.05, False), (0.4, True)):
         seen = replaced(stats, {"cores": 1}, cpu_seconds=ran / 2, waits_for_cpu_seconds=1.0, lived_seconds=1.0)

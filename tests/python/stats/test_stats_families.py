@@ -63,7 +63,8 @@ def test_a_stateful_loader_is_found_and_its_batches_are_counted(tmp_path: Path) 
 
 @contextmanager
 def stalls_told(there: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Records the stall warnings that `Waiting` causes, and creates the file after the first warning."""
+    """Records the stall warnings that `Waiting` causes. After the first warning, the function creates the file for
+    which `Waiting` waits."""
     told: list[str] = []
 
     def tell(message: Warning | str, category: type[Warning], *_rest: object) -> None:
@@ -98,8 +99,7 @@ def test_the_processes_of_a_node_are_found_and_show_their_stacks(tmp_path: Path)
     iterator = iter(loader)
     assert next(iterator) == 1
     attached = max(attach(os.getpid()), key=lambda found: len(found.stats().processes))  # the view of this loader
-    # A process is counted only after its first function call, so the process that reads number 5 may not be counted
-    # yet.
+    # A process appears in the statistics only after its first function call, so one process may be missing at first.
     wait_for(lambda: [one.name for one in attached.stats().processes] == NAMES)
     wait_for(lambda: any("in __getitem__" in stack for name, stack in attached.stacks() if name.startswith("worker")))
     (tmp_path / "there").touch()

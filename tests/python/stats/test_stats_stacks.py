@@ -1,4 +1,4 @@
-"""Processes answer requests for their stacks during forks, in threads, and after file descriptors were reused."""
+"""Processes report their stacks on request, even during forks, in threads, and after file descriptors were reused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = [
 def answering(pages=4):
     """Returns a board of counters, and the memory into which this process writes its stacks.
 
-    The first page of the board describes how to request the stacks.
+    The first page of the board tells other processes how to request the stacks.
     """
     board = StatsBoard(pages, 1, 1, False)
     board.adopt(0, 1, 0)
@@ -131,7 +131,7 @@ class Refusing(MultiProcessingReadingService):
 
 
 def test_workers_that_never_come_to_an_epoch_leave_no_memory():
-    """The check `nothing_is_left` of other test files tolerates a few open descriptors, so it could miss a leak."""
+    """`nothing_is_left`, which other test files use, tolerates a few open descriptors, so it could miss this leak."""
     pipe = IterableWrapper(range(4)).sharding_filter()
     service = MultiProcessingReadingService(1, multiprocessing_context="fork")
     service.initialize(pipe)
@@ -236,9 +236,9 @@ def test_two_simultaneous_requests_each_get_one_stack():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_threads_that_begin_and_end_loaders_while_others_ask_and_fork(seed):
-    """The test begins and ends loaders, requests stacks and forks at random moments.
+    """At random moments, the test begins or ends a loader, requests stacks, or forks.
 
-    No process must be killed, no descriptor may leak, and each forked child must return its own stacks.
+    The requests must not kill a process or leak a descriptor, and each forked child must return its own stacks.
     """
     rng, over, failures = random.Random(seed), threading.Event(), []
 

@@ -121,7 +121,8 @@ def test_names_of_pipes_and_command_lines_are_shown_without_control_characters()
 def container(folder, host=(100, 1), **processes):
     """Creates a simulated `/proc` with processes, some of which are in a container.
 
-    Each keyword names a process, and its value is a pair of the process id on this machine and the id in the container.
+    Each keyword argument describes one process: its name, and a pair of its process ids on this machine and in the
+    container.
     """
     for name, (here, there) in processes.items():
         inside = folder / str(here)

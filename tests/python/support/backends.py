@@ -45,7 +45,7 @@ class Spawned:
 class Carried(Spawned):
     """A backend with workers that carriers connect to the main process, as with Ray.
 
-    Calls are delayed, and overtake each other.
+    Calls are delayed by random times, so that calls overtake each other.
     """
 
     has_all = True
@@ -68,7 +68,7 @@ class OnRay(Spawned):
     """A backend with workers in processes that Ray's actors start.
 
     Args:
-        options: arguments of the service, which determine where the actors run.
+        options: arguments of the reading service, which determine on which nodes the actors run.
     """
 
     is_slow = True

@@ -1,7 +1,7 @@
 """Runs random programs under one or two Python interpreters, and counts the correct programs by category.
 
-For each seed, a `Judge` runs the program generated from that seed in fresh processes, and returns a `Verdict`. The
-driver runs one `Judge` per interpreter, and prints a table.
+For each seed, a `Judge` runs the program of this seed in fresh processes, and returns a `Verdict`. The driver runs one
+`Judge` per interpreter, and prints a table.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Judge:
 
 
 def without(epoch: list[Any], given: list[Any], in_order: bool) -> list[Any]:
-    """Returns the items of an epoch that the program had not received when it was stopped."""
+    """Returns the items of an epoch that are not in `given`, the items that the program has received."""
     if in_order:
         return epoch[len(given) :]
     left = Counter(map(json.dumps, epoch))
@@ -98,8 +98,8 @@ def difference(found: list[Any], expected: list[Any], in_order: bool, cut: bool 
 
     Args:
         found: epochs as lists of items or batches.
-        expected: the expected epochs, in the same form.
-        in_order: whether items are in order.
+        expected: the expected epochs, also as lists of items or batches.
+        in_order: whether the items must be in a fixed order.
         cut: whether the end of the last found epoch may be missing.
     """
     if len(found) != len(expected):
@@ -156,7 +156,7 @@ def driver_of(
     Args:
         judge: creates a `Judge` from the path of an interpreter and the seconds after which a run counts as hung.
         categories: the categories of programs.
-        more: returns further lines about the programs of one interpreter.
+        more: a function that returns additional lines about the programs of one interpreter.
     """
     judges: dict[str, Judge] = {}
     columns: dict[str, list[Verdict]] = {}

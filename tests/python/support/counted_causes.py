@@ -27,7 +27,7 @@ class Cause:
     """The cause that limits a loader, and the expected diagnosis.
 
     Args:
-        kind: the kind of the diagnosis.
+        kind: the kind of the expected diagnosis.
         culprit: the responsible stage, "reads" or "collates"; None if no stage is responsible.
         workers: the number of workers; 0 if the main process reads the data.
         batches: the number of batches in the epoch.
@@ -38,7 +38,7 @@ class Cause:
         in_main: the milliseconds that the main process spends on a received batch, for example for pinning memory.
         step: the milliseconds of a training step.
         first: the milliseconds of the first batch.
-        factors: for each worker, the factor by which a batch takes longer.
+        factors: for each worker, the factor by which its batches take longer.
         shares: for each worker, its number of batches in relation to the other workers.
         size, copied: the bytes of a batch, and the bytes per batch that were copied because shared memory was full.
         stalled: the seconds that the main process has waited for worker 0.
@@ -204,7 +204,7 @@ def _flow(peer: int, sends: bool, items: int, size: int = 0, wait: Any = None, *
 
 
 def _stages(cause: Cause, door: Door, batches: int, factor: float, last: Page | None) -> list[Page]:
-    """Returns the functions that a process runs, in the form in which each loader counts them."""
+    """Returns the counters of the functions that a process runs, as the given class of loaders counts them."""
     reads = _pipe(*READS, 4 * batches, cause.reads * factor * batches * MS, reader=1)
     pads = _pipe(COLLATES[door], "train.py:30", batches, cause.collates * factor * batches * MS)
     if door == "DataLoader2":

@@ -1,7 +1,7 @@
 """Extracts the code blocks of a Markdown page, and runs them like a reader who follows the page from its top.
 
 All Python blocks of a page form one program, in their order. The `text` block below a Python block contains its output.
-A Python block without a `text` block must print nothing. A comment above a block has one of these meanings:
+A Python block without a `text` block must print nothing. A comment above a block changes how the block is run:
 
     <!-- alone -->              the block is a separate program
     <!-- not run: REASON -->    the block is not run
@@ -38,7 +38,7 @@ class Block:
     """A fenced code block of a page.
 
     Args:
-        line: the number of its first line, from 1.
+        line: the number of the block's first line in the page, from 1.
         language: the word after the fence.
         comment: the HTML comment directly above the block.
     """
@@ -110,15 +110,15 @@ def _run(program: list[Example], script: Path) -> subprocess.CompletedProcess[st
 
 
 def _how(program: list[Example]) -> list[str]:
-    """Returns Python's arguments for the program. A program without a `__main__` guard runs as a notebook unless
-    workers are forked.
+    """Returns the command-line arguments for the Python interpreter that runs the program. If a program has no
+    `__main__` guard, and workers are not forked, the program runs like a notebook.
     """
     guarded = all(_GUARD in example.block.code for example in program)
     return [] if guarded or multiprocessing.get_all_start_methods()[0] == "fork" else ["-c", _NOTEBOOK]
 
 
 def printed(page: Path, folder: Path) -> list[str]:
-    """Runs the examples of a page in the folder, and returns their output. Fails if one of the examples fails."""
+    """Runs the examples of a page in the given folder, and returns their output. Fails if one of the examples fails."""
     texts = {}
     together = [example for example in examples(page) if example.block.comment != "alone"]
     programs = [[example] for example in examples(page) if example.block.comment == "alone"]

@@ -13,7 +13,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 TORCH = importlib.util.find_spec("torch") is not None
 
-#: The number of workers of each family.
+#: The number of workers that each family starts.
 WORKERS = 2
 
 

@@ -132,8 +132,8 @@ def running(seed: int, faults: list[str] = FAULTS, spared: float = 0.2) -> Itera
     """Runs a faulty server until the block ends.
 
     Args:
-        seed: the seed of contents and faults.
-        faults: the faults to choose from.
+        seed: the seed that determines the files' contents and the faults.
+        faults: the kinds of faults that the server may cause.
         spared: the probability that a request is answered without a fault.
     """
     command = [sys.executable, __file__, "--serve", ",".join(faults), "--seed", str(seed), "--spared", str(spared)]

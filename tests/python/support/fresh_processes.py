@@ -57,7 +57,8 @@ class FreshProcesses:
 
     def __init__(self, *modules: str, python: str = sys.executable, limit: float = 60.0) -> None:
         self.python, self.limit = python, limit
-        #: The number of the last call. An answer with another number belongs to an interrupted call, and is skipped.
+        #: The number of the last call. If an answer has another number, it belongs to an interrupted call, and is
+        #: skipped.
         self._number = 0
         self._server = subprocess.Popen(
             [python, "-m", "fresh_processes", *modules],
@@ -88,12 +89,12 @@ class FreshProcesses:
         return self
 
     def call(self, function: str, **arguments: Any) -> Any:
-        """Calls a function, which is named as "module:function", and returns its result.
+        """Calls a function that is given as "module:function", and returns the function's result.
 
         Arguments and result must be JSON values.
 
         Raises:
-            RuntimeError: the function raised, its process exited or took too long.
+            RuntimeError: the function raised an exception, or its process exited or took too long.
         """
         return self._ask(function=function, limit=self.limit, arguments=arguments)
 
@@ -197,7 +198,7 @@ def seed_from_the_system() -> None:
 
 
 def in_child(order: dict[str, Any]) -> dict[str, Any]:
-    """Returns the answer of a child to an order. The child and its processes are killed after the answer or the
+    """Returns the answer of a child to an order. The child and all its processes are killed after the answer or the
     timeout.
     """
     reader, writer = os.pipe()

@@ -42,7 +42,8 @@ _EDGES = [
 
 
 def mutated(rng: random.Random, data: bytes, most: int = 4) -> bytes:
-    """Returns `data` with one to `most` changes: bits and numbers changed, parts removed, duplicated and moved."""
+    """Returns `data` with one to `most` random changes. Each change modifies bits or numbers, or removes, duplicates or
+    moves a part."""
     changed = bytearray(data)
     for _ in range(rng.randint(1, most)):
         if not changed:

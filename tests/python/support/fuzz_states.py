@@ -31,7 +31,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 __all__ = ["TARGETS"]
 
-#: The number of items to request after a state was loaded. Every pipeline in this module yields fewer items.
+#: The maximum number of items to request after a state was loaded. Every pipeline in this module yields fewer items.
 _MOST = 200
 
 #: Values that a target writes in place of a value in a state.
@@ -110,7 +110,7 @@ def _inside(value: Any) -> Any:
 
 
 def _changed(rng: random.Random, value: Any) -> Any:
-    """Returns a copy of a value in which one nested value is replaced."""
+    """Returns a copy of a nested value, in which one of the inner values is replaced."""
     opened = _inside(value)
     if opened is not None and rng.random() < 0.9:
         inside, close = opened
@@ -226,7 +226,7 @@ def _of_board(rng: random.Random) -> None:
 
 
 def _of_hub(rng: random.Random) -> None:
-    """Connects to rank 0 like an unrelated program, or like a rank that sends arbitrary data."""
+    """Sends random data to rank 0, as an unrelated program or a faulty rank could do."""
     hello, welcome = b"h" * 16, b"w" * 16
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()

@@ -65,7 +65,7 @@ def check_goes_on(make: Any, moments: Any = MOMENTS, draws_before: bool = True, 
     Args:
         make: creates the loader.
         moments: when to save a state.
-        draws_before: whether the program draws random numbers before it resumes.
+        draws_before: whether the program draws random numbers before it loads the state.
         count: the number of epochs of the uninterrupted run.
     """
     seed_all()
@@ -83,7 +83,7 @@ def check_goes_on(make: Any, moments: Any = MOMENTS, draws_before: bool = True, 
 
 
 class TakesOnce(IterableDataset[int]):
-    """A stream with a state. The stream's generator starts at the loaded position, and counts from there."""
+    """A stream with a state. The generator function starts at the loaded position, and counts from there."""
 
     length, pause = 9, 0.0
 

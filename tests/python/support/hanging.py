@@ -57,7 +57,7 @@ class Hanging:
     """Makes the first `times` processes hang at an item. Later processes do not hang.
 
     Args:
-        way: the name of a way to hang.
+        way: the name of a kind of hang.
         folder: the folder in which processes record that they hang.
         times: how many processes hang.
         name: distinguishes several objects that use the same folder.
@@ -105,10 +105,10 @@ def kill_only_hung(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 class ClockOfHangs:
-    """A monotonic clock that runs only while a process hangs and has not been replaced.
+    """A monotonic clock that advances only while at least one process hangs.
 
     Args:
-        folder: the folder of the `Hanging`.
+        folder: the folder that the `Hanging` functions use.
     """
 
     def __init__(self, folder: Path) -> None:

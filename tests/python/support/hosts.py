@@ -1,4 +1,5 @@
-"""Simulates hosts of remote workers in this process, without Ray. Calls are delayed, and overtake each other."""
+"""Simulates hosts of remote workers in this process, without Ray. Each call to a host is delayed by a random time, so
+that calls overtake each other."""
 
 from __future__ import annotations
 
@@ -133,7 +134,8 @@ def hosts_have_ended(nothing_is_left: None) -> Iterator[None]:
 def read_here_and_there(
     make: Callable[[], Any], count: int, services: list[Callable[[], Any]], dice: random.Random, least: int, most: int
 ) -> list[Any]:
-    """Reads an epoch with alternating kinds of services. Each loader resumes from the previous loader's state."""
+    """Reads an epoch with alternating kinds of services. Each loader resumes from the state that the previous loader
+    has saved."""
     got: list[Any] = []
     state: bytes | None = None
     while len(got) < count:

@@ -8,10 +8,12 @@ Parameters of a query, all optional:
 
 - `ranges=no`: the header Range is ignored. `ranges=wrong`: another range than the requested one is sent.
 - `validator=none|weak|date`: no ETag, a weak one, or only Last-Modified.
-- `chunked=1`: chunked transfer without a length. `endless=1`: no length; the body ends with the connection.
+- `chunked=1`: chunked transfer without a length. `endless=1`: a body without a length, which ends when the connection
+  is closed.
 - `gzip=1`: the body is compressed, regardless of the request.
 - `drop=N`: the connection is dropped after N bytes of the body.
-- `wait=NAME`: the server waits for a file of this name before answering. `after=N`: it first sends N bytes of the body.
+- `wait=NAME`: the server waits for a file of this name before answering. `after=N`: the server sends N bytes of the
+  body before it waits.
 - `hangup=1`: the connection is closed without an answer when it is reused.
 - `status=N`: an error with this status. `redirect=PATH`: a redirect.
 

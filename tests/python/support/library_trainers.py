@@ -22,7 +22,8 @@ EPOCHS, STEPS = 5, 4
 
 
 class Samples(Dataset[Any]):
-    """A dataset of labeled inputs. Each input contains its index and a random number from each global generator."""
+    """A dataset of labeled inputs. Each input contains its index and a random number from each global random
+    generator."""
 
     def __len__(self) -> int:
         return 14

@@ -82,7 +82,8 @@ Plan = Sequence[int | None]
 
 
 def run(loader: Loader[Any], plan: Plan, save_at: tuple[int, int] | None = None) -> tuple[list[list[Any]], bytes]:
-    """Reads epochs according to a plan. Returns the items of each epoch, and the pickled state at a position.
+    """Reads epochs according to a plan. Returns the items of each epoch, and the pickled state that was saved at the
+    position `save_at`.
 
     `save_at` is the number of an epoch, and the number of items before the state is saved. The end of the epoch counts
     as one item.

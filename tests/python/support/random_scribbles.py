@@ -2,10 +2,10 @@
 
     python -m drivers scribbles --seconds 1800 --runs 5000     # in tests/python/support
 
-A worker, the dispatching process or the main process writes random bytes into the rings, the wake-up words, the
-counters or the memory for stacks, once or with each item. The blocks of arrays are not changed, because they contain
-user data without a checksum. In any case, the received items must be a prefix of the correct items, and `stats`,
-`diagnose`, `shutdown` and object deletion must not raise.
+In each run, one process (a worker, the dispatching process or the main process) writes random bytes once or at several
+items. The process writes into the rings, the wake-up words, the counters or the memory for stacks. The blocks of arrays
+are not changed, because they contain user data without a checksum. In any case, the received items must be a prefix of
+the correct items, and `stats`, `diagnose`, `shutdown` and object deletion must not raise.
 """
 
 from __future__ import annotations
@@ -151,7 +151,8 @@ if TORCH:
 
 
 class Plan:
-    """The plan of a run: the loader, the process that writes, and the items at which it writes."""
+    """The plan of a run: the kind of loader, the process that writes random bytes, and the items at which this process
+    writes."""
 
     def __init__(self, seed):
         rng = random.Random(f"scribbles {seed}")
@@ -172,7 +173,7 @@ class Plan:
 
 
 def check(plan):
-    """Runs a loader. Returns whether the loader reached its end."""
+    """Runs a loader. Returns whether the loader yielded all its items."""
     patience = shutdown.ASKED, stalls.STALL
     shutdown.ASKED, stalls.STALL = 0.3, 0.2
     faulthandler.dump_traceback_later(60, exit=True)

@@ -4,8 +4,8 @@ A case consists of some storages of random types, random views of these storages
 repeated elements), and random containers. Received tensors must have the same elements, shapes and types as after
 unpickling, and share memory in the same way. A write to a received tensor must be visible in exactly those received
 tensors that would share its memory after unpickling. After the comparison, random parts of the received items are
-deleted while more items are sent. All items that are kept must stay unchanged, and dropping the last reference must
-release the memory.
+deleted while more items are sent. All items that are kept must stay unchanged. Dropping the last reference to an item
+must release the memory.
 
 By hand: `python -m drivers tensors --seconds 600 --seed 1`.
 """
@@ -107,7 +107,7 @@ def in_dict(tensor):
 def pickled(sent):
     """Pickles an item, and returns the unpickled item.
 
-    Uses torch's file format, because plain pickles do not support all types.
+    The function uses torch's file format, because plain pickles do not support all types.
     """
     file = io.BytesIO()
     torch.save(sent, file)
@@ -134,8 +134,8 @@ def described(tensor):
 
 
 def strides_on_arrival(tensor):
-    """Returns the expected strides of a received tensor that shares no memory. The strides of contiguous elements are
-    unchanged.
+    """Returns the strides that a received tensor must have if it shares no memory with other tensors. The strides of
+    contiguous elements are unchanged.
     """
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     if tensor.numel() == 0 or last < tensor.numel():

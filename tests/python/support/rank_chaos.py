@@ -35,7 +35,7 @@ from watchdog import session
 #: seconds, and the remaining time allows for busy machines.
 GRACE = 3.0
 
-#: Seconds after an error in which the rank and all its processes must exit.
+#: The number of seconds within which a rank and all its processes must exit after an error.
 EXIT_GRACE = 30.0
 
 #: The moments at which a fault may occur.
@@ -111,7 +111,7 @@ def hold_store(folder: Path) -> Any:
 
 
 def run_agent(folder: Path) -> None:
-    """Hosts torch's key-value store in a process that is not a rank, like torchrun's agent."""
+    """Holds torch's key-value store in a process that is not a rank, like torchrun's agent."""
     store = hold_store(folder)
     while store is not None:
         signal.pause()
@@ -156,7 +156,7 @@ def run_rank(plan: Plan, rank: int, folder: Path) -> None:
     counts: list[int] = []
     loader: Any = None
     diary.note("joined")
-    # The job begins after all ranks have joined, because errors of torch itself are not tested.
+    # Each rank waits until all ranks have joined, because errors of torch itself are not tested.
     while sum(path.suffix == ".joined" for path in folder.iterdir()) < plan.ranks:
         (folder / f"{rank}.joined").touch()
         time.sleep(0.01)
@@ -281,7 +281,8 @@ def run_job(plan: Plan, folder: Path) -> dict[str, Any]:
 def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
     """Causes the fault at the planned moment, and waits until the other ranks have exited.
 
-    Returns the time of the fault, and the time at which the stopped victim was continued, or None.
+    Returns two times, each of which may be None: the time of the fault, and the time at which the stopped victim was
+    continued.
     """
     victim = ranks[plan.victim]
     due: float | None = None
@@ -306,8 +307,8 @@ def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
             if plan.action == "stop and go on soon" and now > struck + plan.timeout / 4:
                 victim.signal(signal.SIGCONT)
                 resumed = now
-            # The victim must not continue while the other ranks exit. If a thread returns from torch during interpreter
-            # exit, CPython before 3.14 aborts.
+            # The victim must not continue while the other ranks exit. CPython before 3.14 aborts if a thread returns
+            # from torch during interpreter exit.
             others_gone = all(rank.exit is not None for rank in ranks if rank is not victim)
             late = struck + 2 * plan.timeout + (1 if others_gone else 12)
             if plan.action == "stop and go on late" and now > late:
@@ -328,7 +329,7 @@ def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
 def judge(
     plan: Plan, ranks: list[Rank], struck: float | None, resumed: float | None, left: list[int], outputs: dict[int, str]
 ) -> dict[str, Any]:
-    """Returns descriptions of the rules that the job has violated.
+    """Returns a dict about the job, which includes descriptions of the rules that the job has violated.
 
     Every rank except the victim must end in time, either with whole epochs or with an error that names the victim. The
     rank's process must exit soon afterwards without a signal, and must leave nothing behind. No rank may print the
@@ -413,7 +414,8 @@ def check(plan: Plan) -> int:
     return len(lines)
 
 
-#: In a process that a plan has forked, the process id (see `begin`). In all other processes, the set is empty.
+#: In a process that a plan has forked, this set contains the process id (see `begin`). In all other processes, this set
+#: is empty.
 _ranks: set[int] = set()
 
 

@@ -1,9 +1,9 @@
 """Starts the programs of ranks as forks of a process that has imported torch, because the import takes longer than most
 runs.
 
-If this module runs as a program, it imports torch, and executes requests from the socket on its standard input until
-the peer closes the socket. The programs get the given command line, environment and standard output, and exit like
-ordinary interpreters. The programs are children of this process, which collects their exit codes on request.
+As a program, this module imports torch, and executes requests that arrive through the socket on its standard input
+until the peer closes this socket. The programs get the given command line, environment and standard output, and exit
+like ordinary interpreters. The programs are children of this process, which collects their exit codes on request.
 """
 
 from __future__ import annotations

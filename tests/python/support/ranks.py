@@ -35,7 +35,7 @@ def join_gloo():
                           timeout=timedelta(seconds=120))
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=120))
-    # A rank that exits before the other ranks are connected makes these ranks fail.
+    # A rank must not exit before all ranks are connected, because the other ranks would fail.
     store.set(f"joined {rank}", "")
     store.wait([f"joined {other}" for other in range(world_size)])
     return rank
@@ -84,7 +84,7 @@ class Job:
     def start_in_network(self, command: list[str], cut: str) -> None:
         """Starts a program that creates a separate network, and starts the ranks of this job in this network.
 
-        The ranks can cut the network.
+        Each rank can disconnect this network.
         """
         self.processes.append(_start([*command, str(self.folder / "job.py"), cut], _environment(self.folder)))
 

@@ -31,9 +31,9 @@ of_ray = [
 
 
 #: Settings of Ray for tests. Ray requires no token, and does not report its usage. Actors have normal priority, so that
-#: they start in time on a busy machine. Ray starts no processes in advance, because a program would wait for these
-#: processes. A process that has run a task is kept for the next task. The workers do not import pyarrow and pydantic,
-#: because importing these libraries is slow.
+#: they start in time on a busy machine. Ray starts no processes in advance, because a program would wait until these
+#: processes have started. A process that has run a task is kept for the next task. The workers do not import pyarrow
+#: and pydantic, because importing these libraries is slow.
 _SETTINGS = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_worker_niceness": "0",
@@ -69,7 +69,7 @@ def environment(**more: str) -> Iterator[None]:
 
 #: Options for a small cluster without a dashboard.
 OPTIONS: dict[str, Any] = {"include_dashboard": False, "object_store_memory": 200_000_000}
-#: Options that disable log monitoring and autoscaling.
+#: Options for the first node, which disable log monitoring and autoscaling.
 HEAD: dict[str, Any] = {**OPTIONS, "no_monitor": True, "include_log_monitor": False}
 SILENT: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
 
@@ -106,8 +106,8 @@ def cluster(**more: str) -> Iterator[Any]:
 def nodes(count: int, processors: int = 0, **more: str) -> Iterator[Any]:
     """Runs a cluster with `count` nodes in addition to the first node, all on this machine.
 
-    The cluster is shut down at the end of the context, because an exit handler would also run in children that later
-    tests fork.
+    The cluster is shut down when the context ends. An exit handler is unsuitable, because it would also run in children
+    that later tests fork.
 
     Args:
         processors: the number of processors of the first node for workers.

@@ -2,8 +2,9 @@
 
     python -m drivers positions --seconds 5000    # in tests/python/support
 
-A plan consists of a pipeline from the tests of shards, and a number of workers. A loader with this number of workers
-saves a state at each position. A new interpreter loads each state with each number of workers, and reads three epochs.
+A plan consists of a pipeline from the tests of shards, and the number of workers of the loader that saves the states. A
+loader with this number of workers saves a state at each position. A new interpreter loads each state with each number
+of workers, and reads three epochs.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from rank_threads import in_ranks
 FOLDER = Path(__file__).resolve().parents[1]
 sys.path += [str(FOLDER / "dataloader2"), str(FOLDER / "stateful_dataloader")]
 
-#: The number of items of an epoch without splits, the number of items with splits, and the number of splits. All splits
-#: have the same size.
+#: `ITEMS` is the number of items of an epoch without splits. With splits, an epoch has `SPLIT_ITEMS` items in `SPLITS`
+#: splits. All splits have the same size.
 ITEMS, SPLIT_ITEMS, SPLITS = 11, 24, 12
 WORKERS = (0, 1, 2, 3, 5, 8)
 #: Pairs of a number of ranks and a number of workers per rank. Several ranks need workers, because ranks are threads of
@@ -48,7 +49,7 @@ class Plan:
     """Describes the loader that saves the states. `kind` is "workers", "splits" or "stateful".
 
     `form` names a pipeline in `test_shards.FORMS`, or for the kind "stateful" a dataset in `STATEFUL`. `old` is the
-    number of workers, or for the kind "splits" the number of ranks and the number of workers per rank.
+    number of workers. For the kind "splits", `old` is a pair of the number of ranks and the number of workers per rank.
     """
 
     kind: str
@@ -121,7 +122,7 @@ def epochs(plan: Plan, number: Any, state: Any = None) -> list[list[Any]]:
 
 def epoch(loader: Any) -> list[Any]:
     """Returns the items of the next epoch. Without workers, the pipeline's functions draw from this process's global
-    generator.
+    random generator.
     """
     random.seed(5)
     return list(loader)
@@ -186,7 +187,8 @@ def judge(plan: Plan, saved: list[Any], whole: dict[Any, list[Any]]) -> Iterator
                 if wrong:
                     yield f"{plan} at {position} with {new}: {wrong}"
                 continue
-            # An epoch that has already begun keeps the number of workers of the loader that saved the state.
+            # If the epoch had begun when the state was saved, the epoch keeps the number of workers of the loader that
+            # saved the state.
             has_begun = position or plan.kind == "stateful" or keeps
             first, later = whole[plan.old if has_begun else new], whole[plan.old if keeps else new]
             for rank, (rest, *more) in enumerate(found):
@@ -208,7 +210,7 @@ def _keeps(plan: Plan) -> bool:
 def _left_by_shard(saved: list[Any], position: int) -> list[int]:
     """Returns how many items of each shard follow a position.
 
-    The last item that each rank has yielded is left out.
+    The last item of each rank is not counted.
     """
     from torchdata.dataloader2.state.layout import parse
 
@@ -226,8 +228,8 @@ def _left_by_shard(saved: list[Any], position: int) -> list[int]:
 def _in_other_ranks(whole: list[Any], position: int, found: list[Any], sizes: list[int], left: list[int]) -> str:
     """Describes an error in the items after resuming with a different number of ranks.
 
-    The order of the remaining items is only known if all shards have the same size. When the first rank reaches its
-    end, the epoch ends on all ranks, and the remaining items of the other ranks are left out.
+    The order of the remaining items is known only if all shards have the same size. When one rank has no further items,
+    the epoch ends on all ranks, and the other ranks do not yield their remaining items.
     """
     expected = [item for step in zip(*(each[0] for each in whole), strict=True) for item in step][
         position * len(whole) :

@@ -33,7 +33,7 @@ def _is_open_file(descriptor: str) -> bool:
 
 
 def read(item: Any) -> Any:
-    """Returns the item, in which a stream is replaced by its content so that items can be compared."""
+    """Returns the item in a form that can be compared. A stream in the item is replaced by its content."""
     if isinstance(item, tuple) and len(item) == 2 and hasattr(item[1], "read"):
         with item[1] as stream:
             return item[0], stream.read()
@@ -70,7 +70,7 @@ def check_restore(
         del pipe
         assert open_files(sockets=sockets) == before
         loaded = pickle.loads(running)
-        # The pipes over files copy the streams of a loaded state, so that the same state can be loaded again.
+        # Pipes over files copy the streams of a loaded state, so the same state can be loaded a second time.
         for state in (pickle.loads(abandoned), loaded, loaded)[: 2 if seeded else 3]:
             load_state(other := build(), state)
             assert [keep(item) for item in other] == whole[position:], position

@@ -23,8 +23,8 @@ reads = Reads()
 
 
 class TakesOnce(IterableDataset[Any]):
-    """A stream that applies a loaded position once, in the first line of its generator. Every other epoch starts at the
-    beginning.
+    """A stream with a generator function as `__iter__`, which applies a loaded position once, in its first line. Every
+    other epoch starts at the beginning.
     """
 
     def __init__(self, size: int) -> None:
@@ -51,7 +51,8 @@ class TakesOnce(IterableDataset[Any]):
 
 
 class CountsEpochs(TakesOnce):
-    """A stream that counts its epochs in the first line of its generator, and shuffles by the epoch's number."""
+    """A stream with a generator function as `__iter__`. The function's first line counts the epoch, and the epoch's
+    number determines the order."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -167,8 +168,8 @@ class LiveState(CountsEpochs):
 
 
 class Draws(CountsEpochs):
-    """A stream that draws its order from a generator. The state contains the generator's state from the beginning of
-    the epoch.
+    """A stream that draws its order from a random generator. The state contains the random generator's state from the
+    beginning of the epoch.
     """
 
     def __init__(self, size: int) -> None:
@@ -232,8 +233,8 @@ class WalkedInOrder(Walked):
 
 
 class NeedsArguments(TakesOnce):
-    """A stream with a `state_dict` method that needs an argument. A loader cannot call this method, and rereads the
-    stream instead.
+    """A stream with a `state_dict` method that needs an argument. A loader cannot call this method without the
+    argument, so it rereads the stream when it resumes.
     """
 
     def __iter__(self) -> Iterator[Any]:

@@ -35,7 +35,7 @@ def survivors_of(number, seconds=5.0):
 
 
 def show_stacks(main, output):
-    """Makes every process print its stacks, in the order of their start."""
+    """Makes all processes print their stacks, one process after another."""
     for pid in sorted([main, *descendants(main)]):
         if _catches(pid, signal.SIGUSR1):
             output.seek(0, os.SEEK_END)

@@ -1,1 +1,1 @@
-"""Items and exceptions sent between processes: the Python half of the codec. Private."""
+"""The Python half of the codec for items and exceptions that are sent between processes. Private."""

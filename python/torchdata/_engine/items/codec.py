@@ -1,4 +1,4 @@
-"""Pickles objects that the extension cannot encode: the part of the item codec that needs Python.
+"""Pickles objects that the extension cannot encode. This module is the part of the item codec that needs Python.
 
 Role: the extension (rust/py/src/codec) calls this module. The code runs in the sending or receiving process.
 """
@@ -21,11 +21,11 @@ from torchdata.datapipes.datapipe import DataChunk as DataChunk
 UNSENT = "_torchdata_unsent"
 
 
-#: The first byte of each pickle that is followed by tensors. No other pickle begins with this byte.
+#: The first byte of each pickle that is followed by tensors. No pickle without tensors begins with this byte.
 _WITH_TENSORS = b"T"
 
-#: The slot for a pickler's table of reducers. The slot is set directly, because a pickler ignores the attribute if the
-#: pickler's class has an attribute with the same name.
+#: The slot for a pickler's table of reducers. The descriptor is used directly, because a pickler ignores an attribute
+#: `dispatch_table` of the instance if its class has an attribute of this name.
 _TABLE: Any = vars(pickle.Pickler)["dispatch_table"]
 
 _tables = Tables()

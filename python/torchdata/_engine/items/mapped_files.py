@@ -14,8 +14,8 @@ from typing import Any
 
 
 def reduce_memmap(array: Any) -> Any:
-    """Returns the reduced form of a `numpy.memmap` array. If the file certainly still has the contents of the array,
-    the result refers to a part of the file.
+    """Returns the reduced form of a `numpy.memmap` array. The result refers to a part of the file if the file certainly
+    still contains the array.
     """
     if array.mode == "r" and not array.flags.writeable and array.flags.c_contiguous and array.size and array.filename:
         offset = _offset_in(array.filename, array.ctypes.data, array.nbytes)

@@ -33,7 +33,7 @@ _LARGEST = 1 << 20
 #: Maximum depth of nested groups.
 _DEEPEST = 8
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
-#: Types of values that are compared with `==`. For values of other types, the result of `==` is unknown.
+#: Types of values that are compared with `==`. For values of other types, nothing is known about what `==` returns.
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
 
@@ -69,7 +69,7 @@ def rebuilt(forms: list[Form]) -> BaseException | None:
 
 
 def _forms(error: BaseException, depth: int) -> Iterator[tuple[Form, bool]]:
-    """Yields all forms, best form first, and whether each form is complete."""
+    """Yields pairs: a form, and whether this form is complete. The best form comes first."""
     classes = [cls for cls in type(error).__mro__ if issubclass(cls, BaseException)]
     if isinstance(error, BaseExceptionGroup):
         if depth < _DEEPEST:
@@ -153,8 +153,8 @@ def _attributes(error: BaseException) -> dict[str, Any]:
 
 
 def _members(error: BaseException, of_builtins: bool) -> dict[str, Any]:
-    """Returns the values in an exception's slots: with `of_builtins`, the slots of Python's own exceptions (such as the
-    `filename` of an OSError), otherwise the slots of all other classes."""
+    """Returns the values in an exception's slots. If `of_builtins` is true, only slots of Python's own exception
+    classes are read (such as the `filename` of an OSError); otherwise, only slots of all other classes."""
     found: dict[str, Any] = {}
     for cls in type(error).__mro__:
         if cls not in (BaseException, object) and (cls.__module__ == "builtins") is of_builtins:
@@ -234,7 +234,7 @@ def _with(error: BaseException, attributes: dict[str, bytes], left_out: list[str
 
 
 def _is_like(again: BaseException | None, error: BaseException, form: Form) -> bool:
-    """Returns whether a rebuilt exception has the parts of the original that its form contains."""
+    """Returns whether a rebuilt exception equals the original in everything that the given form contains."""
     kind, content = form
     if again is None or text_of(again) not in _texts(error, kind):
         return False

@@ -21,7 +21,7 @@ from torchdata._engine.items.tensors import DepartingTensors
 #: A function that a pickler calls to reduce an object of a type.
 Reducer = Callable[[Any], Any]
 
-#: A table entry that makes a pickler treat objects of a type as it does by default. The reducer is a C function, so it
+#: A reducer that pickles an object in the default way, for use in a pickler's table. The reducer is a C function, so it
 #: creates no Python frame.
 _ITS_OWN_WAY: Reducer = operator.methodcaller("__reduce_ex__", 5)
 
@@ -59,9 +59,9 @@ class Reducers(dict[type, Reducer]):
 
     def __init__(self, base: Any, users: dict[type, Reducer]) -> None:
         super().__init__(users)
-        #: The registries of reducers: the tables of pickler classes, and `copyreg`.
+        #: The registered reducers, from the table of a pickler class or from `copyreg`.
         self.base = base
-        #: The value of `Tables._seen` when the table was created; None if the table must not be reused.
+        #: The value that `Tables._seen` had when this table was created. None means that this table must not be reused.
         self.made_for: object = None
         #: The tensors of the object that is being pickled.
         self.tensors = DepartingTensors()
@@ -81,11 +81,11 @@ class Reducers(dict[type, Reducer]):
 
 
 class Tables:
-    """Tables that are reused between items. In any thread, one pickler at a time uses a table.
+    """Reducer tables that are used for several items. Only one pickler at a time uses a table.
 
     The tables are rebuilt when a type is registered with `copyreg`, and when a module is imported. Reducers that users
     register with the pickler of multiprocessing are not compared for each item, because this pickler returns a copy of
-    its registrations. If a type is already in the tables, such a reducer takes effect at the next import.
+    its registrations. If a table already contains a type, its new reducer takes effect at the next import.
     """
 
     #: A larger table is not reused, because it would keep its types alive, and users may create types repeatedly.
@@ -93,7 +93,7 @@ class Tables:
 
     def __init__(self) -> None:
         self._free: list[Reducers] = []
-        #: The registrations, and the number of imported modules, at the time when the tables were created.
+        #: The reducers in `copyreg` and the number of imported modules at the time when the tables were created.
         self._seen: tuple[dict[type, Any], int] = ({}, 0)
 
     def take(self, pickling: Any) -> Reducers:
@@ -111,7 +111,7 @@ class Tables:
             return table
 
     def give_back(self, table: Reducers) -> None:
-        """Takes a table back after the pickler has finished."""
+        """Makes a table available to other picklers. Call this method after the pickler has finished."""
         if table.made_for is self._seen and len(table) <= self._MOST_TYPES:
             self._free.append(table)
 

@@ -1,4 +1,4 @@
-"""The tensors of a pickled item: finds which tensors overlap in memory, and sends their memory outside the pickle.
+"""Finds which tensors of an item overlap in memory, and sends the memory of all tensors outside the pickle.
 
 Role: used by the codec (codec.py and rust/py/src/codec) whenever torch is loaded. A pickle refers to tensors by number.
 `DepartingTensors` collects the tensors while the pickle is written, and lays them out in blocks. `Arrived` recreates
@@ -28,7 +28,7 @@ Span = tuple[int, int]
 class Location(NamedTuple):
     """The location of a tensor or a storage."""
 
-    #: The number of the memory block, and an offset in this block in bytes.
+    #: The number of the memory block, and the location's offset in this block in bytes.
     block: int
     offset: int
     #: For a tensor, (dtype name, shape, strides, requires_grad); for a storage, its size in bytes.
@@ -41,7 +41,7 @@ class DepartingTensors:
 
     The positions of the tensors in the blocks are determined after all tensors of the item were collected. Tensors that
     share elements are placed in one block, so that they also share these elements in the receiving process. Each tensor
-    that shares no elements gets a separate block. The unused parts of a storage are not sent.
+    that shares no elements with others gets a separate block. The unused parts of a storage are not sent.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class DepartingTensors:
             return self._reduce_storage
         if cls is torch.storage.TypedStorage:
             return self._reduce_typed_storage
-        # If a class implements its own operators, its elements may not be in memory.
+        # Subclasses of Tensor with their own operators are left out, because their elements may not be in memory.
         if (
             issubclass(cls, torch.Tensor)
             and cls.__reduce_ex__ is torch.Tensor.__reduce_ex__
@@ -111,8 +111,8 @@ class DepartingTensors:
         return any(obj.is_shared() for _, _, obj in self.locations)
 
     def lay_out(self) -> tuple[list[Location], list[memoryview], list[Span]]:
-        """Returns the locations, the blocks, and the memory spans that were the sources of the blocks. The spans do not
-        overlap."""
+        """Returns three lists: the locations, the blocks, and the memory spans that the blocks came from. The spans do
+        not overlap."""
         locations: list[Any] = [None] * len(self.locations)
         blocks: list[memoryview] = []
         spans = []
@@ -185,8 +185,8 @@ class DepartingTensors:
             self.locations[number] = _span_of(tensor), (what[0], what[1], tensor.stride(), what[3]), tensor
 
 
-#: The maximum number of overlapping tensors that are compared with each other. `_MOST_WORK` limits the work for
-#: comparing two tensors, in the unit of NumPy's `shares_memory`.
+#: `_MOST_COMPARED` is the maximum number of overlapping tensors that are compared with each other. `_MOST_WORK` limits
+#: the work of one comparison, in the unit of NumPy's `shares_memory`.
 _MOST_COMPARED, _MOST_WORK = 16, 10_000
 
 
@@ -202,7 +202,7 @@ def _array_at(start: int, owner: Any, shape: tuple[int, ...], typestr: str, stri
 
 
 class _Interface:
-    """Implements NumPy's array interface over foreign memory."""
+    """Implements NumPy's array interface for memory that another object owns."""
 
     def __init__(self, start: int, owner: Any, shape: tuple[int, ...], typestr: str, strides: Any) -> None:
         self._owner = owner
@@ -212,7 +212,7 @@ class _Interface:
 
 
 class Arrived:
-    """The blocks of an item that is being unpickled. Each block becomes one storage, which all its tensors share."""
+    """The blocks of an item that is being unpickled. Each block becomes one storage, which its tensors share."""
 
     def __init__(self, locations: list[Location], blocks: list[Any]) -> None:
         self._locations, self._blocks = locations, blocks
@@ -345,7 +345,7 @@ def _is_memory(storage: Any) -> bool:
 
 def _is_plain(tensor: Any) -> bool:
     """Returns whether the tensor consists only of elements in memory, without further state. Raises ValueError if the
-    elements of the tensor are not in memory."""
+    tensor has elements, but its storage does not contain them."""
     torch = sys.modules["torch"]
     if not (
         tensor.layout is torch.strided
@@ -391,9 +391,9 @@ def _without_gaps(tensor: Any) -> Any:
 def dlpack_ways() -> tuple[Any, Any, Any, Any]:
     """Returns the functions that exchange tensors with torch: (table, to, from, layout).
 
-    `table` is the capsule of DLPack's C functions, or None if the release of torch is too old to have them. `to`
-    converts a tensor to a capsule, and `from` converts a capsule to a tensor. `layout` is the only layout of tensors
-    that `to` and `from` support.
+    `table` is the capsule that contains DLPack's C functions, or None if this version of torch has no such capsule.
+    `to` converts a tensor to a capsule, and `from` converts a capsule to a tensor. `layout` is the only layout of
+    tensors that `to` and `from` support.
     """
     torch = import_whole("torch")
     ways = torch.utils.dlpack
@@ -451,8 +451,8 @@ def _sole_holders() -> tuple[tuple[int, int], tuple[int, ...]]:
     """Returns the reference counts of a tensor that nothing else can access.
 
     The counts of a new tensor are measured, because they depend on the release of torch. The array has three
-    references: from the storage, from a variable, and from the call that counts references. From Python 3.14 on, the
-    call that counts references adds no reference. The array has one weak reference, from `_rooms`.
+    The array has three references: in the storage, in a variable, and in the call that counts references. From Python
+    3.14 on, this call adds no reference. The array has one weak reference, from `_rooms`.
     """
     import torch
 

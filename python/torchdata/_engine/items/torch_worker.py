@@ -67,7 +67,7 @@ def show_worker(worker_id: int, num_workers: int, dataset: Any) -> None:
 
 
 def seed_worker(base_seed: int, worker_id: int) -> None:
-    """Seeds the global generators of torch, NumPy and Python as torch does in its workers."""
+    """Seeds the global random generators of torch, NumPy and Python as torch does in its workers."""
     import numpy
     import torch
     from torch.utils.data._utils.worker import _generate_state
@@ -83,8 +83,8 @@ def collate_where_items_leave(collate: Any) -> None:
     """Makes torch's `default_collate` stack tensors and arrays in the memory that a worker sends directly.
 
     In a worker, torch's own function would create a new segment of shared memory for each batch, and the engine would
-    have to copy the batch from this segment. Torch's function also converts each array to a tensor, which takes longer
-    than copying a small array. The functions for tensors and arrays are replaced in torch's public table of collate
+    have to copy the batch from this segment. Torch's function also converts each small array to a tensor, which takes
+    longer than copying the array. The functions for tensors and arrays are replaced in torch's public table of collate
     functions, unless users have replaced them.
     """
     torch = sys.modules["torch"]

@@ -1,1 +1,1 @@
-"""Workers on other machines: the actors that run them, and the main process's side of each. Private."""
+"""Workers on other machines: the actors that run them, and the objects that the main process uses for them. Private."""

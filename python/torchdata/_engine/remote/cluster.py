@@ -1,7 +1,7 @@
-"""Uses Ray to start and monitor hosts on other machines, and to transmit their messages.
+"""Starts and monitors hosts on other machines with Ray, and transmits their messages.
 
-Role: runs in the main process. `Cluster` replaces multiprocessing's context in a group. Only this module uses Ray,
-which is imported when a cluster is created.
+Role: runs in the main process. A group uses a `Cluster` instead of a multiprocessing context. Only this module uses
+Ray, which is imported when a cluster is created.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torchdata._engine.workers.program import Program
 from torchdata._observe.outside.stalls import warn_in_thread
 from torchdata._optional import optional_import
 
-#: Workers whose delays differ by at most this number of seconds are reported in one warning.
+#: Seconds after a warning about late workers during which no other warning of this kind is emitted.
 TOGETHER = 3.0
 _LEFT = "the program has left the cluster (ray.shutdown) while workers ran there"
 #: The thread groups of an actor, with the number of threads of each group.
@@ -49,18 +49,18 @@ class Cluster:
         ConnectionError: no cluster is running.
     """
 
-    #: A frame of this many bytes receives no further units.
+    #: If a frame has at least this many bytes, no further units are added to it.
     chunk_bytes = 8 << 20
 
     def __init__(self, needed_by: str, options: dict[str, Any], num_workers: int, memory_budget: int | None) -> None:
         self._ray = ray = optional_import("ray", extra="ray", needed_by=needed_by)
         end_before_others()
-        #: The lock that Ray itself holds while the program enters or leaves a cluster.
+        #: The lock that Ray acquires whenever the program enters or leaves a cluster.
         self.door: threading.RLock = _door(ray, needed_by)
         if not ray.is_initialized():
             _join(ray)
-        #: Ray's id for the program's connection to the cluster. If a program leaves the cluster and joins it again, the
-        #: program has another id and no actors.
+        #: Ray's description of the program's connection to the cluster, which contains an id. If a program leaves the
+        #: cluster and joins it again, the program has another id and no actors.
         self._context = ray.get_runtime_context()
         self._stay = self._context.get_job_id()
         self._needed_by, self._num_workers = needed_by, num_workers
@@ -68,12 +68,12 @@ class Cluster:
         options = {"num_cpus": 1, **options, "max_restarts": 0, "max_task_retries": 0}
         self._scheduling, self._demands = options.get("scheduling_strategy"), _demands(options)
         self._made: list[weakref.ref[RemoteWorker]] = []
-        #: References to received answers. The next call of a method drops these references.
+        #: References to received answers. The next request to a host drops these references.
         self.spent: list[Any] = []
         self._telling, self._told_at = threading.Lock(), 0.0
         self._kind = ray.remote(**options, concurrency_groups=_GROUPS)(Host)
-        #: The programs in Ray's store, by identity. Each program is pickled once, in its state when the first worker
-        #: started.
+        #: The programs that are in Ray's store, by the identity of the program. Each program is pickled once, in its
+        #: state when the first worker started.
         self._programs: dict[int, tuple[Program, Any]] = {}
 
     def get_start_method(self) -> str:
@@ -120,8 +120,8 @@ class Cluster:
 
     @property
     def is_left(self) -> bool:
-        """Returns whether the program has left the cluster. The program may have joined another cluster, in which its
-        objects are unknown.
+        """Returns whether the program has left the cluster that this object belongs to. The program may have joined
+        another cluster, in which this object's actors are unknown.
         """
         with self.door:
             try:
@@ -228,7 +228,7 @@ class _Actor:
 
 
 def _keep_until_done(answer: Future[Any], reference: Any, spent: list[Any]) -> None:
-    """Keeps a reference until its answer was received, and then moves it to `spent`.
+    """Keeps Ray's reference to an answer until the answer was received, and then moves the reference to `spent`.
 
     Ray ends a process if it drops a reference before the answer was received.
     """

@@ -1,9 +1,9 @@
 """The dispatching process of a loader with workers on other machines. The process is spawned on the main process's
 machine.
 
-Role: runs in the main process. The program is pickled like the workers' program. The pickle includes all definitions of
-the user's main module, because the dispatching process does not import that module. The user's program needs no
-`__main__` guard, and the dispatching process runs the same pipes that the main process has.
+Role: runs in the main process. The program is pickled like the workers' program. The pickle also contains all
+definitions of the user's main module, because the dispatching process does not import this module. The user's program
+therefore needs no `__main__` guard, and the dispatching process runs the same pipes that the main process has.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def pickled(program: Program) -> bytes:
 
 @contextlib.contextmanager
 def without_main() -> Iterator[None]:
-    """Context that prevents spawned processes from importing the user's main module."""
+    """A context manager that prevents spawned processes from importing the user's main module."""
     main = sys.modules["__main__"]
     hidden: dict[str, Any] = {name: vars(main).pop(name) for name in ("__file__", "__spec__") if name in vars(main)}
     main.__spec__ = None

@@ -7,9 +7,9 @@ worker's links without decoding them. The host runs no user code, and its worker
 
 A pair of links is called a lane, and is served by two threads of the actor. One thread receives messages of the main
 process (`tell`), and one thread returns the units of the worker (`pull`). The main process always has some calls of
-`pull` waiting. All calls are numbered, because the calls of an actor's threads may arrive out of order. One lane
-carries commands and items. Another lane carries the units of the dispatching process, which runs on the main process's
-machine.
+`pull` waiting. All calls are numbered, because the calls of an actor's threads may arrive out of order. The first lane
+transmits commands to the worker, and the worker's items. The second lane transmits the units of the dispatching
+process, which runs on the main process's machine.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ PULSE = 1.0
 #: Seconds without a message from the main process after which a host exits, because Ray may have failed to end the
 #: host.
 DEAF = 600.0
-#: Seconds between two checks while the host waits for units, and while it waits for free space for a command or for the
-#: start of a child.
+#: Seconds between two checks: `LOOK` while the host waits for the worker's exit, and `GLANCE` while the host waits for
+#: free space for a command or for the start of a child.
 LOOK, GLANCE = 5.0, 0.002
 #: Seconds between two reports of the worker's counters.
 SEEN = 0.5
@@ -53,7 +53,7 @@ SEEN = 0.5
 APART = 32 << 10
 #: The main process must stop sending units if this many bytes wait to be passed to the worker.
 FULL = 8 << 20
-#: The bell index and page number of the worker, and of the dispatching process, on this machine.
+#: The indices of the wake-up words and counter pages of the worker and of the dispatching process on this machine.
 WORKER, DISPATCHER = 1, 2
 
 
@@ -69,7 +69,7 @@ class RemoteSetup:
         cadence: how often the worker takes snapshots.
         budget: bytes of shared memory for the units of the worker.
         full_stats: whether the time of each pipe is measured.
-        counts: the counters of the earlier processes that the worker replaces.
+        counts: the counters of the earlier processes that this worker replaces.
         dispatcher_page: the page of the dispatching process in the main process's counters; None if nothing is
             dispatched.
         window: number of items that the dispatching process may be ahead of the worker.
@@ -130,7 +130,7 @@ class Seen:
 
     Args:
         counts: the counters of the worker.
-        times: nanoseconds since the start of the worker: running, waiting for a processor, and in total.
+        times: nanoseconds since the worker's start: of running, of waiting for a processor, and in total.
         is_stopped: whether the process is stopped, by a signal or a debugger.
     """
 
@@ -144,7 +144,7 @@ class Told:
     """A message from the main process to a host.
 
     Args:
-        number: the number of this call in its lane, from 0.
+        number: the position of this call among the calls of `tell` for its lane, from 0.
         words: the latest values of the link's shared words; None if they have not changed.
         frame: commands, or dispatched items.
         holds: whether the host must stop sending units because the main process has no space for more units.
@@ -161,12 +161,12 @@ class Pulled:
     """The result of a call of `pull`.
 
     Args:
-        number: the number of this call of `pull` in its lane, from 0.
+        number: the position of this call among the calls of `pull` for its lane, from 0.
         words: the latest values of the link's shared words; None if they have not changed.
-        frame: a head and large buffers; empty if there are no units.
-        has_ended: whether the worker has exited, and all its units that were not held back have been returned.
+        frame: a header of the units, followed by their large buffers; empty if there are no units.
+        has_ended: whether the worker has exited, and all its units were returned (except for units held back).
         exitcode: the exit code of the worker.
-        seen: the state of the worker, if another report is due.
+        seen: the current state of the worker; None if no report is due.
         is_full: whether the main process must stop sending units because earlier units do not fit into the link yet.
     """
 
@@ -196,14 +196,14 @@ def versions() -> dict[str, str]:
 
 
 class _WorkerLane:
-    """A pair of links between the main process and the worker, on the worker's side. `_Lane` in `worker.py` is the main
-    process's side.
+    """A pair of links between the main process and the worker, on the worker's side. The main process's side is the
+    class `_Lane` in `worker.py`.
 
     Args:
         inbound: the link from the worker.
         outbound: the link to the worker.
-        bells: the bells on this machine.
-        own: the index of this side's bell.
+        bells: the wake-up words on this machine.
+        own: the index of the wake-up word of this side.
     """
 
     def __init__(self, inbound: Link, outbound: Link, bells: BellBoard, own: int) -> None:
@@ -212,16 +212,16 @@ class _WorkerLane:
         self._early: dict[int, Told] = {}
         self._telling, self._pulling = threading.Lock(), threading.Lock()
         self._frames: SimpleQueue[list[Any] | None] = SimpleQueue()
-        #: The number of bytes of the received frames, and the number of bytes that were passed on; one thread writes
-        #: each counter.
+        #: `_came` counts the bytes of received frames, and `_passed` the bytes that were passed to the worker. Only one
+        #: thread writes each counter.
         self._came, self._passed = 0, 0
-        #: Whether the main process lacks space for units.
+        #: Whether the host must hold back units, because the main process has no space for them.
         self.holds = False
         self._has_ended = False
         threading.Thread(target=self._pass_on, name="torchdata-commands", daemon=True).start()
 
     def tell(self, told: Told) -> None:
-        """Passes the contents of a message to the worker; see `Host.tell`."""
+        """Handles a message of the main process on this lane; see `Host.tell`."""
         with self._telling:
             self._early[told.number] = told
             while (earliest := self._early.pop(self._told, None)) is not None:
@@ -258,15 +258,14 @@ class _WorkerLane:
         """Returns the units of the worker, once there is at least one unit.
 
         Args:
-            most: a frame of this many bytes receives no further units.
-            look: returns the state of the worker if a report is due. The argument of `look` is True for the last
-                report.
+            most: if a frame has at least this many bytes, no further units are added to it.
+            look: returns the state of the worker if a report is due. For the last report, `look` is called with True.
             exitcode: returns the exit code of the worker.
         """
         with self._pulling:
             if not self._has_ended:
                 self.carrier.wait(PULSE, not self.holds, False)
-            # The exit is checked before the frame is taken, so that all units from before the exit are in the link.
+            # The exit is checked before the frame is taken, so that the link contains all units of the worker.
             has_ended = self._has_ended
             words, frame = self.carrier.take(0 if self.holds else most)
             self._pulled += 1
@@ -299,8 +298,8 @@ class Host:
         bells = BellBoard(1 + DISPATCHER)
         budget = min(setup.budget, default_budget())
         control, data = Link(0, CONTROL_RING), Link(budget)
-        #: For each lane, the link for units from the worker, and the link for units to the worker. In the lane of
-        #: dispatched items, the worker sends only the link's shared words.
+        #: For each lane, a pair: the link for units from the worker, and the link for units to the worker. On the lane
+        #: of dispatched items, the worker sends no units, but only the link's shared words.
         self._links = [(data, control)]
         dispatched = None
         if setup.dispatcher_page is not None:
@@ -396,7 +395,7 @@ class Host:
         return self._child.where_it_stands(page, wakes)
 
     def end(self) -> None:
-        """Kills the worker immediately, because a stopped worker would not notice the end of this process."""
+        """Kills the worker, because a stopped worker would not notice the exit of this process."""
         self._child.kill()
 
     def _watch(self) -> None:
@@ -424,7 +423,7 @@ class Host:
 
 
 def _look_away(is_last: bool) -> None:
-    """Returns None, because no report on the worker's state is due."""
+    """Returns None, so that no report on the worker's state is sent."""
 
 
 def bytes_of(frame: list[Any]) -> int:

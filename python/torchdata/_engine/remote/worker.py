@@ -1,9 +1,9 @@
 """The main process's side of a worker on another machine, with the interface of `ChildProcess`.
 
 Role: runs in the main process. The worker has the same links as any child, and the main process uses its own ends of
-the links as usual. A carrier, which copies units between links of two machines, uses the ends of the child. A thread of
-this module reads commands and words from the links for the worker's host, and writes units from the host into the
-links. As a result, the collector, the commands, the leases and the states treat the worker like a child on this
+the links as usual. A carrier uses the ends that belong to the child, and copies units from and to the other machine. A
+thread of this module reads commands and words from the links for the worker's host, and writes units from the host into
+the links. As a result, the collector, the commands, the leases and the states treat the worker like a child on this
 machine. If there is a dispatching process, which runs on this machine, another thread transmits its units.
 
 All data from a host passes through the thread and the links of one worker, so that units of an earlier worker cannot
@@ -32,12 +32,12 @@ from torchdata._threads import Latch
 
 #: The number of `pull` calls that wait at a host, so that the host prepares a frame while another frame is being sent.
 AHEAD = 2
-#: The maximum number of bytes of a message with commands.
+#: The maximum number of bytes of one message with commands to a host.
 TOLD = 1 << 20
 #: The bit that marks the order to stop, which makes this order greater than the order of any epoch. The lower bits of
 #: an order are the number of the epoch.
 _END = 1 << 32
-#: Seconds between two checks during a wait, and the number of seconds that `close` waits for the thread.
+#: `LOOK`: seconds between two checks during a wait. `JOINED`: seconds for which `close` waits for the thread.
 LOOK, JOINED = 1.0, 5.0
 #: The number of seconds that a host has to report its worker's stack, and the number of seconds that it has to kill the
 #: worker.
@@ -76,7 +76,7 @@ class Actor(Protocol):
 class Hosts(Protocol):
     """Creates hosts. This class replaces multiprocessing's context."""
 
-    #: A frame of this many bytes receives no further units.
+    #: If a frame has at least this many bytes, no further units are added to it.
     chunk_bytes: int
 
     def host(self, setup: ChildSetup) -> Actor:
@@ -102,7 +102,7 @@ class RemoteWorker(ChildProcess):
     Args:
         hosts: the object that creates the host of the worker.
         name: the name of the worker in messages.
-        setup: the setup of an equivalent child on this machine.
+        setup: the setup that a child on this machine would have.
     """
 
     def __init__(self, hosts: Hosts, name: str, setup: ChildSetup) -> None:
@@ -114,14 +114,14 @@ class RemoteWorker(ChildProcess):
         self._actor: Actor | None = None
         #: The carriers of the worker's threads.
         self._carriers: list[Carrier] = []
-        #: The description of the worker, once it has started.
+        #: The description of the worker; None until the worker has started.
         self.about: About | None = None
         self._seen: Seen | None = None
-        #: The error of the thread that carries dispatched items.
+        #: The error of the thread that transmits dispatched items; None if this thread has not failed.
         self._fault: Exception | None = None
         ends = os.pipe()
-        #: The write end and the read end of a pipe. When the worker exits, a byte is written to the write end. Code
-        #: that waits for the exit monitors copies of the read end.
+        #: `_ending` is the write end of a pipe, and `_sign` is the read end. When the worker exits, a byte is written
+        #: to the pipe. Code that waits for the exit monitors copies of the read end.
         self._ending, self._sign = (OwnedDescriptor(end) for end in reversed(ends))
 
     def _launch(self) -> int:
@@ -133,7 +133,7 @@ class RemoteWorker(ChildProcess):
     # -- the interface of `ChildProcess` -----------------------------------------------------------
 
     def watch(self) -> None:
-        """Does nothing, because the worker is watched from its creation."""
+        """Does nothing, because the worker has been watched since this object was created."""
 
     def _look(self, pid: int) -> None:
         pass  # the worker's thread records the exit
@@ -253,7 +253,7 @@ class RemoteWorker(ChildProcess):
         self._carriers.append(carrier)
         lane = _Lane(0, actor, carrier, most, lambda: not self._is_killed)
         if lines.dispatched is not None:
-            # The worker sends only words to the dispatching process, no units.
+            # The worker sends only control words to the dispatching process, so `nothing` never contains a unit.
             nothing, dispatched = Link(0, CONTROL_RING), lines.dispatched.shared
             from_dispatching = Carrier(dispatched, nothing, bells, setup.index, setup.dispatcher_index)
             self._carriers.append(from_dispatching)
@@ -278,7 +278,7 @@ class RemoteWorker(ChildProcess):
                 if one.has_ended:
                     return
         except Exception as error:
-            # The thread of the other lane also notices the exit of the host, and reports the exit.
+            # If the host has exited, the thread of the other lane reports the exit.
             if not isinstance(error, ConnectionError) and not self._hosts.is_of_host(error):
                 self._fault = error
                 self.kill()
@@ -300,7 +300,7 @@ class RemoteWorker(ChildProcess):
     def _await(self, begun: Future[About]) -> About | None:
         """Waits until the worker has started. Returns None if the worker was killed before its start was complete."""
         wake = self._wake
-        # Ray may keep the callback forever, so the callback refers only to the event.
+        # The callback must not refer to this object, because Ray may keep the callback forever.
         begun.add_done_callback(lambda _: wake.set())
         began, patience = time.monotonic(), LATE
         while not self._is_killed:
@@ -318,10 +318,10 @@ class _Lane:
     `torchdata._engine.remote.host`.
 
     Args:
-        number: the number of the lane.
+        number: 0 for commands and items, 1 for dispatched items.
         actor: the host.
         carrier: moves units between the two links.
-        most: a frame of this many bytes receives no further units.
+        most: if a frame has at least this many bytes, no further units are added to it.
         goes_on: returns whether the lane must continue to transmit messages.
     """
 
@@ -340,7 +340,7 @@ class _Lane:
         self._carrier.ring()
 
     def carry(self) -> Iterator[Pulled]:
-        """Transmits messages between the link and the host, and yields each result of `pull`."""
+        """Transmits messages in both directions, and yields each `Pulled` that the host returns."""
         actor, carrier, number = self._actor, self._carrier, self._number
         pulls: list[Future[Pulled]] = []
         early: dict[int, Pulled] = {}
@@ -382,11 +382,11 @@ class _Lane:
 
 
 class _Arrived:
-    """Received frames, in their order, that wait until they fit into the main process's link.
+    """Frames that were received and wait until they fit into the main process's link. The order of the frames is kept.
 
     Args:
         carrier: stores the frames in the link.
-        much: the number of waiting bytes at which the host must stop sending units.
+        much: the host must stop sending units if at least this many bytes are waiting.
     """
 
     def __init__(self, carrier: Carrier, much: int) -> None:
@@ -435,7 +435,7 @@ def _ringing(lane: _Lane) -> Callable[[object], None]:
 
 
 def _differences(theirs: dict[str, str]) -> str:
-    """Returns a description of versions that must be equal on both machines but differ; empty if there are none."""
+    """Describes the versions that must be equal on both machines but differ; an empty text if no version differs."""
     ours = versions()
     pairs = [(name, ours[name], theirs[name]) for name in ours if name in theirs]
     differ = [

@@ -1,8 +1,8 @@
 """The child's side of a group: its startup, its ends of the links, and the loop that receives commands.
 
 Role: runs in every child, for any program. At its start (`CommonSetup`), a child leaves signals to the main process,
-closes inherited resources, and ensures that it exits with the main process. After these steps, the child takes its ends
-of the links, loads the program, and passes commands to the program's runner until the command to stop.
+closes inherited resources, and ensures that it exits with the main process. After these steps, the child opens its ends
+of the links, loads the program, and passes commands to the program's runner until the command to stop arrives.
 
 Python's cyclic garbage collector does not search objects that a child imports at its start or keeps until its end.
 Importing torch creates a quarter of a million permanent objects. Searching the imported objects for cycles takes a
@@ -44,7 +44,7 @@ from torchdata._native import (
 from torchdata._observe.stats.counting import Counting
 from torchdata._reporting import begin_at
 
-#: The index of the main process's bell.
+#: The index of the main process's wake-up word.
 MAIN = 0
 #: The largest block that glibc's allocator adapts to (`M_MMAP_THRESHOLD` in mallopt(3)), minus the block's header, in
 #: bytes.
@@ -65,7 +65,7 @@ class CommonSetup:
     #: The main process's thresholds for cyclic garbage collection.
     gc_thresholds: tuple[int, int, int]
     signals: MainSignals
-    #: The line of the user's program that started the children, from `place_outside`. None if the stack of each child
+    #: The line of the user's program that started the children, from `place_outside`. None if the child's own stack
     #: contains this line, or if the program runs on another machine.
     begun_at: tuple[str, int, str] | None
 
@@ -139,7 +139,7 @@ class ChildSetup:
     #: The number of the worker in statistics, where the workers of all groups of the loader are numbered.
     number: int
     num_workers: int
-    #: The numbers of the shards that the child runs, and the number of shards of all workers.
+    #: `shards` contains the numbers of the child's shards, and `num_shards` is the number of shards of all workers.
     shards: range
     num_shards: int
     #: Whether this is the dispatching process.
@@ -152,9 +152,9 @@ class ChildSetup:
     #: The counters of all processes.
     stats: Handle[StatsBoard]
     lines: Lines
-    #: The bells of the processes that receive the items.
+    #: The wake-up words of the processes that receive the items.
     output_peers: list[int]
-    #: The index of the dispatching process's bell, and of its page of counters.
+    #: The index of the dispatching process's wake-up word, and of its page of counters.
     dispatcher_index: int
     dispatcher_page: int
     #: The number of items that the dispatching process may be ahead of each worker.
@@ -177,7 +177,7 @@ class ChildSetup:
 
 
 def run_child(setup: ChildSetup) -> None:
-    """The function that the process runs."""
+    """The main function of every child process."""
     try:
         setup.stats.shared = setup.stats.shared.here()
     except RuntimeError:  # the counters are damaged
@@ -188,8 +188,8 @@ def run_child(setup: ChildSetup) -> None:
     if not setup.common.enter(setup.name, links, setup.stats.shared):
         return
     name_process("td_dispatch" if setup.dispatches else f"td_worker_{setup.number}")
-    # At shutdown, the main process does not wait for this import, because the child has not opened its control link
-    # yet.
+    # This import does not delay a shutdown, because a shutdown waits only for children that have opened their control
+    # links.
     module, name = setup.program_class
     runner: type[Runner] = getattr(importlib.import_module(module), name).runner
     child = ChildLoop(setup, runner.is_interrupted)
@@ -197,7 +197,7 @@ def run_child(setup: ChildSetup) -> None:
 
 
 class ChildLoop:
-    """The child's ends of its links, and its loop.
+    """Contains the child's ends of its links, and the loop that receives commands.
 
     Args:
         setup: the setup of the child.
@@ -257,14 +257,14 @@ class ChildLoop:
         """Waits for a command.
 
         Args:
-            seconds: the maximum number of seconds to wait. By default, unused shared memory is returned first. The wait
-                is then unlimited, or `IDLE` seconds if more memory may become unused.
+            seconds: the maximum number of seconds to wait. Without `seconds`, unused shared memory is returned first.
+                In this case, the wait is unlimited, or lasts `IDLE` seconds if more memory may become unused.
 
         Returns:
             The command; None if it did not arrive in time.
 
         Raises:
-            SystemExit: the memory of a link is damaged. The exit code reports the reason to the main process.
+            SystemExit: the memory of a link is damaged. The exit code reports this damage to the main process.
         """
         try:
             return self.commands.receive(0, seconds or (IDLE if self.sender.tidy() else None))  # type: ignore[no-any-return]
@@ -314,7 +314,7 @@ def _settle(thresholds: tuple[int, int, int]) -> None:
     """Completes a child's startup: sets the main process's garbage collection thresholds, and excludes all existing
     objects from later searches for cycles.
 
-    Thresholds that user code has set in the child remain in effect.
+    If user code in the child has already set other thresholds, they stay in effect.
     """
     if gc.get_threshold()[0] == EARLY_THRESHOLD:
         gc.set_threshold(*thresholds)

@@ -1,7 +1,7 @@
 """Resumes the replacements of a `DataLoader2`'s children from their newest snapshots.
 
-Role: runs in the main process. A replacement replays the items that were received after its snapshot, as a loader does
-when it loads a state. Once the main process has applied a function to the graphs, no child is replaced any more.
+Role: runs in the main process. A replacement restores a snapshot, and replays the items that were received after it.
+After the main process has applied a function to the graphs, children are no longer replaced.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class RestartableEpoch:
 
     Args:
         number: the number of the epoch.
-        commands: returns the seeds and the reset function for the number of a shard. The dispatching process has the
-            number after the last shard.
+        commands: a function that returns the seeds and the reset function for a shard, given the shard's number. For
+            the dispatching process, this number is the total number of shards.
         resume: computes where each shard and the dispatching process resume, given the received items.
         before: the previous epoch and the children's positions in it; None if no part of the graphs keeps state beyond
-            an epoch. If `before` is given, each worker has begun this epoch with a snapshot.
+            an epoch. If `before` is given, each worker has begun this epoch by sending a snapshot.
     """
 
     number: int
@@ -46,7 +46,7 @@ class EpochRestarts(Restarts):
 
     #: The current epoch; None before the first epoch.
     run: RestartableEpoch | None = None
-    #: Whether a function was applied to the graphs. A replacement would lack the effect of a function that was called.
+    #: Whether the main process has applied a function to the graphs, which a replacement would lack.
     has_called = False
     #: Children that finish an epoch without sending items, because all items of the epoch were received.
     _repeating: frozenset[int] = frozenset()
@@ -80,7 +80,7 @@ class EpochRestarts(Restarts):
         members, starts = self._members, run.resume(received)
         begin = any(begins(start) for index in indices for start in members.starts_of(index, starts))
         # A replacement without a snapshot of the current epoch repeats the end of the previous epoch, to restore state
-        # that the graph keeps beyond an epoch. A snapshot of the current epoch already contains the state of the graph.
+        # that the graph keeps beyond an epoch. A snapshot of the current epoch already contains this kept state.
         repeats = run.before is not None and begin
         if repeats:
             assert run.before is not None
@@ -128,8 +128,8 @@ class EpochRestarts(Restarts):
                         )
 
     def _look_at_all(self, index: int) -> Callable[[], None]:
-        """Returns a function that checks the processes while a child repeats an epoch. Without the check, the wait
-        would never end if the dispatching process has exited.
+        """Returns a function that raises `Gone` if a child that repeats an epoch cannot finish. For example, a worker
+        would wait forever for a dispatching process that has exited.
         """
         look, processes = self.look_at(index), self._members.processes
 
@@ -153,7 +153,7 @@ class EpochRestarts(Restarts):
 
 
 def _to_the_end(start: Resumption | None) -> Resumption:
-    """Returns the resumption of a shard that recomputes its epoch to the end, and sends nothing."""
+    """Returns the position from which a shard recomputes its epoch to the end without sending items."""
     start = start or Resumption()
     ((sent, _, _),) = start.starts or [((0, 0), 0, None)]
     return replace(start, starts=[(sent, ALL, None)])

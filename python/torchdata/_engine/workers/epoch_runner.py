@@ -2,7 +2,7 @@
 
 Role: carries out the main process's commands (start an epoch, call a function on the graph, stop). Between commands,
 the runner runs the graph of pipes, and sends the items. The runner receives commands between two items.
-`protocol::Obedience` in the engine decides how a command affects the running epoch, and this module executes the
+The engine (`protocol::Obedience`) decides how a command affects the running epoch, and this module carries out the
 decision.
 
 A command is a tuple of its kind, its number on the link, the number of the epoch or function, and further arguments.
@@ -27,7 +27,7 @@ from torchdata._reporting import add_note, attributes_of, name_of
 
 #: The maximum number of seconds between an order and the arrival of its command.
 ORDERED = 10.0
-#: The start of a worker's link in a new epoch.
+#: The `starts` of a `Resumption` for one link at the beginning of an epoch.
 _FROM_THE_BEGINNING: list[tuple[Account, int, int | None]] = [((0, 0), 0, None)]
 _NO_COMMAND = (
     "the shared memory of a link is corrupted: an order came without its command; shut the loader down and start a new "
@@ -57,7 +57,7 @@ class EpochRunner:
             self.dispatched.set_interrupt(lines.control.shared, Interrupted, lines.outputs[0].shared, bells, MAIN)
         #: The programs, one per shard.
         self.programs: Sequence[EpochProgram] = ()
-        #: The turns of the shards. Until all programs are prepared, this object contains none of the programs.
+        #: The turns of the shards. This object is empty until all programs are prepared.
         self.turns = ShardTurns((), self._exchange, 0)
         #: The rules for commands that arrive while an epoch is running.
         self.obedience = Obedience(self.setup.dispatches)
@@ -66,7 +66,7 @@ class EpochRunner:
         #: The number of the running epoch. `start` is the position in the first shard where this run of the epoch
         #: began. `opened` is True once this run has opened a stream of dispatched items.
         self.epoch, self.start, self.opened = 0, Resumption(), False
-        #: Whether a snapshot is being taken for which the main process waits.
+        #: Whether the snapshot that is being taken is one that the main process waits for.
         self._announces = False
         #: The encoded exception that has prevented preparing the graph, and that is sent in each epoch.
         self.failure: tuple[Any, ...] | None = None
@@ -111,8 +111,8 @@ class EpochRunner:
         return step != "end"
 
     def _obey(self, command: tuple[Any, ...]) -> str:
-        """Carries out a command. Returns the step that the command required. The step "leave" means that the command
-        stays pending."""
+        """Carries out a command. Returns the step that was executed, such as "run" or "apply". After the step "leave",
+        the command stays pending until the running epoch has ended."""
         kind, serial, number, *content = command
         step, before, behind = self.obedience.obey(kind, number)
         if before:
@@ -146,16 +146,16 @@ class EpochRunner:
         assert self.dispatched is not None
         start = self.start
         if self.opened and start.share[0] > 0 and self.dispatched.share()[0] == start.passed:
-            # The previous run ended in the middle of a pass. This run opens another stream, and requests no further
-            # items of the unfinished pass, so that pass has ended.
+            # This run resumed in the middle of a pass, and now opens a second stream. No further items of the
+            # unfinished pass are requested, so that pass has ended.
             self.start = start = replace(start, passed=start.passed + 1, share=(0, 0))
             self.dispatched.start_epoch(self.epoch, self.setup.window, None, None, start.passed)
         self.opened = True
         return iter(self.dispatched)
 
     def _share(self) -> tuple[int, tuple[int, int]]:
-        """Returns the latest opened pass of the dispatched items, and the number of items that were read in it, in this
-        run or before."""
+        """Returns the number of the latest pass over the dispatched items, and the items that were read in this pass,
+        including items that were read before a resume."""
         assert self.dispatched is not None
         reached, read = self.dispatched.share()
         return (reached, read) if reached > self.start.passed else (reached, self.start.share)
@@ -190,7 +190,7 @@ class EpochRunner:
             self.obedience.leave()
             self.counting.end()
             if self.dispatched is not None:
-                # Dispatched items that are still on their way to this worker must not block other workers.
+                # Without this call, dispatched items that this worker has not read could block other workers.
                 self.dispatched.finish_epoch(epoch)
 
     def _send_epoch(self, begin: Callable[[], Any]) -> None:
@@ -202,7 +202,7 @@ class EpochRunner:
     def _begin_epoch(
         self, seeds: Sequence[bytes], iter_reset_fn: Any, announced: int, starts: Sequence[Resumption]
     ) -> Any:
-        """Begins the epoch in each shard. Returns an iterator, or a tuple of iterators if there are several shards."""
+        """Begins the epoch in each shard of the child. Returns an iterator, or for several shards a tuple of them."""
         iterators = []
         for place, (seed, start) in enumerate(zip(seeds, starts, strict=True)):
             self.turns.enter(place)
@@ -216,12 +216,12 @@ class EpochRunner:
         program.epoch = self.epoch - 1
         program.begin_epoch(seeds, iter_reset_fn)
         self.counting.bind(program.datapipe, place)
-        # A run that resumes from a snapshot may read immediately, because the main process already has that snapshot.
+        # A graph that resumes from a snapshot may read immediately, because the main process already has a snapshot.
         unread = announced and start.content is None
         with program.beginning_unread() if unread else nullcontext():
             iterator = program.go_on_from(start.content, start.strict)
             if unread:
-                # If a command is pending, the pump first executes it and then sends the remaining items.
+                # If a command is pending, `send_snapshot` returns early, and the pump completes the snapshot later.
                 self._announces = True
                 try:
                     self.sender.send_snapshot(place)
@@ -235,7 +235,7 @@ class EpochRunner:
         return program.go_on_from(None)
 
     def _send_pass(self, begin: Callable[[], Any]) -> bool:
-        """Sends all items of one pass, or the exception that prevents it. Returns False if a command begins another
+        """Sends all items of one pass, or an exception that ends the pass. Returns False if a command begins another
         epoch or stops the child.
         """
         failure = self.failure
@@ -263,7 +263,7 @@ class EpochRunner:
         return True
 
     def _is_wanted_again(self) -> bool:
-        """In the dispatching process, waits until all workers have requested another pass, or for a command."""
+        """Returns whether all workers have requested another pass. Returns False if a command ends the epoch first."""
         if not self.setup.dispatches:
             return False
         self.counting.end()
@@ -274,16 +274,16 @@ class EpochRunner:
         return True
 
     def _meets_superseding(self) -> bool:
-        """Executes commands up to the command that interrupted the graph. Returns False if the interrupting command is
-        late."""
+        """Executes commands until the command that interrupted the graph was executed. Returns False if this command
+        does not arrive in time."""
         while (command := self.child.command_within(ORDERED)) is not None:
             if self._obey(command) == "leave":
                 return True
         return False
 
     def _apply(self, function: Callable[[Any], Any]) -> None:
-        """Applies a function to the graph. If the function raises an exception, this epoch and each later epoch end
-        with this exception."""
+        """Applies a function to the graph. If the function raises an exception, the current epoch and all later epochs
+        end with this exception."""
         try:
             if self.failure is None:
                 for place, program in enumerate(self.programs):

@@ -36,10 +36,10 @@ class StopPosition:
     """The position where an earlier run of an epoch stopped.
 
     Args:
-        given: the number of items that each shard had returned, and their checksums.
+        given: for each shard, the number and the checksum of the items that the loader had delivered.
         turn: the shard that was to return the next item.
         resumptions: the positions where the shards resume, followed by the position of the dispatching process.
-        kept: the snapshots that belong to `resumptions`, which the collector stores.
+        kept: the snapshots that `resumptions` refer to, in the form in which the collector stores them.
     """
 
     given: list[snapshots.Account]
@@ -129,8 +129,8 @@ class Children(Group):
         """Starts an epoch in all children.
 
         Args:
-            commands: returns the seeds and the reset function of a shard. The dispatching process has the number after
-                the last shard.
+            commands: a function that returns the seeds and the reset function for a shard, given the shard's number.
+                For the dispatching process, this number is the total number of shards.
             resume: computes where each shard and the dispatching process resume, given the received items.
             announced: whether each worker begins with a snapshot; if so, this method waits for the snapshots.
             position: the position where an earlier run of the epoch stopped; None for the beginning.
@@ -169,7 +169,7 @@ class Children(Group):
     def _await_snapshots(self) -> None:
         """Waits until each worker has begun the epoch with a snapshot, and replaces workers that exit or hang.
 
-        Without `on_timeout="restart"`, the wait ends after the timeout, and the next read raises an error.
+        Without `on_timeout="restart"`, the wait ends after the timeout, and the next read of an item raises an error.
         """
         hangs = None if self._restarts is None else self._restarts.hangs
         began = time.monotonic()
@@ -187,8 +187,8 @@ class Children(Group):
                 hangs.look(worker, time.monotonic() - began, hangs.seconds)
 
     def _without_snapshot(self) -> list[int]:
-        """Returns the workers that have sent no snapshot in this epoch; worker 0 if only the dispatching process has
-        sent none."""
+        """Returns the workers that have not sent a snapshot in this epoch. If only the dispatching process's snapshot
+        is missing, returns worker 0, which relays it."""
         found = self.collector.positions()
         missing = [] if found is None else [shard for shard, (_, kept) in enumerate(found[0]) if kept is None]
         return sorted({shard % self.num_workers for shard in missing}) or [0]
@@ -236,8 +236,8 @@ class Children(Group):
             for index in range(len(self._processes)):
                 began = time.monotonic()
                 while not self._is_resting(index) and not self._has_obeyed(index):
-                    # Without this call, a child that waits for the dispatching process could wait forever, because the
-                    # dispatching process may wait for a blocked worker.
+                    # The child may wait for the dispatching process, which may wait for a blocked worker. This call
+                    # unblocks workers.
                     self.collector.relieve(False)
                     began = self._end_if_it_hangs(index, began)
                     if time.monotonic() >= deadline:
@@ -261,7 +261,7 @@ class Children(Group):
         return self._processes[child].where_it_stands(page)
 
     def _has_obeyed(self, index: int) -> bool:
-        """Waits briefly for the child to execute its last command. Returns whether the child has executed it."""
+        """Waits briefly for the child to execute its last command. Returns whether this command was executed."""
         members = self._members
         try:
             return members.commanders[index].wait_acknowledged(members.sent[index], GLANCE, self._look_at(index))
@@ -277,7 +277,7 @@ class Children(Group):
         *content: Any,
         to: ChildProcess | None = None,
     ) -> None:
-        """Sends a command to the process `to`, or to the child's current process if `to` is None."""
+        """Sends a command to a child. With `to`, sends it only while `to` is the child's current process."""
         began = time.monotonic()
         while to is None or self._processes[index] is to:
             try:

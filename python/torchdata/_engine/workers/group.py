@@ -1,11 +1,11 @@
 """Starts, watches and ends a group of child processes that run a given program and communicate over links.
 
-Role: runs in the main process. The group owns the links, the bells, the counters and the process objects, and
+Role: runs in the main process. The group owns the links, the wake-up words, the counters and the process objects, and
 `shutdown` releases all of them. `shutdown` is bounded in time, idempotent, and harmless in a forked child that
 inherited the object. The program defines what the children run and how the workers are named. There are three kinds of
-groups: for graphs, datasets and functions of nodes. Each kind derives from `Group`, sends commands through
-`members.commanders`, and reads items from the collectors that it creates. `processes/start.py` starts children,
-`restart.py` replaces them, and `processes/shutdown.py` ends them.
+groups: for graphs, for datasets, and for functions of nodes. Each kind of group is a subclass of `Group`, which sends
+commands through `members.commanders`, and reads items from the collectors that it creates. `processes/start.py` starts
+children, `restart.py` replaces them, and `processes/shutdown.py` ends them.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Group(OwnsChildren):
             memory.
         commands: bytes of shared memory for the commands to each child; with 0, commands are streamed through a ring.
         full_stats: whether the time of each pipe is measured.
-        pages: the pages of the children on the board of a loader that reads the group in threads; None for a board of
-            their own.
+        pages: pages for the children on an existing board, for a loader that reads the group in threads; None to create
+            a board.
         snapshot_budget: bytes of the snapshots that the main process keeps; None for no limit.
 
     Raises:
@@ -295,8 +295,8 @@ class Group(OwnsChildren):
         return self.restarts.replace_dead(collector)
 
     def look_at(self, worker: int) -> Callable[[], object]:
-        """Returns a function that checks a worker while a command is sent to it. The function raises the error of a
-        worker that has exited, or `Gone` if the worker is replaced."""
+        """Returns a function that checks a worker while a command is sent to it. The function raises an error if the
+        worker has exited. This error is `Gone` if the worker will be replaced."""
         if self.restarts is None:
             return partial(self.members.check_alive, [worker])
         return self.restarts.look_at(worker)

@@ -40,7 +40,7 @@ class Survived:
     Args:
         deaths: whether children that exit unexpectedly are replaced.
         hangs: seconds after which a child that hangs is killed and replaced; None if such children are not killed.
-        patience: the limit for a child that uses a processor; None for the limit of `hangs`.
+        patience: seconds after which a child that uses a processor counts as hung; None for the value of `hangs`.
     """
 
     deaths: bool = False
@@ -49,7 +49,7 @@ class Survived:
 
     @classmethod
     def chosen(cls, loader: Any) -> Survived:
-        """Creates the object from the attributes of a loader, a reading service or a node: `on_worker_exit`,
+        """Creates the object from four attributes of a loader, a reading service or a node: `on_worker_exit`,
         `on_timeout`, `timeout` and `patience`."""
         hangs = loader.timeout if loader.on_timeout == "restart" else None
         return cls(loader.on_worker_exit == "restart", hangs, loader.patience)
@@ -69,7 +69,7 @@ class Hung:
     Args:
         how: a description of the hang, worded to follow the name of the process in a message.
         stack: its stacks when it was killed.
-        limit: the name of the argument that allows more time.
+        limit: the argument that the user can raise to allow more time.
     """
 
     how: str
@@ -81,8 +81,8 @@ class Hung:
 
 @dataclass
 class _Seen:
-    """The counters of the processes that the main process waits for, and the time of their last change, in seconds
-    since the wait began.
+    """The counters of the processes that the main process waits for. `since` is the time of their last change, and
+    `waited` the time of the last check, both in seconds since the wait began.
     """
 
     counts: Any
@@ -159,7 +159,7 @@ class Hangs:
         self._marks: dict[int, _WorkMark] = {}
         #: For each worker that the main process waits for, the counters at the last check.
         self._seen: dict[int, _Seen] = {}
-        #: The killed processes, by process number.
+        #: The processes that were killed for hanging, by process number.
         self._hung: dict[int, Hung] = {}
         #: A lock for reports, because several threads of nodes may wait at the same time, and a report takes a while.
         self._reporting = threading.Lock()
@@ -174,9 +174,9 @@ class Hangs:
         item.
 
         Args:
-            peer: the number of the shard that the main process waits for.
+            peer: the number of the shard that the main process waits for; None stands for shard 0.
             waited: the duration of the wait so far, in seconds.
-            limit: the number of seconds without progress after which a process hangs: the timeout, or a multiple of it.
+            limit: seconds without progress after which a process counts as hung (the timeout, or a multiple of it).
 
         Returns:
             Whether a process was killed.
@@ -268,7 +268,7 @@ class Hangs:
         """Returns whether a child counts as working, according to the measurement over its last half timeout. Until the
         first measurement, a child counts as working.
 
-        If the user has not set `patience`, the result has no effect.
+        The result matters only if the user has set `patience`.
         """
         if self.most == self.seconds:
             return False
@@ -283,8 +283,8 @@ class Hangs:
         if worked is None:
             return False
         grown = math.inf if mark is None or worked < mark.worked else worked - mark.worked  # a thread may have ended
-        # The kernel counts a wait for a processor only after the wait has ended, so a process that still waits for a
-        # processor also counts as working.
+        # The kernel adds the time of a wait for a processor only when the wait ends. Therefore, a process that is
+        # waiting for a processor also counts as working.
         works = mark is None or grown >= WORKING * (now - mark.at) or process.is_running
         self._marks[child] = _WorkMark(pid, now, now, worked, works)
         return works
@@ -318,7 +318,7 @@ class Hangs:
 def _unheard(page: Any, limit: float) -> float:
     """Returns the number of seconds since the last counters arrived from a process on another machine.
 
-    Returns 0 if counters are missing for so long that the process or its host must hang.
+    Returns 0 if no counters have arrived for so long that the process or its host must be hanging.
     """
     if page is None or not page["heard"]:
         return 0.0
@@ -327,7 +327,7 @@ def _unheard(page: Any, limit: float) -> float:
 
 
 def _counts(page: Any) -> Any:
-    """Returns the counters of a process together with its number and epoch."""
+    """Returns the process number, the epoch and the counters of a process, to detect changes."""
     if page is None:
         return None
     flows, pipes = page["flows"], page["pipes"]
@@ -335,5 +335,5 @@ def _counts(page: Any) -> Any:
 
 
 def _runs(page: Any) -> bool:
-    """Returns whether a process runs an epoch, and is not waiting for a command."""
+    """Returns whether a process is running an epoch, rather than waiting for a command."""
     return bool(page["span"]["since"] and not page["idle"]["since"])

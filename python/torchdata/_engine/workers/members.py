@@ -51,7 +51,7 @@ class Members:
         self.setups: list[ChildSetup] = []
         self.processes: list[ChildProcess] = []
         self.commanders: list[Sender] = []
-        #: The number of commands that were sent to each child.
+        #: For each child, the number of commands that were sent so far.
         self.sent = [0] * len(self.names)
         # In a forked child, this lock is never acquired, because the child sends no commands.
         self.sending = threading.RLock()
@@ -59,7 +59,7 @@ class Members:
         self._commands, self.program_class = commands, program_class
 
     def new_lines(self, indices: Sequence[int]) -> list[Lines]:
-        """Creates the links of children: for commands, for sent items, and for dispatched items.
+        """Creates the links of the given children: for commands, for sent items, and for dispatched items.
 
         The dispatching process sends items to all workers, so all workers receive new links together.
         """
@@ -89,24 +89,24 @@ class Members:
         raise self.program_class.exit_error(process, index if index < self.num_workers else None)
 
     def starts_of(self, index: int, starts: Sequence[Resumption | None]) -> list[Resumption | None]:
-        """Returns the positions where the shards of a child resume. The argument has one position for each shard,
-        followed by the dispatching process's position."""
+        """Returns the positions where the shards of a child resume. `starts` contains one position for each shard,
+        followed by the position of the dispatching process."""
         return [starts[shard] for shard in self.shards_of(index)] if index < self.num_workers else [starts[-1]]
 
     def seeds_of(self, index: int, commands: Callable[[int], tuple[Any, Any]]) -> tuple[list[Any], Any]:
-        """Returns the seeds of a child's shards, and the child's reset function. The argument is a function that
-        returns the seeds and the reset function for a shard.
+        """Returns the seeds of a child's shards, and the child's reset function. `commands` is a function that returns
+        the seeds and the reset function for a shard.
         """
         shards = self.shards_of(index) if index < self.num_workers else range(self.num_shards, self.num_shards + 1)
         each = [commands(shard) for shard in shards]
         return [seeds for seeds, _ in each], each[0][1]
 
     def announced(self, index: int, starts: Sequence[Resumption | None] | None = None) -> int:
-        """Returns which snapshots a child sends at the beginning of an epoch.
+        """Returns a constant of `Announced`: which snapshots a child must send at the beginning of an epoch.
 
         Args:
-            starts: the positions where replacements resume, by shard, followed by the dispatching process's position. A
-                process that resumes from a snapshot does not send another snapshot.
+            starts: for replacements, the positions where the shards resume, followed by the dispatching process's
+                position. A process that resumes from a snapshot does not send another snapshot.
         """
         if starts is None:
             return Announced.DEALT if index == 0 and self.dispatches else Announced.OWN
@@ -128,7 +128,7 @@ class Members:
         return Sender([self.control(index)], self.bells, MAIN, [1 + index])
 
     def close_descriptors(self, indices: Sequence[int]) -> None:
-        """Closes the descriptors of links, once all processes that need these descriptors have received them."""
+        """Closes the descriptors of links. Must be called after all processes have received these descriptors."""
         for handle in [handle for index in indices for handle in self.setups[index].lines.all()]:
             handle.shared.close_descriptor()
 

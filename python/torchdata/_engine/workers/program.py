@@ -1,5 +1,5 @@
-"""The interface between the engine and the programs that children run: a program, and the runner that carries out
-commands for it.
+"""The interface between the engine and the programs that children run. It consists of a program, and of a runner that
+carries out commands for the program.
 
 Role: the engine itself handles only processes, links and commands. The engine runs three kinds of programs: the graphs
 of `DataLoader2`, the datasets of `StatefulDataLoader` and the functions of nodes. The main process pickles a program
@@ -33,26 +33,26 @@ class Runner(Protocol):
     failure: tuple[Any, ...] | None
 
     def __init__(self, child: Any) -> None:
-        """`child` is the `Child` that receives the commands."""
+        """`child` is the `ChildLoop` that receives the commands."""
 
     def prepare(self, program: Any) -> None:
         """The child calls this method once, before the first command. If `prepare` raises an exception, this exception
-        becomes the `failure`."""
+        is stored in `failure`."""
 
     def obey(self, command: tuple[Any, ...]) -> bool:
-        """Carries out a command. Returns whether another command will follow."""
+        """Carries out a command. Returns False after the command to stop."""
 
 
 class Program(ABC):
-    """The program of a group's workers."""
+    """Describes what the workers of a group run."""
 
     runner: ClassVar[type[Runner]]
     #: The name of each worker in messages, by its number.
     worker_name: ClassVar[str] = "worker process {}"
     #: The activity of a worker, in the words of the error that reports its exit.
     stage: ClassVar[str] = "reading items"
-    #: Words for messages: what a worker computes, since when these results are counted, and what the user should
-    #: correct if one result always ends its process.
+    #: Words for messages: the name of one result of a worker, the scope in which results are counted, and what the user
+    #: should correct if one result always ends its process.
     item: ClassVar[str] = "item"
     counted: ClassVar[str] = " in the epoch"
     mended: ClassVar[str] = "pipe"
@@ -103,8 +103,7 @@ class ChildInfo:
     #: Returns the position in the dispatched items: the pass, the number of items that were read in it, and their
     #: checksum.
     share: Callable[[], tuple[int, tuple[int, int]]] | None = None
-    #: The number of bytes from which on snapshots are sent only if the main process wants large snapshots; None for no
-    #: limit.
+    #: Snapshots with more bytes are sent only if the main process has requested large snapshots; None for no limit.
     largest_snapshot: int | None = None
 
 
@@ -115,8 +114,8 @@ class Listener(Protocol):
         """The main process calls this method before each epoch."""
 
     def hear(self, worker: int, note: Any) -> None:
-        """The main process calls this method for each note, before later items of that worker are delivered. Exceptions
-        of this method reach the user."""
+        """The main process calls this method for each note, before later items of that worker are delivered. If this
+        method raises an exception, the user's program receives this exception."""
 
 
 class EpochProgram(Program):
@@ -128,7 +127,7 @@ class EpochProgram(Program):
     datapipe: Any
     #: The number of the epoch, from 0. The runner sets `epoch` before it calls `begin_epoch`.
     epoch: int = 0
-    #: The variables and generators of the shard, if `replicas` returns several programs.
+    #: The variables and random generators of the shard, if `replicas` returns several programs.
     globals: SavedGlobals
 
     @abstractmethod
@@ -150,15 +149,15 @@ class EpochProgram(Program):
         """
 
     def replicas(self, count: int) -> list[EpochProgram]:
-        """Returns `count` programs, one per shard, including this one. The runner calls this method before any of the
-        programs is prepared."""
+        """Returns `count` programs, one per shard, including this one. The runner calls this method before it prepares
+        the programs."""
         if count > 1:
             raise NotImplementedError(f"{type(self).__name__} runs one shard in a process")
         return [self]
 
     def enter(self) -> None:
-        """The runner calls this method when it switches the process from another shard's program to this program,
-        unless `globals` says that nothing else must be exchanged."""
+        """The runner calls this method when the process switches from another shard's program to this program, unless
+        only `globals` must be exchanged."""
 
     def leave(self) -> None:
         """The runner calls this method before it switches the process to another shard's program; see `enter`."""
@@ -180,8 +179,8 @@ class EpochProgram(Program):
         """
 
     def note(self) -> object:
-        """Returns a note for the main process, or None. The runner calls this method with each snapshot, and at the end
-        of a pass."""
+        """Returns a note for the main process, or None. The runner calls this method whenever it takes a snapshot, and
+        at the end of each pass."""
         return None
 
     @abstractmethod

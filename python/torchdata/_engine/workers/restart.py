@@ -6,8 +6,8 @@ when to give up, whereas this module starts the replacements. Items that an exit
 received. The three kinds of worker groups resume differently after the received items, so each kind has its own class,
 such as `EpochRestarts` for graphs.
 
-If an interrupt occurs (Ctrl-C, or a warning that is turned into an error), each replacement is either complete or not
-started. The next attempt continues the interrupted replacement.
+If an exception interrupts this module (Ctrl-C, or a warning that is turned into an error), each child is either
+replaced completely or not at all. The next attempt continues the interrupted replacement.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ ROOM = 3.0
 #: Seconds between two checks while the main process waits for a condition.
 GLANCE = 0.01
 
-#: The received items of each shard with the newest earlier snapshot, followed by the matching snapshot of the
-#: dispatching process.
+#: For each shard, a pair: the items that were received, and the newest snapshot. These pairs are followed by the
+#: matching snapshot of the dispatching process.
 Received = tuple[list[tuple[Account, Kept | None]], KeptDealt | None]
 
 
@@ -52,11 +52,11 @@ class Restarts:
     """Replaces children that have exited or were killed.
 
     Args:
-        members: the children. `Restarts` updates its lists of children and links.
+        members: the children. `Restarts` updates the lists of children and links in this object.
         context: the multiprocessing context that starts the children.
         shutdown: the object that ends the children.
         hangs: the object that kills children that hang; None if children are never killed for hanging.
-        deaths: whether children that exit for any other reason are also replaced.
+        deaths: whether children are also replaced if they exit for another reason than a hang.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class Restarts:
         self._replacing = Replacing(members.num_workers, members.dispatches)
         #: For each child, the exit code of the last process of this child that has exited.
         self._exitcodes: dict[int, int | None] = {}
-        #: Exits that were not reported in a warning yet. Each entry contains a description, the argument that allows
-        #: the restart, and the stack of a process that hung.
+        #: Exits that were not reported in a warning yet. Each entry contains a description, the argument that has
+        #: allowed the restart, and the stacks of a process that hung.
         self._untold: list[tuple[str, str, str]] = []
         #: Replacements that were started, but not yet reported to the engine.
         self._made: list[tuple[int, Link | None, int | OwnedDescriptor]] | None = None
@@ -102,7 +102,7 @@ class Restarts:
         self._replacing.begin()
 
     def rests(self, index: int) -> bool:
-        """Returns whether a child has exited and is no longer needed in this epoch."""
+        """Returns whether a child has exited, and need not be replaced in this epoch."""
         return self._replacing.rests(index)
 
     def replace_dead(self, collector: Collector) -> bool:
@@ -116,8 +116,8 @@ class Restarts:
             time.sleep(GLANCE)  # a thread that is reading notices the exit without this call
 
     def look_at(self, index: int) -> Callable[[], None]:
-        """Returns a function that checks a child while a command is sent to it. The function raises `Gone` if no
-        process can receive the command.
+        """Returns a function that checks a child while a command is sent to it. The function raises `Gone` if the child
+        has exited, or if the loader is shut down.
         """
 
         def look() -> None:
@@ -132,7 +132,7 @@ class Restarts:
         """Raises an error if replacements of the exited children could not resume."""
 
     def _command(self, indices: Sequence[int], received: Received, ended: Sequence[bool]) -> None:
-        """Commands replacements to resume after the received items; see `on_replace`."""
+        """Sends commands to replacements, so that they resume after the received items; see `on_replace`."""
 
     # -- called by the engine ----------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class Restarts:
         """Returns the children to replace, and ensures that their processes have ended.
 
         Args:
-            received: for each shard, the number of received items.
+            received: for each shard, the number of items that the main process has received.
             ended: for each shard, whether the shard sends no further items in this epoch.
             paused: whether the workers are paused. If all children are paused, the exit does not count as a failed
                 attempt.
@@ -166,7 +166,7 @@ class Restarts:
         return wanted
 
     def _ended(self, ended: Sequence[bool]) -> list[bool]:
-        """Returns for each worker whether all its shards have ended. `ended` contains one value for each shard."""
+        """Returns for each worker whether all its shards have ended. `ended` contains this value for each shard."""
         members = self._members
         return [all(ended[shard] for shard in members.shards_of(worker)) for worker in range(members.num_workers)]
 
@@ -200,7 +200,7 @@ class Restarts:
         raise kind.exit_error(process, index if is_worker else None, text, item)
 
     def _how_it_died(self, process: ChildProcess) -> tuple[str, str]:
-        """Returns what happened to a child, and advice for the user."""
+        """Returns a description of a child's exit, and advice for the user."""
         hung = self.hangs.of(process) if self.hangs is not None else None
         if hung is None:
             return how_it_died(process)

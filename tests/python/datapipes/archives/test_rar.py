@@ -32,8 +32,8 @@ TREE = {
 
 a_program = any(map(shutil.which, ("unrar", "unar", "7z", "7zz", "bsdtar")))
 
-#: A substitute for the program unrar, for machines on which unrar is not installed. The substitute prints the content
-#: that all compressed members in the test archives have.
+#: A substitute for the program unrar, for machines on which unrar is not installed. The substitute always prints the
+#: same content, because all compressed members in the test archives have this content.
 STAND_IN = f"""#!{sys.executable} -IS
 import sys
 if sys.argv[1] == "p":
@@ -55,7 +55,8 @@ def vint(number):
 
 
 def block(kind, flags, *fields, data=None):
-    """Returns the bytes of a block in a RAR 5 archive, as described in "RAR 5.0 archive format" by rarlab."""
+    """Returns the bytes of one block of a RAR 5 archive. The format is described in rarlab's "RAR 5.0 archive
+    format"."""
     size = vint(len(data)) if data is not None else b""
     header = vint(kind) + vint(flags | (2 if data is not None else 0)) + size + b"".join(fields)
     sized = vint(len(header)) + header

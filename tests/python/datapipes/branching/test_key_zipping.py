@@ -86,7 +86,7 @@ def paths(tmp_path: Path) -> list[str]:
 
 
 def joined_files(paths: list[str]) -> Any:
-    """Returns each path with its file. The files are opened in a different order than the paths."""
+    """Returns each path with its file. A reference pipe opens the files in a different order."""
     reference = FileOpener(IterableWrapper([paths[i] for i in (2, 0, 4, 1, 3)]), mode="rb")
     return IterableWrapper(paths).zip_with_iter(reference, itself, itemgetter(0), merge_fn=lambda _, pair: pair)
 

@@ -294,7 +294,8 @@ def test_a_worker_that_is_killed_while_it_writes_leaves_a_cache_that_the_next_lo
 
 
 def resting_after_one(folder, results, build):
-    """Reads the first path of a pipeline, waits for the test's signal, and reads the remaining paths."""
+    """Reads the first path of a pipeline, waits until the test allows the pipeline to continue, and reads the remaining
+    paths."""
     paths = iter(build())
     results.note("first", names([next(paths)]))
     wait_for(lambda: results.has("go on"))

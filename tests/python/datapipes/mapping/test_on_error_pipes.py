@@ -103,8 +103,8 @@ def tokens(item: Any) -> Any:
     return item["a"].tolist() if hasattr(item["a"], "tolist") else item["a"]
 
 
-#: For each class of pipes, pipelines and their expected items. Unless stated otherwise, the pipe raises at the items 3,
-#: 4 and 11.
+#: For each class of pipes, pipelines and their expected items. If not stated otherwise, each pipeline raises an error
+#: at the items 3, 4 and 11.
 OWN: dict[str, list[tuple[Any, list[Any]]]] = {
     "Mapper": [(lambda: numbers().map(whole), GOOD)],
     "Filter": [(lambda: numbers().filter(lambda item: whole(item) % 2 == 0), [n for n in GOOD if n % 2 == 0])],

@@ -130,7 +130,7 @@ def test_items_that_cannot_be_compared_are_bucketized_by_their_lengths_alone() -
 
 
 def buckets_of_files(folder: Path) -> Any:
-    """Returns batches of files. A file's length is the length of its name."""
+    """Returns batches of files. The pipe uses the length of the file's name as the length of an item."""
     files = FileOpener(IterableWrapper(sorted(map(str, folder.iterdir()))), mode="rb")
     return files.max_token_bucketize(9, len_fn=lambda item: len(Path(item[0]).name), buffer_size=3)
 

@@ -262,7 +262,7 @@ def test_memory_holds_one_row_group_and_one_item(size: int | None, tmp_path: Pat
     assert max(sizes) < 6 * numbers.nbytes
 
 
-# -- tests in workers, and tests without the optional libraries ------------------------------------
+# -- pipes in workers, and pipes without the optional libraries ------------------------------------
 
 
 def frames_of(pipe: Any, method: str) -> list[Any]:

@@ -302,7 +302,8 @@ def test_records_in_memory_and_behind_other_bytes_are_restored() -> None:
 
 
 class OneWay:
-    """A stream without `tell` and `seek`, which returns few bytes at a time. A copy continues at the same position."""
+    """A stream without `tell` and `seek`, which returns few bytes at a time. A copy of the stream continues at the same
+    position."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data

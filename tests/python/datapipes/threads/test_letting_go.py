@@ -55,7 +55,7 @@ def test_searching_a_graph_finds_its_sources_ended(kind: str, look: Callable[[An
     assert list(map(int, pipe)) == list(range(100))
 
 
-#: The states that a test has saved while an iteration of the graph began.
+#: States that a test has saved while an iteration of the graph was beginning.
 STATES: list[Any] = []
 
 

@@ -193,8 +193,8 @@ def test_a_buffered_error_is_part_of_the_state_whatever_its_constructor_takes(er
 
 
 class Seekable(IterDataPipe[int]):
-    """A pipe that counts, with the last number as its state. Loading the state sleeps, so that other threads can run in
-    the meantime.
+    """A pipe that counts, with the last number as its state. Loading the state includes a sleep, so that other threads
+    can run in the meantime.
     """
 
     def __init__(self) -> None:

@@ -37,7 +37,7 @@ class Skipped(Exception):
 
 
 class Leaves(BaseException):
-    """Raised in a process that a plan has forked, so that this process leaves the frame's functions, and continues as a
+    """Raised in a process that a plan has forked. The process then leaves the driver's functions, and continues as a
     separate program.
     """
 
@@ -82,7 +82,7 @@ class Outcome:
     output: str = ""
 
 
-#: The file descriptor to which a plan's process writes its result.
+#: Contains the file descriptor to which the process of a plan writes its results.
 _speech: list[int] = []
 
 
@@ -92,7 +92,7 @@ def _say(**what: Any) -> None:
 
 
 def about_to_die(number: int) -> None:
-    """Announces that the process of this plan may be killed by a signal at any moment from now on."""
+    """Announces that a signal may kill this plan's process at any time."""
     _say(dies=number)
 
 
@@ -291,7 +291,7 @@ def _report(name: str, seed: int, plan: Any, outcome: Outcome, arguments: list[s
     ]
     print(f"seed {seed} failed: {outcome.wrong}")
     print(f"again: python -m drivers {' '.join([name, *kept])} --seed {seed} --runs 1")
-    # Leaves out the first frames, which are the same in all stacks of hung processes.
+    # Leaves out the functions in `DULL`, which occur in all stacks.
     shown = [line for line in outcome.output.rstrip().split("\n") if not any(one in line for one in DULL)]
     if len(shown) > lines:
         shown = [*shown[: lines // 2], "…", *shown[-lines // 2 :]]

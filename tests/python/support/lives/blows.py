@@ -1,6 +1,6 @@
 """Ends the run of a loader by a fault. A process is killed, stopped or interrupted, and is not replaced.
 
-The main process must report the fault soon.
+The main process must report the fault within a few seconds.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 #: Maximum number of seconds until the main process reports an exit, or reacts to an interrupt. The limit allows for
 #: busy machines.
 NOTICED = 3.0
-#: Maximum number of seconds for shutting down a loader. Also the limit for reporting the exit of a child that kills
-#: itself, because the time of such an exit is unknown.
+#: Maximum number of seconds for shutting down a loader. The same limit applies to the report on a child that kills
+#: itself, because the time of this exit is unknown.
 LATE = 15.0
 
 
 class Strike(threading.Thread):
-    """A thread that kills, stops or interrupts a process after a delay, while the main process continues."""
+    """A thread that kills, stops or interrupts a process after a delay. Meanwhile, the main process continues."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(name="strikes")
         self.run_, self.blow = run, run.life.blow
         assert self.blow is not None
-        #: The time at which the thread caused the fault, and the id of the affected process.
+        #: `struck` is the time at which the thread caused the fault, and `pid` is the id of the affected process.
         self.struck: float | None = None
         self.pid: int | None = None
         self.goes_on = 0.01 + 0.5 * run.dice.random()
@@ -117,7 +117,7 @@ def strike(run: Run) -> None:
 
 
 def _read_on(run: Run, thread: Strike, asked: list[float]) -> None:
-    """Reads all epochs from the current epoch on. Starts the thread that causes the fault when the loader reaches the
+    """Reads all epochs from the current epoch on. Starts the thread that causes the fault when the run reaches the
     planned moment.
     """
     blow, life = run.life.blow, run.life
@@ -162,7 +162,7 @@ def _read_epoch(
     asked: list[float] | None = None,
     head: list[Any] | None = None,
 ) -> list[Any]:
-    """Reads an epoch, or its remaining items, and compares the received items with the expected ones."""
+    """Reads an epoch, or its remaining items, and compares the received items with the expected items."""
     expected, seen = run.expected[number], [*(head or [])]
     most = (len(expected) if expected.until is None else expected.size) - len(seen)
     try:
@@ -189,7 +189,7 @@ def _judge(run: Run, thread: Strike, error: BaseException | None, latency: float
     if error is None:
         if blow.what == "SIGINT":
             raise Differs("the interrupt was swallowed")
-        # An exit need not be reported if the process had already sent its last item.
+        # If a process has already sent its last item, the main process need not report its exit.
         late = run.did[-1] == "read all" or thread.struck is None or run.epoch == len(run.expected) - 1
         if blow.what != "halt" and not late and blow.victim == "child":
             raise Differs(f"nobody missed the process {thread.pid}")

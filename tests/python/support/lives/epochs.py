@@ -1,4 +1,4 @@
-"""The items of a loader's epochs, and the items that may follow a position."""
+"""Contains the expected items of an epoch, and compares received items with them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Epoch(list[Any]):
     fails = False
     #: The number of items after which a loop leaves the epoch, or None for a complete epoch.
     until: int | None = None
-    #: The items of each worker for loaders without a defined order, if known.
+    #: The items of each worker, if the loader has no defined order and if these items are known.
     shares: list[list[Any]] | None = None
 
     @property
@@ -23,7 +23,8 @@ class Epoch(list[Any]):
         return len(self) if self.until is None else min(self.until, len(self))
 
     def check(self, before: list[Any], got: list[Any], free: bool) -> None:
-        """Raises `Differs` unless the received items (`got`) may follow the previous items of the epoch (`before`).
+        """Raises `Differs` if the items in `got` cannot follow the items in `before`, which were received earlier in
+        this epoch.
 
         If `free` is true, the items of the epoch may be in any order.
         """

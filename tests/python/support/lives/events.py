@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lives.run import Run
 
 Event = Callable[["Run"], None]
-#: The events, their frequencies, and their conditions.
+#: Each entry contains an event, the event's relative frequency, and the condition under which the event is possible.
 EVENTS: list[tuple[Event, int, Callable[[Run], bool]]] = []
 #: Signals that kill or stop a process. The loader treats a stopped process as hung, and kills it.
 SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP]
@@ -52,7 +52,7 @@ def some(run: Run) -> int:
     return run.dice.choice([1, 5, 20])
 
 
-# -- observing the loader, and reading it in unusual ways -------------------------------------------------
+# -- events that observe the loader, or read it in unusual ways -------------------------------------------
 
 
 @event()
@@ -219,7 +219,7 @@ def interrupt(run: Run) -> None:
 
 
 def victim(run: Run) -> tuple[int, int] | None:
-    """Returns the number and id of a random child. Returns None if the list of children is empty, because all children
+    """Returns the number and id of a random child. Returns None if no child exists at the moment, because all children
     are being replaced.
     """
     service = run.loader.reading_service

@@ -20,7 +20,7 @@ from random_graphs.loaders import Loader
 
 
 class GraphLife(Life):
-    """The plan of operations on a loader of a random graph, drawn from a seed."""
+    """A random plan of operations on a loader of a random graph. The seed determines the plan."""
 
     def __init__(self, seed: int, methods: tuple[str, ...] = ("fork",)) -> None:
         super().__init__(seed, methods, blow=False)

@@ -1,6 +1,6 @@
 """Computes the items of a loader that is only read.
 
-The model reads the loader's pipes in the current process, one worker after another.
+The model reads the pipes of all workers in the current process, one worker after another.
 """
 
 from __future__ import annotations

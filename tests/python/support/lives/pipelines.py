@@ -26,7 +26,7 @@ class Odd(Exception):
 
 
 def is_planned(error: Exception) -> bool:
-    """Returns whether an error comes from a failing function, or from `sys.exit` in a worker."""
+    """Returns whether an error was caused on purpose: by a failing function, or by `sys.exit` in a worker."""
     return isinstance(error, (Bad, Odd)) or "a function of the pipeline called sys.exit()" in str(error)
 
 
@@ -76,7 +76,7 @@ def large(item: Any) -> Any:
 
 
 def mixed(item: Any) -> Any:
-    """Returns an object with a form, a size and contents that depend only on `item`."""
+    """Returns an object. Its kind, its size and its contents depend only on `item`."""
     number = number_of(item)
     size = 1 + int(2.0 ** (number % 1700 / 100))
     match number % 7:
@@ -121,7 +121,7 @@ def broken(item: Any) -> Any:
 
 
 def torn(item: Any) -> Iterator[Any]:
-    """Returns up to three items for one item, and raises after some of these items."""
+    """Yields up to three values for an item. For some items, an error is raised before the last value."""
     for number in range(number_of(item) % 4):
         yield broken((item, number))
 
@@ -197,7 +197,7 @@ def key(item: Any) -> Any:
 
 
 def begin(seed: int = 11) -> None:
-    """Resets the global generators to their state at the beginning of a run."""
+    """Resets the global random generators to their state at the beginning of a run."""
     random.seed(seed)
     np.random.seed(seed)
     if "torch" in sys.modules:
@@ -205,7 +205,7 @@ def begin(seed: int = 11) -> None:
 
 
 class Differs(AssertionError):
-    """A resumed run differs from the uninterrupted one."""
+    """Raised if the items of a run differ from the expected items."""
 
 
 def difference(got: list[Any], expected: list[Any]) -> str:

@@ -26,7 +26,7 @@ from torchdata.dataloader2.reading_service import ReadingServiceInterface
 from torchdata.dataloader2.services.sequential import divided
 from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 
-#: Steps with state that is kept between epochs.
+#: Steps that keep their state between epochs.
 LASTING = {"summed", "cache"}
 #: Seconds after which a process counts as hung.
 HANGS_AFTER = 0.8
@@ -57,7 +57,7 @@ class Blow:
     #: "start", "read", "end" (after an epoch), "pause" or "shutdown".
     moment: str
     delay: float
-    #: Whether the run reads the loader again after the fault.
+    #: Whether the run requests further items from the loader after the fault.
     again: bool
 
     @property
@@ -126,22 +126,22 @@ class Life:
             self.before = [dice.choice(steps) for _ in range(dice.randrange(4))]
             self.behind = [dice.choice(["plain", "large", "mixed", "prefetch"]) for _ in range(dice.randrange(3))]
             self.main = dice.choice([[], [], ["pin"], ["pin", "prefetch"]])
-        #: Whether loaders choose their number of workers.
+        #: Whether loaders may use `num_workers="auto"`.
         self.auto = self.moves and dice.random() < 0.3 and not self.ranks  # ranks need a number
         #: The number of items per batch, or None. The sharding filter distributes blocks of this many items.
         self.block = dice.choice([2, 3]) if self.moves and self.shard == "filter" and dice.random() < 0.3 else None
         if self.block is not None:
             self.behind.insert(0, "block")
         if self.shard == "dispatch" and "cycle" in self.behind:
-            # If a header ends a pass early, timing determines how many items the dispatching process has read in the
-            # pass.
+            # If a header ended a pass early, the number of items that the dispatching process reads in this pass would
+            # depend on timing.
             self.behind = [step for step in self.behind if step != "header"]
         self._choose_failing(dice)
         self._choose_blow(dice, blow)
         steps = {*self.before, *self.behind}
         if LASTING & steps and (self.threads or self.shard == "dispatch"):
-            # If a header ends an epoch early, the state that is kept between epochs depends on how far threads have
-            # read ahead.
+            # If a header ended an epoch early, the state that is kept between epochs would depend on how far threads
+            # have read ahead.
             self.before, self.behind = (
                 [step for step in part if step != "header"] for part in (self.before, self.behind)
             )
@@ -154,25 +154,28 @@ class Life:
             )
             for _ in range(dice.choice([1, 2, 3]))
         ]
-        #: Whether functions fail in each epoch, and the path of a file that exists while functions must fail.
+        #: `armed` contains for each epoch whether functions fail in it. `flag` is the path of a file that exists while
+        #: functions must fail.
         self.armed = [dice.random() < 0.6 for _ in range(len(self.epochs) + 1)]
         self.flag = os.path.join(tempfile.gettempdir(), f"torchdata-life-{os.getpid()}-{seed}")
-        #: Whether items may arrive in any order, because each worker sends its items as soon as they are computed.
+        #: Whether items may arrive in any order. In this case, each worker sends its items as soon as they are
+        #: computed.
         self.free = self.kind == "workers" and dice.random() < 0.3
         if self.free:
             self.options["in_order"] = False
             self.main = [step for step in self.main if step != "batch"]
         steps = {*self.before, *self.behind}
-        #: Whether the global generators of this process are used.
+        #: Whether the loader uses the global random generators of the main process.
         self.draws_in_main = self.kind != "workers" and (self.loader_seed is None or "drawing" in steps)
-        #: Whether the state of a step is kept between epochs.
+        #: Whether one of the steps keeps its state between epochs.
         self.lasts = not LASTING.isdisjoint(steps)
         #: How many items the main process keeps, so that the items' memory stays in use.
         self.keeps = dice.choice([0, 0, 5, 40])
         self.presses = self.may_press and dice.random() < 0.6
         #: What keeps the main process busy during the run: a thread, a signal handler, or nothing.
         self.busy = dice.choice(["", "", "timer", "thread", "handler"] if not self.restarts else ["", "", "timer"])
-        #: How the loader ends: by `shutdown` after or within an epoch, or by garbage collection within an epoch.
+        #: How the loader ends: by `shutdown` after an epoch ("shutdown") or within an epoch ("midway"), or by garbage
+        #: collection within an epoch ("dropped").
         self.ending = dice.choice(["shutdown", "shutdown", "midway", "dropped"])
         self.timeout = dice.choice([None, None, 100.0])
         if self.method == "remote":
@@ -245,7 +248,7 @@ class Life:
         return pipe
 
     def source(self) -> Any:
-        """Returns the pipes that precede the distribution of items."""
+        """Returns the pipes before the pipe that distributes items among the workers."""
         pipe: Any = IterableWrapper(range(self.items))
         return self.steps(pipe.shuffle() if self.shuffles else pipe, self.before)
 
@@ -258,7 +261,7 @@ class Life:
         return self.steps(self.steps(pipe, self.behind), self.main if self.kind == "workers" else [])
 
     def arm(self, epoch: int, is_reference: bool = False) -> None:
-        """Determines whether functions fail in an epoch.
+        """Decides whether functions fail in an epoch, by creating or deleting the file `flag`.
 
         The reference run has no failures if items arrive in any order, because it is unknown which items a failure
         leaves out.
@@ -272,7 +275,8 @@ class Life:
             Path(self.flag).unlink(missing_ok=True)
 
     def numbers(self) -> list[int | None]:
-        """Returns the numbers of workers with which an epoch may resume. None means the number in the plan."""
+        """Returns the numbers of workers with which an epoch may resume. None stands for the number of workers in the
+        plan."""
         if self.method == "remote":
             return [None]
         # A loader without workers resumes by replaying items in the main process, which requires a fixed order.

@@ -78,7 +78,8 @@ class Run:
         self.dice = random.Random(f"run {life.seed}")
         self.did: list[str] = []
         self.deaths = Counter[int]()
-        #: States that were saved at arbitrary moments: the epoch, the state, and the items before the state.
+        #: States that were saved at arbitrary moments. Each entry is a tuple: the epoch, the state, and the items that
+        #: were received in this epoch before the state.
         self.aside: list[tuple[int, dict[str, Any], list[Any]]] = []
         self.epoch = 0
         #: The items received in this epoch.
@@ -92,7 +93,7 @@ class Run:
             self.loader.seed(life.loader_seed)
         self.iterator: Any = None
         blow = life.blow
-        #: The epoch in which the final fault happens, or None.
+        #: The epoch in which the fault happens that ends the run; None if there is no such fault.
         self.last = None if blow is None else self.dice.randrange(len(life.epochs) + 1)
 
     def live(self) -> None:
@@ -165,7 +166,8 @@ class Run:
 
     @property
     def has_others(self) -> bool:
-        """Returns whether the loader's epochs differ from the expected ones, because its number of workers differs."""
+        """Returns whether the loader's epochs differ from the expected epochs, because its number of workers
+        differs."""
         return self.workers is not None and not self.life.moves
 
     @property
@@ -182,7 +184,7 @@ class Run:
         self.take(islice(self.iterator, count), count)
 
     def take(self, items: Iterator[Any] | list[Any], count: int) -> None:
-        """Reads `count` items, and compares them with the expected items. Fails if the epoch has fewer items."""
+        """Reads `count` items, and compares these items with the expected items. Fails if the epoch has fewer items."""
         got = []
         for item in items:
             got.append(key(item))
@@ -215,7 +217,7 @@ class Run:
         self.aside += [(self.epoch, state, list(self.given)) for state in states]
 
     def go_on(self, between: bool = False, reads_on: bool = True) -> None:
-        """Replaces the loader with a new loader, which resumes from a state of the first loader.
+        """Replaces the loader with a new loader, which resumes from a state of the old loader.
 
         Args:
             between: whether no epoch is running.
@@ -234,8 +236,7 @@ class Run:
         if more and not self.loader._is_paused:
             self.read(more)
         seeded = between and self.epoch + 1 < len(life.epochs) and life.epochs[self.epoch + 1][0] is not None
-        # If the next epoch has a seed, the state is not loaded after `iter`, because the seed must be set before the
-        # epoch begins.
+        # An epoch with a seed needs this seed before it begins, so the state is not loaded after `iter` in this case.
         way = dice.choice(["new", "new", "new", "new" if seeded else "after iter", "from state"])
         if life.moves:
             self.workers = dice.choice(["auto", *life.numbers()] if life.auto else life.numbers())
@@ -275,8 +276,8 @@ class Run:
             raise Skipped(
                 "generators were drawn from"
             )  # the random numbers that the interrupted attempt has drawn are lost
-        # Processes may have changed the state that is kept between epochs if the interrupt arrived after the previous
-        # epoch was left.
+        # If the interrupt arrived after the previous epoch was left, processes may have changed state that is kept
+        # between epochs. In this case, a new loader resumes from the loader's state.
         if not self.has_left and (self.life.lasts or self.dice.random() < 0.5):
             try:
                 state = pickle.loads(pickle.dumps(self.state()))
@@ -300,7 +301,7 @@ class Run:
             raise Differs("an iterator went on after iter() was called again")
 
     def _is_cut_off(self, function: Callable[[], None]) -> bool:
-        """Calls a function that Ctrl-C may interrupt; returns whether it was completed."""
+        """Calls a function that Ctrl-C may interrupt. Returns whether the function was completed."""
         if not self.life.presses or threading.current_thread() is not threading.main_thread():
             function()
             return True
@@ -328,8 +329,8 @@ class Run:
             self.compare_kept()
 
     def check_aside(self) -> int:
-        """Resumes from states that were saved at arbitrary moments, some in another process. Returns how many states
-        were tested.
+        """Resumes from some of the states that were saved at arbitrary moments. Some of these states are loaded in
+        another process. Returns how many states were tested.
         """
         chosen = self.dice.sample(self.aside, min(3, len(self.aside)))
         for epoch, state, came in chosen:
@@ -345,17 +346,18 @@ class Run:
 def go_on_from(
     life: Life, expected: list[Epoch], number: int, state: bytes, came: list[Any], workers: int | str | None = None
 ) -> None:
-    """Resumes from a state that was saved at an arbitrary moment, and compares as far as the result is known.
+    """Resumes from a state that was saved at an arbitrary moment, and compares the items with the expected items as far
+    as these are known.
 
     Args:
         expected: the expected epochs.
         number: the number of the epoch in which the state was saved.
         state: the pickled state.
-        came: the received items of the epoch, at least up to the state.
+        came: the received items of the epoch. They include all items before the state, and may include later items.
         workers: the number of workers, if it differs from the number in the plan.
 
     Raises:
-        Differs: the items differ from the expected ones.
+        Differs: the items differ from the expected items.
     """
     place, epoch = pickle.loads(state)["iteration_state"], expected[number]
     given = 0 if place is None else place["given"]
@@ -430,7 +432,7 @@ def plan_of(seed: int, options: argparse.Namespace) -> Life:
 
 
 def is_quiet(life: Life) -> bool:
-    """Returns whether the run must print nothing. A run may print a message about Ctrl-C in a finalizer, or about a
+    """Returns whether the run should print nothing. A run may print a message about Ctrl-C in a finalizer, or about a
     chosen number of workers.
     """
     return not (life.presses or life.auto)

@@ -1,9 +1,9 @@
 """The table of pipes.
 
 Each row describes how to build a pipe over a source of ints, and computes its items by a model in plain Python.
-`test_pipes_model.py` runs the same tests with every row: equality with the model, state at every position, later
-epochs, copies, failing sources, two workers. To test a new pipe, add a row to a module of this package. All modules of
-the package are found automatically. `BAD_ARGUMENTS` lists wrong arguments with the expected errors.
+For every row, `test_pipes_model.py` compares the items with the model, and tests states at every position, later
+epochs, copies, failing sources, and two workers. To test a new pipe, add a row to a module of this package. All modules
+of the package are found automatically. `BAD_ARGUMENTS` lists wrong arguments with the expected errors.
 """
 
 from __future__ import annotations

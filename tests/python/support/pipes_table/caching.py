@@ -13,7 +13,7 @@ from torchdata.datapipes.iter import EndOnDiskCacheHolder, InMemoryCacheHolder, 
 
 FOLDER = folder("caches")
 
-#: A memory limit in megabytes, which about three small ints reach.
+#: A memory limit in megabytes that allows about three small ints.
 THREE_ITEMS = 100 / 2**20
 
 

@@ -164,7 +164,8 @@ def plus(item: int, amount: int) -> int:
 
 
 def build_joined(source: Source, buffer_size: int | None) -> Any:
-    """Joins items with a reference by key. The reference yields the same items, with each pair of neighbors swapped."""
+    """Joins the items of a source with the items of a reference by their keys. The reference yields the same items, but
+    swaps each pair of neighboring items."""
     numbered = source().enumerate()
     return IterKeyZipper(numbered, Swapped(source().enumerate()), first, keep_key=True, buffer_size=buffer_size)
 
@@ -185,7 +186,7 @@ def added_up(left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
 class Swapped(MultiplexerLongest):
     """Swaps each pair of neighboring items.
 
-    `Swapped` consists of pipes of the package, so its position can be restored.
+    A `Swapped` is built from pipes of this package, so its position can be restored.
     """
 
     def __init__(self, source_datapipe: Any) -> None:

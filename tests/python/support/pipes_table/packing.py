@@ -130,7 +130,8 @@ def _columns_packed(items: list[int], most: int, rows: int) -> list[dict[str, li
 
 
 def fitted_row(tokens: list[int], bounds: list[int], most: int) -> Pieces:
-    """Returns the sequences in a row. A sequence never begins with a zero, but the padding does."""
+    """Splits a row into its sequences, without the padding. A sequence never begins with a zero, but the padding
+    does."""
     pieces = [tokens[start:end] for start, end in itertools.pairwise(bounds)]
     return [piece for piece in pieces if piece[0] != 0]
 

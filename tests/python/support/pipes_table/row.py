@@ -1,4 +1,4 @@
-"""The class of rows in the table of pipes, and functions that the modules with rows use."""
+"""The class `Row` of the table of pipes, and helpers for the modules that define rows."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ BadArgument = tuple[Callable[[], Any], type[Exception], str]
 class Row:
     #: The name of the row, which becomes part of the test's name.
     name: str
-    #: A function that creates the pipe from a function that creates a source, and from the parameters.
+    #: A function that creates the pipe. Its arguments are a function that creates a source, and the parameters.
     build: Callable[..., Any]
-    #: A function that returns the expected items from the items of the source, and from the parameters.
+    #: A function that computes the expected items. Its arguments are the items of the source and the parameters.
     model: Callable[..., list[Any]]
     #: Hypothesis's strategies for the parameters.
     params: dict[str, Any] = field(default_factory=dict)

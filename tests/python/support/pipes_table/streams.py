@@ -38,7 +38,7 @@ RAR_MEMBERS = {
 
 
 def members(item: int) -> dict[str, bytes]:
-    """Returns the members of the archive for a number: up to two files."""
+    """Returns the members of the archive that belongs to the number `item`: up to two files."""
     return {f"{number}.txt": b"%d of %d" % (number, item) for number in range(item % 3)}
 
 

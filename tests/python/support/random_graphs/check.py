@@ -56,8 +56,8 @@ class Plain:
     def load(self, saved: bytes) -> None:
         state, generators = pickle.loads(saved)
         load_state(self.pipe, state)
-        # The state of the global generators is not loaded if the graph was seeded as a whole, and if no function draws
-        # random numbers.
+        # If the graph was seeded as a whole, and no function draws random numbers, the state of the global random
+        # generators is not needed.
         if not (self.graph.is_seeded and self.graph.seeding != "pipes" and self.graph.flavour == "plain"):
             load_generators(generators)
 
@@ -71,7 +71,7 @@ class Plain:
 
 
 def start(number: int) -> None:
-    """Resets the global generators to their state at the beginning of a graph's run."""
+    """Resets the global random generators to their state at the beginning of a graph's run."""
     random.seed(number)
     for name, setter in (("numpy", lambda module: module.random.seed), ("torch", lambda module: module.manual_seed)):
         if name in sys.modules:
@@ -111,14 +111,15 @@ def check(
     reader: type[Plain],
     away: bool = False,
 ) -> None:
-    """Saves a graph at one position, resumes from the state, and repeats that for each number in `chain`.
+    """Saves a graph at one position, and resumes from this state. For each number in `chain`, the resumed graph is
+    read, saved and resumed again.
 
     Args:
         graph: the graph.
         expected: the result of `whole`.
         epoch: the epoch of the first stop.
-        position: the number of items before the stop. -1 stands for a stop before the iteration, and the number of
-            items plus one for a stop after the end.
+        position: the number of items that are read before the stop. -1 stands for a stop before the iteration begins,
+            and the number of items plus one for a stop after the iteration has ended.
         chain: how many items to read after each load before the state is saved again. -1 stands for a state that is
             saved before `iter` is called.
         reader: the class that reads the graph.
@@ -130,7 +131,7 @@ def check(
         run.begin(earlier)
         _same(list(run.items()), expected[earlier], "an epoch before the stop")
     run.begin(epoch)
-    # At position -1 of a later epoch, the graph is still at the end of the previous epoch.
+    # At position -1 of a later epoch, this epoch has not begun, so the graph is at the end of the previous epoch.
     ended = position < 0 < epoch
     done = _read(run, [] if ended else expected[epoch], 0, position)
     saved = run.save()
@@ -152,11 +153,11 @@ def go_on(
     chain: list[int],
     reader: type[Plain],
 ) -> None:
-    """Resumes from the state that `check` has saved.
+    """Resumes a graph from a state that `check` has saved.
 
     Args:
         ended: whether the graph is at the end of the previous epoch.
-        done: how many items of the epoch were read.
+        done: the number of items of the epoch that were already read.
         saved: the state.
         graph, expected, epoch, chain, reader: see `check`.
     """
@@ -198,7 +199,7 @@ def _same(found: list[Any], expected: list[Any], what: str) -> None:
 def positions(
     graph: Graph, expected: list[list[Any]], most: int, dice: random.Random
 ) -> list[tuple[int, int, list[int]]]:
-    """Returns at most `most` triples of an epoch, a position and a chain, which are arguments of `check`."""
+    """Returns at most `most` tuples (epoch, position, chain), which are arguments of `check`."""
     ways = [(epoch, position) for epoch in range(graph.epochs) for position in range(-1, len(expected[epoch]) + 2)]
     if len(ways) > most:
         ways = dice.sample(ways, most)
@@ -226,8 +227,7 @@ def check_graph(graph: Graph, most: int = 12, reader: type[Plain] = Plain, away:
             try:
                 check(graph, expected, *way, reader, away=dice.random() < away)
             except Exception as error:
-                # A difference proves nothing if runs without a stop also differ, because the random numbers of threads
-                # depend on timing.
+                # If complete runs also differ, the difference depends on the timing of threads, and is not an error.
                 if isinstance(error, Different) and any(whole(graph, reader) != expected for _ in range(8)):
                     raise Skipped("runs differ") from error
                 error.add_note(f"{graph}; epoch, position, chain: {way}")

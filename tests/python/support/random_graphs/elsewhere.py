@@ -22,7 +22,7 @@ class DifferentElsewhere(AssertionError):
 
 
 def elsewhere(module: str, function: str, *arguments: Any) -> None:
-    """Calls a function of a module in a fresh interpreter, and returns nothing.
+    """Calls a function of a module in a fresh interpreter. The function's result is dropped.
 
     Raises:
         DifferentElsewhere: the call failed. The message is the traceback.

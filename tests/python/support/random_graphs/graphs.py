@@ -40,15 +40,15 @@ class Graph:
         #: depends on timing.
         self.is_seeded = self.flavour == "threads" or dice.random() < 0.6
         #: How the graph is seeded. "pipes": each random pipe by `set_seed`. "graph": the whole graph before each epoch.
-        #: "once": the whole graph before the first epoch.
+        #: "once": the whole graph only before the first epoch.
         self.seeding = random.Random(f"seeding {self.number}").choice(["pipes", "graph", "graph", "once"])
         self.epochs = dice.choice([1, 2, 2, 3])
         self.depth = dice.choice([1, 1, 2, 2, 3, 3, 4, 5, 6, 8])
-        #: Whether a thread reads ahead from the pipes that draw from the global generators.
+        #: Whether a thread reads ahead from the pipes that draw from the global random generators.
         self.reads_ahead = random.Random(f"ahead {self.number}").random() < 0.4
         self.names: list[str] = []
-        #: The number of pipes that were created so far, and for some of these numbers a function that replaces the
-        #: pipe.
+        #: `_grown_pipes` is the number of pipes that were created so far. `_changes` maps the numbers of some pipes to
+        #: functions that replace these pipes.
         self._grown_pipes = 0
         self._changes: dict[int, Callable[[Any], Any]] = {}
 
@@ -78,7 +78,8 @@ class Graph:
         return self._grown_pipes
 
     def over(self, dice: random.Random, pipe: Any) -> Any:
-        """Appends a random stage to a pipe of small ints. The stage uses neither global generators nor threads."""
+        """Appends a random stage to a pipe of small ints. The stage uses neither global random generators nor
+        threads."""
         return Mapper(self._chosen(dice, OVER_ONE, pipe), small)
 
     def _grown(self, dice: random.Random, depth: int) -> Any:

@@ -28,18 +28,19 @@ class Loader:
         self.workers = dice.choice([1, 2, 2, 4])
         self.sharing = dice.choice(["filter", "dispatch", "dispatch", "replicated"])
         self._places = sorted({dice.random() for _ in range(dice.choice([1, 1, 1, 2]))})
-        #: Whether items are sent between processes as arrays, and how many of these arrays the main process keeps.
+        #: `arrays` is whether items are sent between processes as arrays, and `keeps` is how many of these arrays the
+        #: main process keeps.
         self.arrays = dice.random() < 0.5
         self.keeps = dice.choice([0, 0, 5, 30])
-        #: How many random stages follow a pipe that stays in the main process. If None, no pipe stays in the main
-        #: process.
+        #: How many random stages follow a pipe that stays in the main process. None means that no pipe stays in the
+        #: main process.
         self.in_main = dice.choice([None, None, 0, 1, 2])
         self.options = {
             "worker_prefetch_cnt": dice.choice([0, 1, 3, 10]),
             "main_prefetch_cnt": dice.choice([0, 1, 3, 10]),
             "memory_budget": dice.choice([None, 0, 1 << 16, 1 << 20]),
         }
-        #: The minimum time in seconds between two snapshots (see `snapshots.SECONDS`).
+        #: The minimum time between two snapshots: in seconds, and as a multiple of the last snapshot's duration.
         self.cadence = dice.choice([(0.0, 0.0), (0.0, 0.0), (0.001, 1.0), (0.02, 100.0)])
 
     def pipe(self) -> Any:

@@ -1,8 +1,8 @@
 """The parts of random graphs: sources, pipes over one source, and pipes over several sources.
 
-Every stage reads and yields ints below 21. Stages in `GLOBAL` draw from the global generators, and stages in `THREADED`
-read in threads. A graph contains stages of `GLOBAL` or of `THREADED`, but not both, because threads draw random numbers
-in varying order.
+Every stage reads and yields ints below 21. Stages in `GLOBAL` draw from the global random generators, and stages in
+`THREADED` read their sources in threads. A graph contains stages of `GLOBAL` or of `THREADED`, but not both, because
+threads draw random numbers in varying order.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _table(size: int) -> Any:
 
 
 class Shuffled:
-    """A sampler that draws a new order each time from the global generator."""
+    """A sampler that draws a new order each time from the global random generator."""
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -12,7 +12,7 @@ from torchdata.datapipes.state import state
 
 
 class Passing(IterDataPipe):
-    """A pipe with a generator and without a state, which yields the items of its source."""
+    """A pipe without a state, which yields the items of its source. Its `__iter__` is a generator function."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -43,7 +43,7 @@ class Unstated(IterDataPipe):
 
 
 class UnstatedPairs(Unstated):
-    """A pipe with a generator that reads one item ahead of the items that it yields."""
+    """A pipe that reads one item ahead of the items that it yields. Its `__iter__` is a generator function."""
 
     def __iter__(self) -> Iterator[int]:
         before = None
@@ -62,7 +62,7 @@ class UnstatedTwice(Unstated):
 
 
 class UnstatedRandom(IterDataPipe):
-    """A pipe with a generator that draws random numbers from a separate seed.
+    """A pipe that draws random numbers from a separate seed. Its `__iter__` is a generator function.
 
     The pipe has a state, but does not declare it.
     """
@@ -107,7 +107,8 @@ class NoState(Unstated):
 
 
 class Declared(IterDataPipe):
-    """A pipe that declares two attributes as its state: one depends on earlier items, and one counts epochs."""
+    """A pipe that declares two attributes as its state: one attribute depends on earlier items, and the other attribute
+    counts epochs."""
 
     _last: int = state(0)
     _epoch: int = state(0, lasts=True, copied=True)

@@ -35,9 +35,9 @@ def is_kept(number: int, item: Any) -> bool:
 class Graph:
     """A random graph and its description. The graph can be built several times.
 
-    `processes` allows worker processes. `in_order` selects only nodes that keep the order, and `common` only nodes that
-    torchdata 0.11 also has. `bare` allows a source without states. If `threads` is false, nodes that read ahead are
-    left out or replaced.
+    `processes` allows worker processes. With `in_order`, only nodes that keep the order are chosen. With `common`, only
+    nodes that torchdata 0.11 also has are chosen. `bare` allows a source without states. If `threads` is false, nodes
+    that read ahead are left out or replaced.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Graph:
         self.common, self.bare, self.threads = common, bare, threads
         self.words: list[str] = []
         self.kinds: set[str] = set()
-        #: Whether the items of a source depend on the number of iterations that it has begun.
+        #: Whether the items of a source depend on how often the source was iterated.
         self.counts = False
 
     @property
@@ -156,8 +156,8 @@ class Graph:
             weights = {name: self.chance.choice([0.1, 1.0, 3.0]) for name in names}
             self.counts |= depth > 0
             node = nodes.MultiNodeWeightedSampler(parts, weights, criterion, rank=0, world_size=1, seed=self.seed)
-        # Nodes that choose at random may meet the stop criterion after any number of items, so a header limits the
-        # number of items.
+        # A node that chooses at random may meet the stop criterion only after many items, so a header limits the number
+        # of items.
         return sources.First(node, 60) if self.common else nodes.Header(node, 12)
 
     # -- steps ---------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from random_nodes.graphs import Graph
 
-#: Number of epochs that are compared after the epoch with the saved states.
+#: The number of later epochs that are compared, in addition to the epoch with the saved states.
 BEHIND = 3
 
 
@@ -32,9 +32,10 @@ class Program:
     breaks: dict[int, int] = field(default_factory=dict)
     #: The states to resume from, as fractions of the epoch: 0 stands for its beginning, and 1 for its end.
     resumed: tuple[float, ...] = ()
-    #: How many items a loader has yielded before it loads a state. -1 stands for a new loader.
+    #: The number of items that a loader yields before it loads a state. -1 means that a new loader loads the state.
     used: int = -1
-    #: If not -1, the number of items after which the loader saves a second state, which is loaded in the same process.
+    #: The number of items after which a resumed loader saves a second state, which the same process loads. -1 means
+    #: that there is no second state.
     link: int = -1
 
     @property
@@ -52,7 +53,7 @@ class Program:
         )
 
     def words(self, graph: Graph) -> str:
-        """Describes the actions of the program. The graph must have been built."""
+        """Describes the actions of the program. This method must be called after the graph was built."""
         parts = [" ".join(graph.words)]
         parts += [f"break in epoch {epoch} behind {count}" for epoch, count in self.breaks.items()]
         if not self.bare:

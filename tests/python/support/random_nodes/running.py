@@ -17,7 +17,7 @@ MOST = 1000
 
 
 def shutdown(loader: Loader[Any]) -> None:
-    """Ends the threads and processes of a loader, if the loader has a method `shutdown`."""
+    """Calls the loader's method `shutdown` if it exists, which ends the loader's threads and processes."""
     getattr(loader, "shutdown", lambda: None)()
 
 
@@ -48,8 +48,8 @@ def described(seed: int, processes: bool) -> dict[str, Any]:
 
 
 def saving(seed: int, processes: bool, target: str) -> list[list[Any]]:
-    """Runs a program, and saves a state at each item of one epoch to files in a folder. Returns the items of all epochs
-    up to and including this epoch.
+    """Runs a program, and saves a state at each item of one epoch to files in a folder. Returns the items of all
+    epochs, up to the end of the epoch with the saved states.
     """
     program = program_of(seed, processes)
     loader = Loader(program.graph().build())

@@ -12,12 +12,13 @@ import numpy
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-#: The global generators that a dataset may draw from.
+#: The global random generators that a dataset may draw from.
 DRAWS = ("torch", "numpy", "random", "all")
 
 
 def drawn(kind: str) -> float:
-    """Returns a random number from one global generator, or the sum of random numbers from all global generators."""
+    """Returns a random number from one global random generator, or the sum of random numbers from all global random
+    generators."""
     total = 0.0
     if kind in ("torch", "all"):
         total += float(torch.rand(()))
@@ -29,10 +30,11 @@ def drawn(kind: str) -> float:
 
 
 class Slow:
-    """Delays some items for random times. The delays differ between runs, and do not use the program's generators."""
+    """Delays some items for random times. The delays are random and differ between runs, but are not drawn from the
+    program's random generators."""
 
     slow = False
-    #: Whether some items are always late. In loaders without a fixed order, such delays change the order of the items.
+    #: Whether some items are always late. In loaders without a fixed order, late items change the order of the items.
     uneven = False
     _chance: random.Random | None = None
     #: A sample number, and a function that is called before the sample with this number is read.
@@ -113,7 +115,7 @@ class Counting(Indexed):
 
 
 class Noisy(Indexed):
-    """A dataset that draws its samples from the global generators (augmentation)."""
+    """A dataset that draws its samples from the global random generators (augmentation)."""
 
     def __getitem__(self, index: int) -> Any:
         self.pause(index)
@@ -128,7 +130,7 @@ class NoisyCounting(Counting):
 
 
 class OwnNoise(Indexed):
-    """A dataset that draws its samples from its own generator, which is not part of its state."""
+    """A dataset that draws its samples from its own random generator, which is not part of its state."""
 
     def __init__(self, length: int, draws: str = "") -> None:
         super().__init__(length, draws)
@@ -200,7 +202,8 @@ class PlainEpochs(Iterable):
 
 
 class Taking(Iterable):
-    """A stream with a generator that begins at the loaded position, and counts the position from there."""
+    """A stream that begins at the loaded position, and counts the position from there. Its `__iter__` is a generator
+    function."""
 
     place = start = 0
 
@@ -218,8 +221,8 @@ class Taking(Iterable):
 
 
 class EpochInGenerator(Iterable):
-    """A stream that counts an epoch in the first line of its generator, unless a state was loaded, and shuffles by the
-    epoch.
+    """A stream with a generator function as `__iter__`. Unless a state was loaded, the function's first line counts the
+    epoch, which determines the order.
     """
 
     epoch, place, loaded = 0, 0, False
@@ -375,7 +378,7 @@ class IteratorAndEpochs(Iterable):
         return {"epoch": self.epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # The method `__iter__`, which is called after loading, adds this epoch again.
+        # `__iter__`, which is called after this method, increases the number of the epoch again.
         self.epoch = state["epoch"] - 1
 
 

@@ -1,10 +1,10 @@
-"""Makes workers of a random program exit or hang. The loader replaces these workers, and must still yield the same
+"""Makes the workers of random programs exit or hang. The loader replaces these workers, and must still yield the same
 items.
 
     python -m drivers stateful-deaths --seconds 300 --seed 1 --start-methods fork,spawn     # in tests/python/support
 
-Each program runs without exits, with exits, and in two parts with exits: up to its stop, and from the saved state to
-the end.
+Each program runs three times: without exits, with exits, and with exits in two parts (up to its stop, and from the
+saved state to the end).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hanging import WAYS, Hanging
 MOST = 2
 
 
-#: The signals that end a worker. The loader treats a stopped worker as hung, and kills it.
+#: The signals that end a worker. The loader treats a worker that was stopped by SIGSTOP as hung, and kills this worker.
 BLOWS = (signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP)
 #: Seconds after which a worker counts as hung. On a busy machine, the loader may also kill slow workers, which must not
 #: change the results.
@@ -53,7 +53,7 @@ class Deaths:
         self.count = 0
 
     def may_come(self, loader: Any, epoch: int) -> None:
-        """Kills or stops random workers. The caller must call this method before each batch."""
+        """Kills or stops random workers. This method must be called before each batch is requested."""
         iterator = loader._iterator
         if loader.num_workers == 0 or self._stopped or self.way is not None:
             return  # a further exit could be the third one at the same batch

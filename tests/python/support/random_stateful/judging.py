@@ -31,7 +31,7 @@ class StatefulJudge(Judge):
     def judge(self, seed: int) -> Verdict:
         """Runs the program of a seed in all its phases.
 
-        The field `unlike` of the verdict describes the difference from the epochs of torch's own loader.
+        In the verdict, `unlike` describes how the epochs differ from the epochs of torch's own loader.
         """
         program = program_of(seed)
         verdict = Verdict(seed, program.category, program.words())
@@ -97,7 +97,7 @@ def in_batches(epochs: list[Any], size: int) -> list[Any]:
 
 
 def check_skipped(program: Program, found: list[Any], expected: list[Any]) -> None:
-    """Compares the counts of skipped samples by epoch.
+    """Compares for each epoch how many samples were skipped.
 
     Raises:
         Wrong: the counts differ.

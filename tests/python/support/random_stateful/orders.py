@@ -21,7 +21,7 @@ from going_on import Walk
 
 
 class PythonShuffled(Sampler[int]):
-    """A sampler that shuffles with Python's global generator, like the samplers of many programs."""
+    """A sampler that shuffles with Python's global random generator, like the samplers of many programs."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -185,7 +185,7 @@ SAMPLERS: dict[str, Callable[[int, int], dict[str, Any]]] = {
     "user's batches, stateful": lambda n, b: {"batch_sampler": Places(n, b)},
 }
 
-#: Names of samplers that use a global generator if the loader has no generator.
+#: Names of samplers that use a global random generator if the loader has no random generator.
 FREE = {
     "shuffle",
     "RandomSampler",

@@ -42,25 +42,25 @@ class Program:
     workers: int
     #: The number of workers of the loader in the resumed run.
     later_workers: int
-    #: Whether the loader has its own generator.
+    #: Whether the loader has its own random generator.
     generator: bool
     options: dict[str, Any] = field(default_factory=dict)
     #: The indices at which the dataset raises. The loader skips these samples.
     broken: tuple[int, ...] = ()
     #: The batch size of the resumed run, if it differs from that of the first run.
     later_batch: int | None = None
-    #: "same": each run seeds all global generators with the same seed. "another": the resumed run uses another seed.
-    #: "none": no run sets a seed.
+    #: "same": each run seeds all global random generators with the same seed. "another": the resumed run uses another
+    #: seed. "none": no run sets a seed.
     seeds: str = "same"
-    #: How many random numbers the program draws from the global generators before it creates its loader, in each
-    #: training step (like dropout), and after each epoch (like an evaluation).
+    #: How many random numbers the program draws from the global random generators at three kinds of moments: before it
+    #: creates its loader, in each training step (like dropout), and after each epoch (like an evaluation).
     draws_before: int = 0
     draws_in_step: int = 0
     draws_behind_epoch: int = 0
     #: How many additional random numbers the resumed run draws before it loads its state, and after it has loaded its
     #: state.
     draws_more: int = 0
-    #: Whether the program seeds the global generators at the beginning of each epoch.
+    #: Whether the program seeds the global random generators at the beginning of each epoch.
     seeds_epochs: bool = False
     #: The epochs that are left early, each with the number of batches that are read.
     breaks: dict[int, int] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Program:
 
     @property
     def free_order(self) -> bool:
-        """Returns whether a global generator determines the order of samples."""
+        """Returns whether a global random generator determines the order of samples."""
         return self.sampler in orders.FREE and not (self.sampler == "shuffle" and self.generator)
 
     @property
@@ -125,7 +125,7 @@ class Program:
 
     @property
     def is_shared_anew(self) -> bool:
-        """Returns whether later epochs have other shards than in the first run, because the number of workers has
+        """Returns whether later epochs have different shards than in the first run, because the number of workers was
         changed.
         """
         return not self.indexed and self.later_workers != self.workers
@@ -136,7 +136,7 @@ class Program:
         More workers read more indices ahead, and some samplers continue after these indices in the next epoch.
 
         Args:
-            first: the first epoch that runs with the changed number of workers.
+            first: the number of the first epoch with the changed number of workers.
         """
         goes_on = self.sampler in orders.GOING_ON and self.later_workers != self.workers
         return goes_on and any(epoch >= first for epoch in self.breaks)
@@ -250,7 +250,7 @@ def choose_habits(program: Program, chance: random.Random) -> None:
 
 
 def choose_moment(program: Program, chance: random.Random) -> None:
-    """Chooses which epochs are left early, and where the state is saved."""
+    """Draws which epochs are left early, and at which position the state is saved."""
     program.stop_epoch = chance.choice([0, 0, 0, 1, 1, 2, 3])
     program.stop_at = chance.choice(["before", 0, 1, 1, 2, 3, 4, 6, 9, "last", "end", "end"])
     if program.stop_epoch and program.in_order and chance.random() < 0.35:

@@ -33,7 +33,7 @@ def seed_all(seed: int) -> None:
 
 
 def draw(count: int) -> None:
-    """Draws `count` random numbers from each global generator, like a training program."""
+    """Draws `count` random numbers from each global random generator, like a training program."""
     for _ in range(count):
         datasets.drawn("all")
 

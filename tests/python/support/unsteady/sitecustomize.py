@@ -1,4 +1,4 @@
-"""Delays some interpreters and some of the processes that they fork.
+"""Delays some interpreters, and some processes that these interpreters fork.
 
 Every interpreter that `unsteady` starts imports this module.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 
-#: The number of processes out of 256 that are delayed on average, and the maximum delay in seconds.
+#: `_RESTING` is the average number of delayed processes out of 256, and `_LONGEST` is the maximum delay in seconds.
 _RESTING, _LONGEST = 100, 0.4
 
 
