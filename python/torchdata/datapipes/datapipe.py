@@ -175,8 +175,8 @@ class _PicklingHooks:
     _not_copied: ClassVar[frozenset[str]] = frozenset()
     #: Names of attributes that contain items. These attributes are not searched for sources of this pipe.
     item_attributes: ClassVar[frozenset[str]] = frozenset()
-    #: Names of attributes with user data, which the loader's copy of the pipe shares. In other attributes, the copy has
-    #: its own containers with the same members.
+    #: Names of attributes with user data. The copy of the pipe that a loader makes shares this data. All other
+    #: containers are copied, but their members are shared.
     data_attributes: ClassVar[frozenset[str]] = frozenset()
     #: Whether `state_dict` and `load_state_dict` are derived from the declaration.
     _derives_state: ClassVar[bool] = False

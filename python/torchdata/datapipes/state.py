@@ -11,7 +11,8 @@ stored under `"__nested__"`.
 
 A pipe without a declared state is *replayed*: it starts over and drops the items that it had yielded. The sources of a
 replayed pipe start with the states that they had when the pipe's pass began. If the pass of the last pipe used the
-global generators, or if another pipe reads a source of a replayed pipe, the last pipe is replayed instead.
+global generators, or if another pipe also reads a source of a replayed pipe, the last pipe of the graph is replayed
+instead.
 """
 
 from __future__ import annotations
@@ -182,9 +183,9 @@ class _Saving:
         """Returns the ids of the pipes that continue their passes.
 
         Args:
-            alone: whether to include pipes that can continue before all their readers have begun. For example, the
-                second child of a `Forker` may not have begun. This child may begin later, or the `Forker` may start
-                over.
+            alone: whether to include pipes that can continue before all their readers have begun. For example, a
+                `Forker` may continue although its second child has not begun. The second child may begin later, or the
+                `Forker` may start over.
         """
         used = {id(self.end)} if self._has_begun(self.end) else set()
         for reader in reversed(self.pipes):  # readers precede their sources

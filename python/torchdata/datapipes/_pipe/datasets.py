@@ -32,8 +32,8 @@ __all__ = [
     "splits_itself",
 ]
 
-#: Datasets that split their items among workers in a torch worker if they are PyTorch `IterableDataset`s, by module and
-#: class name.
+#: Module and name of each dataset class that splits its items among PyTorch's workers, provided that the dataset is a
+#: PyTorch `IterableDataset`.
 _SPLITTING = (
     ("datasets.iterable_dataset", "IterableDataset"),
     ("litdata.streaming.combined", "CombinedStreamingDataset"),
@@ -96,7 +96,7 @@ def splits_itself(iterable: Any) -> bool:
     Known examples are Hugging Face's `IterableDataset` if torch is loaded, the streaming datasets of litdata and
     mosaicml-streaming, and webdataset pipelines with a stage that splits the shards. An iterable of unknown type counts
     as splitting if the code of its class or generator function uses both names `get_worker_info` and `num_workers`.
-    Code that uses only `get_worker_info` cannot split, because it does not know the number of workers.
+    Code that uses only `get_worker_info` cannot split the items, because it does not use the number of workers.
     """
     if any(_instance_of(iterable, module, name) for module, name in _SPLITTING):
         return is_iterable_dataset(iterable)
@@ -107,7 +107,7 @@ def splits_itself(iterable: Any) -> bool:
 
 
 def is_known_to_split(iterable: Any) -> bool:
-    """Returns whether a self-splitting iterable was recognized by its library, rather than by its code."""
+    """Returns whether an iterable that splits its items was recognized by its class, rather than by its code."""
     known = (*_SPLITTING, ("webdataset.pipeline", "DataPipeline"))
     return any(_instance_of(iterable, module, name) for module, name in known)
 
@@ -136,7 +136,7 @@ def splits_among_ranks(iterable: Any) -> bool:
 
 def is_coordinated(iterable: Any) -> bool:
     """Returns whether the workers of a self-splitting dataset coordinate over shared memory, as in mosaicml-streaming.
-    A single worker cannot read all of such a dataset.
+    A single worker cannot read a coordinated dataset completely.
     """
     return _instance_of(iterable, "streaming.base.dataset", "StreamingDataset")
 

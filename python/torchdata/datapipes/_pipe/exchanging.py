@@ -4,9 +4,9 @@ Role: each shard owns a `ShardGlobals`, used in the process and thread that run 
 generator each of `random`, NumPy and torch, but each shard draws from generators of its own. The states of the
 generators, of 2.5 KB each, are therefore exchanged whenever another shard runs, together with some variables of
 modules. The public functions of the three libraries convert a state to tuples and tensors, which takes up to 300
-microseconds. The extension copies the memory of the states in 0.3 microseconds. Experiments with other generators of
-the same classes find the address of this memory. If the experiments fail, for example with another version of a
-library, the public functions are used.
+microseconds. The extension copies the memory of the states in 0.3 microseconds. To find the address of this memory, the
+module experiments with other generators of the same classes. If the experiments fail, for example with another version
+of a library, the module uses the libraries' public functions.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ _WORDS, _PLACE = 624 * 4, 4
 _BEFORE, _TORCH = 20, 2544
 #: The maximum distance in bytes from the start of PyTorch's object to the words.
 _HEAD = 256
-#: The size in bytes of the normal number that NumPy stores, with the flag that says whether the number is present.
+#: The size in bytes of the normally distributed number that NumPy stores for the next draw, including the flag that
+#: marks the number as present.
 _GAUSS = 16
 
 
@@ -58,8 +59,9 @@ class _Way(NamedTuple):
     """A method to save and load generators.
 
     Args:
-        memory: the parts of memory that are copied.
-        variables: variables of generators outside the copied memory, each as a dict and a key of this dict.
+        memory: the parts of the generators' memory that are copied.
+        variables: the variables of generators outside the copied memory, each as a pair of a dict and a key of this
+            dict.
         others: the functions that save and load each generator that is not copied in memory.
     """
 
@@ -102,8 +104,8 @@ class ShardGlobals(SavedGlobals):
         """Saves the globals of the process.
 
         Args:
-            is_all: whether no other part of the shard must be stopped or saved. `ShardTurns` may then exchange the
-                shard without calling `enter` and `leave`.
+            is_all: whether no other part of the shard must be stopped or saved. If `is_all` is True, `ShardTurns` may
+                exchange the shard without calling `enter` and `leave`.
         """
         exchange, self._others = _exchange()
         self.save(exchange)
@@ -218,8 +220,8 @@ def _is_copied(of: Callable[[Any], _Way], new: Callable[[int], Any], seen: Calla
 
     Args:
         of: a function that returns how to save and load a generator.
-        new: creates a generator from a seed.
-        seen: returns a generator's state through a public function.
+        new: a function that creates a generator from a seed.
+        seen: a function that returns a generator's state through the library's public interface.
     """
     try:
         for first, second in ((1, 2), (2, 1)):

@@ -19,10 +19,10 @@ is_replica = False
 def draw_seed(last: int | None = None, follows: bool = False) -> int:
     """Returns a new 63-bit seed from the global generator of torch, or of Python if torch is not loaded.
 
-    `torch.manual_seed` (or, without torch, `random.seed`) therefore makes a run reproducible. If the replicas of a pipe
-    before a `sharding_filter` drew different numbers, items would be lost or duplicated, but the global generators of
-    the replicas differ. If a loader seeds the pipes, the seed of a pipe that is read more than once per epoch (`cycle`)
-    is therefore derived from its previous seed. The order is thus the same for any number of workers, including none,
+    `torch.manual_seed` (or, without torch, `random.seed`) therefore makes a run reproducible. The global generators of
+    replicas differ. If the replicas of a pipe before a `sharding_filter` drew different seeds, items would be lost or
+    duplicated. A loader therefore seeds the pipes. If a pipe is read more than once per epoch (`cycle`), each further
+    seed is derived from the pipe's previous seed. The order is thus the same for any number of workers, including none,
     and for any number of ranks.
 
     Args:

@@ -1,15 +1,16 @@
-"""Reads a stream without a state. The position in the stream is a number of items. A resume rereads the items up to the
-saved position.
+"""Reads a stream that can neither seek nor save its state. The position in the stream is a number of items. A resume
+rereads the items up to the saved position.
 
 Role: each reading records checksums of sampled items, so that a resume detects a stream that yields other items. The
-gaps between sampled positions grow, and no Python code runs between two samples. The code runs where the source of a
-pipeline is read.
+gaps between sampled positions grow, and this module runs no Python code between two samples. The code runs where the
+source of a pipeline is read.
 
 A stream may draw from the global generators in order to shuffle or to augment. If a stream draws random numbers for its
-first or second item, its state contains the generators from before the first draw. A resume rereads the items with
-these generators, and restores the current generators afterwards. If other code draws numbers between two items,
-augmentation differs after a resume, although the order is the same. A resume therefore only warns if the stream drew
-numbers for its second item, or if only floating-point numbers and arrays differ. All other differences are errors.
+first or second item, its state contains the states of the generators before the first draw. A resume rereads the items
+with these generator states, and restores the current states afterwards. If other code draws random numbers between two
+items, augmentation after a resume differs from the original run, although the items have the same order. A resume
+therefore issues only a warning if the stream drew numbers for its second item, or if only floating-point numbers and
+arrays differ. All other differences are errors.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ class SampledStream:
 
 @contextmanager
 def _as_at(generators: dict[str, Any] | None) -> Iterator[None]:
-    """Sets the global generators within the context and restores them afterwards; None leaves them unchanged."""
+    """Within this context, the global generators have the given states; None leaves the generators unchanged."""
     if generators is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Random pipes: the seeds that a loader sets.
+"""Pipes that draw random numbers, and the seeds that a loader sets in these pipes.
 
 Role: the base of pipes that shuffle or augment. The code runs in the process that iterates the pipe.
 """

@@ -1,8 +1,8 @@
 """Distributes items by index before they are loaded.
 
-Role: if a `sharding_filter` reads items that are loaded by index, the pipes before it pass on indices instead of items,
-and the filter loads only the items of its own share. Pipes can pass on indices if they never inspect an item: pipes
-that keep or change the order, and pipes that apply a function to each item, which the filter calls after loading. Each
+Role: if items are loaded by index, the pipes before a `sharding_filter` pass on indices instead of items, and the
+filter loads only the items of its own share. A pipe can pass on indices if it never inspects an item: either it keeps
+or changes the order, or it applies a function to each item, which the filter calls after it has loaded the item. Each
 index takes the position of its item, so positions, seeds and states are the same as for an iteration over items. The
 code runs in the process that iterates the pipeline. The module keeps no state.
 

@@ -7,7 +7,8 @@ Role: each worker reads the whole source and keeps the items at the positions of
 items in different orders, shares overlap and items are lost. The filter therefore records checksums of some items with
 their positions, and the loader compares the checksums of its workers. The code runs in workers, in the thread that
 reads the filter. All workers sample the same positions: every position at first, then positions with gaps that grow as
-the square root of the position. Two orders of n items therefore have about 36 sampled items in common, for any n.
+the square root of the position. Two workers that read n items in different orders therefore have about 36 sampled items
+in common, for any n.
 """
 
 from __future__ import annotations
@@ -161,7 +162,8 @@ class SampleDigest:
         self.next = sample_behind(self.next)
 
     def agrees_with(self, other: SampleDigest) -> bool:
-        """Returns whether two digests have the same checksum; True if they cover different numbers of samples."""
+        """Returns whether two digests have the same checksum; also True if the digests cannot be compared, because they
+        cover different numbers of samples."""
         return self.next != other.next or self.checksum == other.checksum
 
     @staticmethod

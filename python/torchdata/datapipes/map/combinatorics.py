@@ -84,7 +84,7 @@ class Shuffler(Seeded, ReadsByIndex[T_co]):
         return len(self.indices)
 
 
-#: The orders in use, by seed and length. Several shards in one process share the same order.
+#: The shuffled orders that are in use, by seed and length. Several shards in one process share the same order.
 _orders: weakref.WeakValueDictionary[tuple[int, int], array[int]] = weakref.WeakValueDictionary()
 
 
@@ -111,10 +111,11 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
 
     Functional form of MapDataPipe: `sample_by`.
 
-    Numbers that a sampler draws from the global generators of Python, NumPy and torch depend on the pipe's seed, and
-    these generators are not changed. Before a `sharding_filter`, the sampler therefore yields the same order in all
-    workers and ranks. A generator that belongs to the sampler is used as usual. A sampler with `set_epoch`, such as
-    torch's `DistributedSampler`, receives the number of the epoch, starting with the value of its `epoch`.
+    If a sampler draws numbers from the global generators of Python, NumPy or torch, the numbers depend on the pipe's
+    seed, and the states of these generators do not change. Before a `sharding_filter`, the sampler therefore yields the
+    same order in all workers and ranks. A generator that belongs to the sampler is used as usual. A sampler with
+    `set_epoch`, such as torch's `DistributedSampler`, receives the number of the epoch, starting with the value of its
+    `epoch`.
 
     Args:
         datapipe: the map pipe to read.
@@ -174,7 +175,8 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
         return f"the sampler {type(self.sampler).__name__}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the epoch, and the order of the sampler or, without a length, a checksum of some of its indices."""
+        """Returns the epoch and the order of the sampler; for a sampler without a length, a checksum of some indices
+        replaces the order."""
         return self._declared_state() | ({} if self._stream is None else {"stream": self._stream.state()})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

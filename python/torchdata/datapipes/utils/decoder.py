@@ -88,8 +88,8 @@ def basichandlers(extension: str, data: Any, *, allow_pickle: bool | None = None
     Args:
         extension: the extension, without its dot.
         data: the content of the file, as bytes.
-        allow_pickle: whether to read `pyd`, `pickle` and `pt` files. With None (the default) or True, these files are
-            read unless the environment forbids reading pickles.
+        allow_pickle: whether to read `pyd`, `pickle` and `pt` files. If `allow_pickle` is None (the default) or True,
+            these files are read unless the environment forbids reading pickles.
 
     Returns:
         The decoded content; None for other extensions.
@@ -268,7 +268,7 @@ class Decoder:
         self.key_fn = key_fn
 
     def _told(self, handlers: tuple[Handler, ...]) -> list[Handler]:
-        """Returns the handlers; `basichandlers` receives the `allow_pickle` of the constructor."""
+        """Returns the handlers, after passing the constructor's `allow_pickle` to `basichandlers`."""
         if self.allow_pickle is None:
             return list(handlers)
         told = partial(basichandlers, allow_pickle=self.allow_pickle)

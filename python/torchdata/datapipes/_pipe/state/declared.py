@@ -19,7 +19,7 @@ __all__ = ["DERIVED", "MOST_ITEMS", "DeclaredState", "RandomState", "declare", "
 
 _MISSING: Any = object()
 
-#: The limit of counts of items in a state.
+#: The largest valid number of items in a state.
 MOST_ITEMS = 1 << 62
 
 
@@ -169,7 +169,7 @@ def declare(cls: Any) -> tuple[DeclaredState, ...]:
     """
     own = _of(cls)
     if own or any(not hasattr(base, "_own_state") and _of(base) for base in cls.__bases__):
-        # The names also replace the `iteration_state` of the mixins among the bases.
+        # The names of the declared attributes also replace the `iteration_state` of mixins among the bases.
         cls.iteration_state = tuple(state.name for state in own)
     cls._own_state = own
     found: dict[str, DeclaredState] = {}

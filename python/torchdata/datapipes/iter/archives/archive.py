@@ -61,7 +61,7 @@ def check_max_ratio(pipe: str, value: Any) -> float | None:
 
 
 def refuse_bomb(size: int, compressed: int, max_ratio: float | None) -> None:
-    """Raises Refused if `size` bytes from `compressed` bytes is an unusually large ratio."""
+    """Raises Refused if `compressed` bytes decompress to `size` bytes, and this ratio is unusually large."""
     if max_ratio is None or size <= SMALLEST_BOMB or size <= max_ratio * max(compressed, 1):
         return
     raise Refused(
@@ -111,7 +111,7 @@ def seeks_cheaply(file_obj: Any) -> bool:
 
 
 def bare(stream: Any) -> Any:
-    """Returns the file object inside a wrapper. Calling this object directly is faster than calling the wrapper."""
+    """Returns the file object inside a wrapper. Reading from this object is faster than reading through the wrapper."""
     if getattr(stream, "closed", False):
         raise ValueError(f"the stream {stream!r} of the archive is closed")
     return stream.file_obj if isinstance(stream, StreamWrapper) else stream

@@ -96,7 +96,7 @@ def _kind_by_suffix(path: str) -> CompressionType | None:
 
 
 class _Recipe:
-    """Describes how to open and read a compressed stream, with a placeholder instead of the stream, or without it."""
+    """Describes how to open and read a compressed stream. The recipe contains a placeholder for the stream, or none."""
 
     __slots__ = ("kind", "max_ratio", "path", "pipe", "source")
 
@@ -234,7 +234,8 @@ class Decompressor(_Decompressing):
     `load_from_tar` and `load_from_zip` accept.
 
     Args:
-        source_datapipe: yields pairs of path and binary stream. The stream is closed with the decompressed stream.
+        source_datapipe: yields pairs of path and binary stream. Closing the decompressed stream also closes this
+            stream.
         file_type: `"gzip"`, `"bz2"`, `"lzma"` (also xz), `"zstd"`, `"tar"` or `"zip"`, or one of `Decompressor.types`;
             None (the default) for the type by the suffix of the path, also in capitals and before the query of a URL:
             `.gz`, `.bz2`, `.xz`, `.zst`, `.tar`, `.zip`, and for tar archives `.tar.gz`, `.tar.xz`, `.tar.zst`, `.tgz`,
@@ -344,7 +345,7 @@ class Bz2FileLoader(_OfOneKind):
     """Decompresses bzip2 streams: yields pairs of path, without the suffix `.bz2`, and stream.
 
     Args:
-        datapipe: yields pairs of path and binary stream. The stream is closed with the decompressed stream.
+        datapipe: yields pairs of path and binary stream. Closing the decompressed stream also closes this stream.
         length: the number of files that `len` returns; with -1 (the default), `len` raises TypeError.
         max_ratio: the largest ratio of the decompressed size to the compressed size, for sizes over 1 GiB. 100 by
             default; None for no limit.
@@ -370,7 +371,7 @@ class XzFileLoader(_OfOneKind):
     """Decompresses xz and lzma streams: yields pairs of path, without the suffix `.xz`, and stream.
 
     Args:
-        datapipe: yields pairs of path and binary stream. The stream is closed with the decompressed stream.
+        datapipe: yields pairs of path and binary stream. Closing the decompressed stream also closes this stream.
         length: the number of files that `len` returns; with -1 (the default), `len` raises TypeError.
         max_ratio: the largest ratio of the decompressed size to the compressed size, for sizes over 1 GiB. 100 by
             default; None for no limit.

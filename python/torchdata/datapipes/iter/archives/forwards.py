@@ -2,7 +2,8 @@
 
 Role: this class connects an archive reader with a stream that cannot seek or that is compressed. The archive reader
 requests bytes by offset as from a file. The code runs in the iterating process. The reader borrows the stream, and
-keeps the last piece of bytes. Seeking back a little, or reading a small member, therefore does not call the stream.
+keeps the last piece of bytes. The reader can therefore seek back a little, or read a small member, without a call of
+the stream.
 """
 
 from __future__ import annotations

@@ -145,7 +145,8 @@ class DealMain(Main):
     _buffered: int = state(0)
 
     def abandon(self) -> None:
-        """Closes the streams in waiting items. Each waiting item belongs to only one child."""
+        """Closes the streams in items that wait for a child. Each waiting item belongs to only one child, so no other
+        child needs its streams."""
         for buffer in self._buffers:
             for item in buffer:
                 close_dropped(item)

@@ -189,7 +189,8 @@ class MultiplexerLongest(IterDataPipe[Any]):
         ['a', 0, 1, 2]
     """
 
-    #: The number of the next input in turn. The end of an input is detected only when the input is next.
+    #: The number of the next input in turn. The end of an input is detected only when an item is requested from this
+    #: input.
     _turn: int = state(0)
 
     def __init__(self, *datapipes: Any) -> None:
@@ -229,7 +230,7 @@ class SampleMultiplexer(IterDataPipe[Any]):
         pipes_to_weights_dict: the pipes to read, each with its positive weight.
         seed: the seed of all choices, which `set_seed` and DataLoader2 then do not change. With a seed, the first
             iteration of every new pipe makes the same choices as in torchdata 0.9; later iterations continue with the
-            same generator. With None (the default), every iteration has its own seed, as for `shuffle`.
+            same generator. With `seed=None` (the default), every iteration has its own seed, as for `shuffle`.
 
     Raises:
         ValueError: no input is given, or a weight is not positive and finite.

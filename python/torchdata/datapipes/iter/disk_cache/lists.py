@@ -35,7 +35,7 @@ def is_reserved(path: str) -> bool:
 
 
 def dumped(members: Iterable[str]) -> bytes:
-    """Returns the list of some paths, as bytes."""
+    """Returns the given paths in the format of a list file."""
     escaped = (os.fsencode(member).replace(b"\\", b"\\\\").replace(b"\n", b"\\n") for member in members)
     return b"".join(b"%s\n" % line for line in escaped)
 

@@ -37,16 +37,18 @@ _MODES = {"wb": "wb", "b": "wb", "wt": "wt", "w": "wt", "t": "wt", "": "wt"}
 class OnDiskCacheHolder(IterDataPipe[Any]):
     """Begins a section of the pipeline that stores its results in files; `end_caching` ends the section.
 
-    If the files of an item exist, the item skips the section, and the end of the section yields the paths. Other items
-    pass through the section, and its end writes the files. Any number of processes may share the files. Each file is
-    computed by one process, which holds its lock. Other processes compute other files first, and then wait for the
-    file. No process sees an incomplete file. If a process is killed, another process computes its file.
+    If the files of an item exist, the item skips the section, and the end of the section yields the paths. All other
+    items pass through the pipes of the section, and the end of the section writes their files. Any number of processes
+    may share the files. Each file is computed by one process, which holds its lock. Other processes compute other files
+    first, and then wait for the file. No process sees an incomplete file. If a process is killed, another process
+    computes its file.
 
     Args:
         source_datapipe: the pipe to read.
         filepath_fn: a function from an item to the path of its file, or to several paths (a list, a tuple, or a
-            generator). By default (None), each item is the path of its file. If an item has files with other paths
-            (members of an archive), their list is stored next to the item's path, with the suffix `.torchdata_list`.
+            generator). If `filepath_fn` is None (the default), each item is the path of its file. If an item has files
+            with other paths (members of an archive), their list is stored next to the item's path, with the suffix
+            `.torchdata_list`.
         hash_dict: a mapping from path to checksum in hexadecimal digits; None (the default) for no check. Existing
             files with another checksum are replaced; a computed file with another checksum is an error. The dict must
             contain every yielded file, including members of archives.
@@ -55,7 +57,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
             `extra_check_fn` is called for every yielded file.
         folder: the folder that must contain all files with paths that `filepath_fn` does not return. Files elsewhere
             are yielded but computed again in the next epoch, so that a manipulated list cannot cause other files to be
-            yielded. By default (None), `folder` is the folder of the path that represents the item.
+            yielded. If `folder` is None (the default), it is the folder of the path that represents the item.
 
     Raises:
         TypeError: an argument is not a function, or `folder` is not a path.
@@ -109,7 +111,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
             raise RuntimeError("Please call `end_caching()` before iteration.")
         if self._section is not None:
             return self._section.items()
-        # This iteration does not reach the end of the section, so no file is written or locked.
+        # This iteration does not pass its items to `end_caching`, so no file is written or locked.
         return (item for item in self.source_datapipe if self.found(self.paths_of(item)) is None)
 
     def __add__(self, other: Any) -> Any:
@@ -139,7 +141,8 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         return list(paths) if all(self._will_do(path, _look(path)) for path in paths) else None
 
     def folder_for(self, path: str) -> str:
-        """Returns the folder that must contain the files of the item with this path, if the files have other paths."""
+        """Returns the folder that must contain the files of the item that `path` represents, if these files have other
+        paths."""
         return os.path.dirname(path) if self.folder is None else self.folder
 
     def _will_do(self, path: str, found: os.stat_result | None) -> bool:

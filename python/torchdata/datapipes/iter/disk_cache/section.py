@@ -147,7 +147,8 @@ class Section:
         return None
 
     def _take_found(self, record: Record, *, is_head: bool = True) -> bool:
-        """Returns whether all files exist. A complete record becomes ready, unless its list is long and read later."""
+        """Returns whether all files exist. If all files exist, the record becomes ready, unless its list is long,
+        because a long list is read later."""
         found = self._found(record.paths)
         if found is None:
             return False
@@ -264,7 +265,7 @@ class Section:
             self._queue.appendleft(record)
         else:
             while (earlier := self._flying[0]) is not record:
-                # A dropped item yields nothing. An item counts as dropped once a later item has a result.
+                # A dropped item yields nothing. The section counts an item as dropped once a later item has a result.
                 self._forgetful |= not earlier.members
                 self._finish(earlier)
             here = os.path.abspath(path)
@@ -339,7 +340,8 @@ class Section:
         }
 
     def load(self, dumped: dict[str, Any]) -> None:
-        """Loads a result of `dump`. The files of records that no pipe works on yet are checked a second time."""
+        """Loads a result of `dump`. The files of records that no pipe has begun to process are checked a second
+        time."""
         queue = [Record.restored(record) for record in dumped["queue"]]
         self._queue, self._flying = deque(queue), [queue[place] for place in dumped["flying"]]
         self._one_to_one, self._one_to_many, self._forgetful, self._foreign_thread = dumped["seen"]

@@ -118,7 +118,7 @@ class BatchAsyncMapper(Unfolding, IterDataPipe[Any]):
         ValueError: `async_fn` is not a coroutine function, `max_concurrency` is not positive, or the columns are wrong
             as for `map`.
         AssertionError: `batch_size` is not positive.
-        TypeError: a number is not an integer.
+        TypeError: `batch_size` or `max_concurrency` is not an integer.
 
     Example:
         >>> import asyncio

@@ -40,20 +40,22 @@ class OnError(IterDataPipe[T_co]):
     Args:
         datapipe: the pipe to read.
         how: "skip", the only value.
-        limit: maximum number of items that are skipped in an epoch, in each process. A float is a share of the items of
-            each pipe, checked from its 100th item on and at the end. By default (None), there is no limit.
+        limit: maximum number of items that are skipped in an epoch, in each process. A float is a share of each pipe's
+            items; the share is checked from the pipe's 100th item on, and at the end. If `limit` is None (the default),
+            any number of items may be skipped.
         log: the path of a file; each process appends a line of JSON for each skipped item; None (the default) for no
             file. The fields are the `epoch` of the loader, from 0 (null without a `DataLoader2`), the number of the
             `worker` ("dispatch" for the dispatching process, null for the main process), the `pipe`, the number of the
             `item` in this pipe and process, the `key`, `error`, `message` and `notes`. The key is the path of the file,
-            URL or archive member that a reader of this package was reading. If a function raised, the key describes the
-            function's first argument by a path or key, its first member, its `__key__`, or the scalar columns of a row.
-            Later epochs and runs append to the same file: the set of the keys lists each broken sample once.
+            URL or archive member that a reader of this package was reading. If a function raised an exception, the key
+            describes the function's first argument: by a path or key, its first member, its `__key__`, or the scalar
+            columns of a row. Later epochs and runs append to the same file, so the set of all keys contains each broken
+            sample once.
 
     Raises:
         ValueError: `how` has an unsupported value, or `limit` is negative or a share over 1.
         TypeError: `limit` is not a number.
-        TooManySkipped: while iterating, more than `limit` items have raised; a `RuntimeError`.
+        TooManySkipped (a `RuntimeError`): while iterating, more than `limit` items have raised exceptions.
 
     Example:
         >>> import warnings

@@ -42,8 +42,9 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
 
     Args:
         datapipe: the pipe to read.
-        fn: a function from an item (or its columns) to an iterable. If None, the members of the items (or of their
-            columns `input_col`) are mixed. If the function returns a generator, resuming calls the function again.
+        fn: a function from an item (or its columns) to an iterable. If `fn` is None, the pipe mixes the members of the
+            items (or of their columns `input_col`). If the function returns a generator, resuming calls the function
+            again.
         input_col: the parts of an item that `fn` receives, as for `map`.
         buffer_size: number of results in the buffer, 100 by default.
 
@@ -174,8 +175,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         """Returns the remaining results in the buffer, the waiting item, the generator, and seeds as for `shuffle`."""
         left = self._restored
         if left is None:
-            # Results without remaining members stay in the buffer, because random indices are drawn for the whole
-            # buffer.
+            # Results that have no members left are saved, too, because random indices are drawn for the whole buffer.
             left = [parts.state_dict() for parts in self._buffer]
         return {"parts": left, **self._declared_state()}
 

@@ -51,13 +51,13 @@ class Packer(IterDataPipe[dict[str, Any]]):
         sequences of different lengths requires. Rows contain different numbers of sequences, so leave `cu_seqlens` out
         of `add` if you stack rows into batches.
 
-    In both columns, the padding of a row counts as its last sequence.
+    Both added columns treat the padding of a row as its last sequence.
 
     The `method` determines the row that a sequence is placed in:
 
     - `"first_fit"`: the first open row that has room for the sequence. If no row has room, a new row is begun. If more
-      than `buffer_size` rows are then open, the row with the most tokens is yielded. The order of sequences changes,
-      and rows need little padding.
+      than `buffer_size` rows are then open, the row with the most tokens is yielded. This method changes the order of
+      the sequences, but rows need little padding.
     - `"in_order"`: the last row. If the sequence does not fit, the row is yielded and a new row is begun.
     - `"cut"`: the last row until it is full, and the next rows for the remaining tokens. Sequences are cut at the end
       of a row, so all rows except the last are full.
@@ -72,20 +72,20 @@ class Packer(IterDataPipe[dict[str, Any]]):
             it into parts of at most `max_tokens` that are packed separately; `"truncate"` keeps the first part;
             `"drop"` leaves the sequence out; `"error"` raises.
         buffer_size: number of rows that are open at a time with `"first_fit"`, 16 by default.
-        pad_value: the value that fills up rows to `max_tokens`; with None (the default), rows stay shorter. A
-            number is used for `input_ids` (or the only column); `labels` are then filled with -100 and `attention_mask`
-            with 0. Other columns require a mapping from column to number.
+        pad_value: the value that fills up rows to `max_tokens`; with None (the default), rows stay shorter. A number is
+            used for `input_ids` (or the only column); `labels` are then filled with -100 and `attention_mask` with 0.
+            To fill other columns, pass a mapping from column to number.
         first_value: numbers by column that replace the first token of each sequence, such as `{"labels": -100}`.
             Without this label, a model that shifts labels by one learns to predict the first token of a sequence from
             the end of another sequence.
         columns: the columns to pack, if mappings have further columns; None for all.
-        add: the columns of `"position_ids"` and `"cu_seqlens"` that are added; both by default. Columns of items with
-            these names are left out.
+        add: the columns of `"position_ids"` and `"cu_seqlens"` that are added; both by default. If an item already has
+            a column with one of these names, this column is left out.
         drop_last: whether `"cut"` leaves out a last row that is not full; False by default.
 
     Raises:
-        TypeError: a number is not an integer, or names are not a collection; while iterating, an item is not a
-            sequence, or a column changes its type.
+        TypeError: an argument has the wrong type; or, while iterating, an item is not a sequence, or a column changes
+            its type.
         ValueError: an argument is invalid; while iterating, columns of an item have different lengths, are missing or
             lack padding, a sequence has several dimensions, or a sequence is too long and `long` is `"error"`.
 
@@ -178,7 +178,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
                 yield self._row(room, pieces)
 
     def _pieces(self, piece: Piece, size: int) -> Iterator[Piece]:
-        """Yields the pieces of a sequence, each no longer than a row or, with `"cut"`, than the room in the row."""
+        """Yields the pieces of a sequence. No piece is longer than a row; with `"cut"`, the first piece fits into the
+        last row."""
         most = self.max_tokens
         if self.method == "cut":
             first = self._rows[-1][0] if self._rows else most

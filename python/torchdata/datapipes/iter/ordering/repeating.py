@@ -91,7 +91,7 @@ class Repeater(IterDataPipe[T_co]):
         [0, 0, 1, 1]
     """
 
-    #: The item that is being repeated, and the remaining repetitions after a resume.
+    #: The item that is being repeated. `_left` is the number of remaining repetitions after a resume.
     _item: Any = state(items=True)
     _left: int = state(0)
 

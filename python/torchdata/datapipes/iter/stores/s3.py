@@ -144,7 +144,7 @@ class S3FileLister(GivenLength, ListsRoots):
 
 
 def _just_before(text: str) -> str:
-    """Returns a text that sorts before the nonempty `text`, with few other texts in between."""
+    """Returns a text that sorts before the nonempty `text`, so that few other texts sort between them."""
     first, last = text[:-1], text[-1]
     if "1" <= last <= "~":
         return f"{first}{chr(ord(last) - 1)}~"

@@ -1,8 +1,8 @@
 """An S3 object as a file, which is read in pieces by range requests.
 
 Role: `S3FileLoader` yields streams over this file object. A recipe reopens the file object. The file object and the
-recipe belong to the reading process. Between two requests, a file holds no connection, except for the unread answer to
-its opening request (see `remote_file.py`).
+recipe belong to the reading process. Between two requests, a file holds no connection, unless the response to its
+opening request has not been read (see `remote_file.py`).
 """
 
 from __future__ import annotations

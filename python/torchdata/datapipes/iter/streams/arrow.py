@@ -44,11 +44,13 @@ class ArrowReader(IterDataPipe[Any]):
         parts: the `ArrowParts` whose part numbers the source yields; by default, the only `ArrowParts` in the source.
         rows: whether each item is a row: a dict from column names to Python values. If `rows` is False, items are
             frames.
-        frame_size: rows per frame; the last frame of a part may have fewer. With None, each part becomes one frame.
+        frame_size: rows per frame; the last frame of a part may have fewer. With `frame_size=None`, each part becomes
+            one frame.
         library: the library of the frames: `"numpy"`, for dicts from column to array; `"pandas"`, `"polars"` or
             `"pyarrow"` (tables).
         dtype: as for `load_parquet_as_df`.
-        writable: whether arrays are writable. If False, arrays of numbers without nulls share Arrow's memory.
+        writable: whether arrays are writable. If `writable` is False, arrays of numbers without nulls share Arrow's
+            memory.
         use_threads: whether columns are decoded by several threads.
 
     Raises:
@@ -71,7 +73,7 @@ class ArrowReader(IterDataPipe[Any]):
     #: A state refers to a row of a part, so a resume may use another frame size.
     tuning: ClassVar[frozenset[str]] = frozenset({"frame_size", "use_threads", "writable"})
 
-    #: The part or list of parts that is being read, and how many of its rows were yielded.
+    #: The part, or the list of parts, that is being read. `_row` is the number of its rows that were yielded.
     _part: int | list[int] | None = state()
     _row: int = state(0)
     #: The name of the part, which shows whether the table has changed.
@@ -153,7 +155,7 @@ class ArrowReader(IterDataPipe[Any]):
         self._part = None
 
     def _last_row(self) -> str | None:
-        """The last yielded row and its part; None for frames."""
+        """Describes the last yielded row and its part; None for frames."""
         return redacted(f"{self._name}, row {self._row - 1}") if self.rows else None
 
     def _check_name(self, part: int | list[int]) -> None:

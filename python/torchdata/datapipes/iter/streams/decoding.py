@@ -39,7 +39,7 @@ class RoutedDecoder(ItemByItem[tuple[str, Any]]):
             which returns NumPy arrays if PyTorch is not imported. Handlers of torch's own module also work.
         key_fn: a function from the path to the key that handlers receive; by default the extension without its dot.
         allow_pickle: whether `basichandlers` reads `.pyd`, `.pickle` and `.pt` files; it does not affect other
-            handlers. By default (None), the environment decides.
+            handlers. If `allow_pickle` is None (the default), the environment decides.
 
     Raises:
         TypeError: a handler or `key_fn` is not a function, or `allow_pickle` is not a bool; while iterating, an item is

@@ -39,8 +39,8 @@ class DataFrameMaker(IterDataPipe[Any]):
     Args:
         source_dp: the pipe of rows.
         dataframe_size: rows per frame, 1,000 by default; the last frame may have fewer.
-        dtype: None (the default) if the library finds the types; a `pyarrow.Schema`; a mapping from column to a dtype
-            of the library; or one such dtype for all columns.
+        dtype: None (the default) lets the library infer the types; otherwise a `pyarrow.Schema`, a mapping from column
+            to a dtype of the library, or one such dtype for all columns.
         dtype_generator: a function that returns the dtype at the start of each iteration, for dtypes that cannot be
             pickled. The function is used if `dtype` is None.
         columns: the names of the columns. Mappings must contain all these columns; other keys are left out. Without
@@ -51,8 +51,8 @@ class DataFrameMaker(IterDataPipe[Any]):
 
     Raises:
         AssertionError: `dataframe_size` is not positive.
-        TypeError: `dtype` is a dtype of torcharrow, which is no longer maintained, or another argument has the wrong
-            type; while iterating, the rows of a frame have different kinds.
+        TypeError: an argument has the wrong type, or `dtype` is a dtype of torcharrow, which is no longer maintained;
+            or, while iterating, a frame has rows of different types.
         ValueError: the library is unknown or does not support the dtype, or the device is unknown; while iterating,
             rows have too many or too few values, or a value does not fit its dtype.
         ModuleNotFoundError: the library is not installed; the message says how to install it.
@@ -118,19 +118,19 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
     Args:
         source_dp: yields paths of Parquet files, or pairs of path and seekable binary stream. Each stream is closed
             after it was read.
-        dtype: None (the default) for the types in the file; a `pyarrow.Schema` or a mapping from column to a dtype of
-            the library; or one dtype for all columns.
+        dtype: None (the default) keeps the types in the file; otherwise a `pyarrow.Schema`, a mapping from column to a
+            dtype of the library, or one dtype for all columns.
         columns: the columns to read, in this order; None (the default) for all. A nested column is `"parent.child"`.
         device: `""` or `"cpu"`.
         use_threads: whether columns are decoded by several threads.
         library: the library of the frames: `"pandas"`, `"polars"` or `"pyarrow"` (tables); or `"numpy"`, for dicts of
             arrays. Polars uses threads, so worker processes need the start method spawn or forkserver.
-        dataframe_size: rows per item, across row groups; the last item of a file may have fewer. By default (None),
-            each row group is one item.
+        dataframe_size: rows per item, across row groups; the last item of a file may have fewer. If `dataframe_size` is
+            None (the default), each row group is one item.
 
     Raises:
-        TypeError: `dtype` is a dtype of torcharrow, which is no longer maintained, or another argument has the wrong
-            type; while iterating, the source yields neither paths nor pairs.
+        TypeError: an argument has the wrong type, or `dtype` is a dtype of torcharrow, which is no longer maintained;
+            or, while iterating, the source yields neither paths nor pairs.
         ValueError: the library is unknown or does not support the dtype, the device is unknown, or `dataframe_size` is
             not positive; while iterating, a file is not a Parquet file or is truncated (pyarrow.ArrowInvalid), lacks a
             column, or has nulls that arrays cannot represent.

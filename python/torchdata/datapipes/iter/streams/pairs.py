@@ -105,7 +105,7 @@ class HoldsStream(IterDataPipe[T_co]):
             stream.close()
 
     def __iter__(self) -> Iterator[Any]:
-        # The source's epoch begins before the first item is requested, so that states do not describe its last epoch.
+        # The source's epoch begins here, so that a state before the first item does not describe the previous epoch.
         # Each pair has its own generator, so that an exception in one generator does not end the chain.
         streams: Iterator[Iterator[Any]] = map(self._items_of, iter(self._source()))
         if self._held is not None:
@@ -122,7 +122,7 @@ class HoldsStream(IterDataPipe[T_co]):
         try:
             yield from self._read(path, stream, place)
         except BaseException as error:
-            # If garbage collection has closed a stream, the position in the stream is lost.
+            # If garbage collection has closed the stream, the position in the stream cannot be determined.
             collected = isinstance(error, GeneratorExit) and getattr(stream, "closed", False)
             if self._held is held and not collected:
                 self._held, self._place = self._bookmark_of(held)
@@ -145,8 +145,8 @@ class HoldsStream(IterDataPipe[T_co]):
         self._reading = False
 
     def _drop_broken(self) -> None:
-        """Drops a stream after reading it has raised an exception. The generator over the stream has already closed the
-        stream."""
+        """Drops a stream after reading it has raised an exception. The generator that read the stream has already
+        closed it."""
         self._held = self._place = None
         self._reading = False
 

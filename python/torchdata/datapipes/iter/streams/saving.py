@@ -115,8 +115,8 @@ class HashChecker(ItemByItem[tuple[str, Any]]):
         source_datapipe: yields pairs of path and data: bytes, str (hashed as UTF-8) or a binary stream.
         hash_dict: the expected hash of each path, in hexadecimal digits.
         hash_type: `"sha256"` (the default) or `"md5"`.
-        rewind: whether a stream is set back to its start, which requires a seekable stream; True by default. If False,
-            the yielded stream is positioned at its end.
+        rewind: whether a stream is set back to its start, which requires a seekable stream; True by default. If
+            `rewind` is False, the yielded stream is positioned at its end.
 
     Raises:
         ValueError: `hash_type` is unknown.

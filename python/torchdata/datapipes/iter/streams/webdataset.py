@@ -113,7 +113,8 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
             )
 
     def _refuse_scattered(self, sample: dict[str, Any]) -> None:
-        """Raises ValueError if other files of this sample came earlier, before the files of other samples."""
+        """Raises ValueError if the files of this sample are not adjacent, because files of other samples came in
+        between."""
         if not self.strict:
             return
         key, fields = sample["__key__"], frozenset(sample)

@@ -61,8 +61,8 @@ class _StepData(_PrefetchData):
 
     Args:
         source: the pipe or iterator to read.
-        again: if positive, the number of items to reread without a vote, because the ranks already voted on them; if
-            negative, the number of votes to repeat without an item, because this rank was ahead of the other ranks.
+        again: a positive number of items to reread without a vote, because the ranks have already voted on them; or a
+            negative number of votes to repeat without an item, because this rank was ahead of the other ranks.
     """
 
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
@@ -79,7 +79,8 @@ class _StepData(_PrefetchData):
         self.failure: BaseException | None = None
         #: The failure of the ranks that the consumer has not raised yet.
         self.untold: BaseException | None = None
-        #: Whether to count the items that this rank leaves out, and the result: a number, and whether it is exact.
+        #: Whether to count the items that this rank leaves out. `rest` is the result: a number, and whether the number
+        #: is exact.
         self.counts_rest = False
         self.rest = (0, True)
 
@@ -110,7 +111,7 @@ class _StepData(_PrefetchData):
         return True
 
     def count_rest(self, source: Iterator[Any]) -> None:
-        """Counts the remaining items when another rank has none, by reading them for a few seconds at most."""
+        """If another rank has no more items, counts the remaining items by reading them for a few seconds at most."""
         left, until = 1, time.monotonic() + _COUNTING
         while not self.abandoned and time.monotonic() < until:
             if next(source, _END) is _END:
@@ -194,8 +195,8 @@ class _Hold:
 class _StepReader(Iterator[Any]):
     """The consumer's end of the queue.
 
-    Dropping the iterator does not notify the other ranks yet, because only the next use of the pipe shows whether the
-    loop of this rank was interrupted or left for the next epoch.
+    Dropping the iterator does not notify the other ranks yet. Only the next use of the pipe shows whether this rank's
+    loop was interrupted, or left for the next epoch.
     """
 
     __slots__ = ("_data", "_hold", "_on_rest", "_pop")
@@ -224,7 +225,7 @@ class _StepReader(Iterator[Any]):
 
 
 def _verdict(number: int, group: RankGroup) -> str:
-    """Describes the meaning of another rank's vote for this rank."""
+    """Describes what another rank's vote means for this rank."""
     if number >= group.world_size:
         what = f"rank {number - group.world_size} raised an exception while it read its items"
     else:
@@ -255,8 +256,8 @@ class FullSync(_PrefetchBase[T_co]):
     timeout, and the error names this rank. If a rank leaves its loop for the next epoch, the loops of all ranks end as
     soon as it begins that epoch. `DistributedReadingService` appends this pipe automatically. The pipe reads one item
     ahead, and stays in the main process if there are workers. Put pipes that read ahead in a thread (`prefetch`,
-    `pin_memory`) before `fullsync`. Pausing a reading thread after `fullsync` (for `limit()` or a saved state) would
-    wait for other ranks.
+    `pin_memory`) before `fullsync`. If such a pipe came after `fullsync`, pausing its thread (for `limit()` or a saved
+    state) would wait for other ranks.
 
     Args:
         datapipe: the pipe to read. Every rank has its own pipe.
@@ -339,7 +340,7 @@ class FullSync(_PrefetchBase[T_co]):
         return _StepReader(data, hold, self._warn_of_rest)
 
     def _warn_of_rest(self, left: int, is_all: bool) -> None:
-        """Warns once about items that this rank leaves out, if an even split would leave out fewer."""
+        """Warns once if this rank leaves out more items than an even split would leave out."""
         graph = Graph(self.source_datapipe)
         shares = max(hooks_of(pipe)._number_of_shares() for pipe in graph)
         if left <= shares:
@@ -360,8 +361,8 @@ class FullSync(_PrefetchBase[T_co]):
         ranks do not vote on reread items, so all ranks continue with the same vote.
 
         Args:
-            count: the number of items to reread. If negative, the number of yielded items on which the ranks must still
-                vote.
+            count: the number of items to reread. A negative number is the number of yielded items on which the ranks
+                must still vote.
         """
         self._again = count
 
@@ -407,7 +408,7 @@ class FullSync(_PrefetchBase[T_co]):
         self._untold = data.untold
 
     def _raise_untold(self) -> None:
-        """Raises a failure of other ranks that occurred after this rank had left its loop.
+        """Raises the error of other ranks that failed after this rank had left its loop.
 
         Without this error, the next iteration would wait for the failed ranks until the timeout.
         """

@@ -50,7 +50,8 @@ class DriveClient(Client):
     """Sends the requests of a pipe for files of Google Drive."""
 
     def title(self, url: Any, response: Any) -> str:
-        """Returns the file's name from the server, without folders because users join it to their own folders.
+        """Returns the file name that the server sent. The name contains no folders, because users join it to their own
+        folders.
 
         Raises:
             RuntimeError: the server provides no valid file name.

@@ -50,7 +50,7 @@ class _UrlReader(SameLength, IterDataPipe[tuple[str, StreamWrapper]]):
         return self._http
 
     def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
-        # The source's epoch begins before the first item is requested, so that states do not describe its last epoch.
+        # The source's epoch begins here, so that a state before the first item does not describe the previous epoch.
         return self._opened(iter(self.source_datapipe))
 
     def _opened(self, urls: Iterator[Any]) -> Iterator[tuple[str, StreamWrapper]]:
