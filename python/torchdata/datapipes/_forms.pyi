@@ -123,14 +123,14 @@ class IterForms(FunctionalForms, Generic[T_co]):
 
     @overload
     def filter(self, filter_fn: Callable[[T_co], bool | bool_], input_col: None = None) -> IterDataPipe[T_co]:
-        """Yields the items that a function returns True for. Streams in items that are not yielded are
-        closed.
+        """Yields the items that a function returns True for. The filter closes the streams in items that
+        it does not yield.
         """
 
     @overload
     def filter(self, filter_fn: Callable[..., bool | bool_], input_col: Any) -> IterDataPipe[T_co]:
-        """Yields the items that a function returns True for. Streams in items that are not yielded are
-        closed.
+        """Yields the items that a function returns True for. The filter closes the streams in items that
+        it does not yield.
         """
 
     @overload

@@ -1,8 +1,8 @@
 """The base classes of all pipes, `IterDataPipe` and `MapDataPipe`, and the function that guards iteration.
 
 Role: implements what all pipes share: registration of functional forms, pickling hooks, a single valid iterator at a
-time, `reset()` at the start of an iteration, and resuming from loaded state. The code runs in every process that has
-pipes. A pipe owns its sources and one `IterationToken`.
+time, `reset()` at the start of an iteration, and resuming from loaded state. This module's code runs in every process
+that has pipes. A pipe owns its sources and one `IterationToken`.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class _PicklingHooks:
     _declared: ClassVar[tuple[DeclaredState, ...]] = ()
     #: Names of attributes that copies leave out.
     _not_copied: ClassVar[frozenset[str]] = frozenset()
-    #: Names of attributes that contain items. These attributes are not searched for sources of this pipe.
+    #: Names of attributes that contain items. Pipes in these attributes do not count as sources of this pipe.
     item_attributes: ClassVar[frozenset[str]] = frozenset()
     #: Names of attributes with user data. The copy of the pipe that a loader makes shares this data. All other
     #: containers are copied, but their members are shared.

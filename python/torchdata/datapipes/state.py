@@ -1,7 +1,7 @@
 """The state of a pipe graph: saves the position of every pipe, and moves a new graph to the same position.
 
-Role: combines the states of pipes into the state of their graph. The code runs in the process and thread that iterates
-the graph, between two items.
+Role: combines the states of pipes into the state of their graph. This module's code runs in the process and thread that
+iterates the graph, between two items.
 
 A graph state is a dict of plain data that is never modified. The key `graph` describes the classes and arguments of the
 pipes (see `fingerprint`). The key `pipes` has an entry for each pipe (see `PipeEntry`), with sources before their
@@ -11,8 +11,7 @@ stored under `"__nested__"`.
 
 A pipe without a declared state is *replayed*: it starts over and drops the items that it had yielded. The sources of a
 replayed pipe start with the states that they had when the pipe's pass began. If the pass of the last pipe used the
-global generators, or if another pipe also reads a source of a replayed pipe, the last pipe of the graph is replayed
-instead.
+global generators, or if another pipe also reads a source of a replayed pipe, the whole graph is replayed.
 """
 
 from __future__ import annotations

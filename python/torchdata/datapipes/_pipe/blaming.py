@@ -23,8 +23,8 @@ def codes_read_by(datapipe: Any) -> list[UsersCode]:
 
 
 def counted_at(datapipe: Any) -> IterationToken:
-    """Returns the token that counts the items that a pipe skips: the token of its timed map-style source, if there is
-    one, or the pipe's own token."""
+    """Returns the token that counts the items that a pipe skips: the token of its timed map-style source, or its
+    own."""
     for source in sources_of(datapipe):
         if not is_iter_pipe(source) and hasattr(source, "__dict__") and (token := token_of(source)).is_timed:
             return token

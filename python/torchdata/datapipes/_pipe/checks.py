@@ -105,8 +105,8 @@ def check_source(pipe: str, value: Any, argument: str = "datapipe") -> Any:
 
 def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
     """Returns a pipe of `kind` (IterDataPipe or MapDataPipe): `value` itself, or a pipe that reads the dataset `value`.
-    Raises TypeError if `value` is neither such a pipe nor a dataset. Plain data must be wrapped in a pipe, because
-    passing it directly may be a mistake.
+    Raises TypeError if `value` is neither such a pipe nor a dataset. Plain data must be wrapped, because it may be a
+    mistake.
     """
     found = _as_pipe(value, kind)
     if found is None:
@@ -137,8 +137,8 @@ def check_sources(pipe: str, values: Collection[Any], kind: type = IterDataPipe,
 
 
 def _as_pipe(value: Any, kind: type) -> Any:
-    """Returns `value` if it is a pipe of `kind` or of another package's class with this name. For a dataset, returns a
-    pipe that reads it. For other values, returns None.
+    """Returns `value` if it is a pipe of `kind`, or of a class with the same name in another package. For a dataset,
+    returns a pipe that reads it. For other values, returns None.
     """
     if isinstance(value, kind) or any(cls.__name__ == kind.__name__ for cls in type(value).__mro__):
         return value
@@ -337,7 +337,7 @@ _asking = _Asking()
 def certain_lengths() -> Iterator[None]:
     """Turns warnings about lengths into a TypeError within this context.
 
-    Other threads are not affected, unlike by filters of the `warnings` module.
+    Unlike a filter of the `warnings` module, this context does not affect other threads.
     """
     before, _asking.certain = _asking.certain, True
     try:

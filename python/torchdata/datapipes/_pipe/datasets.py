@@ -32,8 +32,7 @@ __all__ = [
     "splits_itself",
 ]
 
-#: Module and name of each dataset class that splits its items among PyTorch's workers, provided that the dataset is a
-#: PyTorch `IterableDataset`.
+#: Module and name of dataset classes that split their items among PyTorch's workers if they are `IterableDataset`s.
 _SPLITTING = (
     ("datasets.iterable_dataset", "IterableDataset"),
     ("litdata.streaming.combined", "CombinedStreamingDataset"),

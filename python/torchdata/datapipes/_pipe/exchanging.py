@@ -50,8 +50,7 @@ _WORDS, _PLACE = 624 * 4, 4
 _BEFORE, _TORCH = 20, 2544
 #: The maximum distance in bytes from the start of PyTorch's object to the words.
 _HEAD = 256
-#: The size in bytes of the normally distributed number that NumPy stores for the next draw, including the flag that
-#: marks the number as present.
+#: The size in bytes of the normally distributed number that NumPy stores, and of the flag for its presence.
 _GAUSS = 16
 
 
@@ -60,8 +59,7 @@ class _Way(NamedTuple):
 
     Args:
         memory: the parts of the generators' memory that are copied.
-        variables: the variables of generators outside the copied memory, each as a pair of a dict and a key of this
-            dict.
+        variables: the variables of generators outside the copied memory, as pairs of a dict and a key in it.
         others: the functions that save and load each generator that is not copied in memory.
     """
 
@@ -86,8 +84,8 @@ os.register_at_fork(after_in_child=_begin_in_child)
 def one_at_a_time() -> Iterator[None]:
     """Prevents other threads of the process, within this context, from exchanging generators and worker info of shards.
 
-    If two threads exchanged these globals at the same time, the last thread to finish would restore the globals of the
-    wrong shard.
+    If two threads exchanged the globals of shards at the same time, the last thread to finish would restore the globals
+    of the wrong shard.
     """
     with _turn:
         yield

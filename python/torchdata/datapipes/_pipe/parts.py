@@ -2,7 +2,7 @@
 
 Role: a function may return other members when it is called again, for example if it draws random numbers. A state
 therefore contains the remaining members of a result that is in memory. If the result is a generator, a resume calls the
-function again. The code runs in the process that iterates the pipe.
+function again. This module's code runs in the process that iterates the pipe.
 """
 
 from __future__ import annotations

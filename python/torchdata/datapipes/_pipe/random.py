@@ -1,7 +1,7 @@
 """Seeds for random pipes without an explicit seed, and private states of the global generators.
 
-Role: chooses the global generator that provides the seeds. The code runs in the process that iterates the pipe, at the
-start of an iteration.
+Role: chooses the global generator that provides the seeds. This module's code runs in the process that iterates the
+pipe, at the start of an iteration.
 """
 
 from __future__ import annotations

@@ -49,12 +49,11 @@ class Renewal(Iterator[Iterator[Any]]):
         self._datapipe, self._function, self._sources = datapipe, function, sources
         self._first: Iterator[Any] | None = None
         self._is_broken = False
-        #: The iterators of the sources. `_again` contains the source iterators that the pipe's new iterator has not
-        #: taken over yet.
+        #: The iterators of the sources. `_again` contains source iterators that the pipe's new iterator has not taken
+        #: over.
         self._guards: dict[int, Iterator[Any]] = {}
         self._again: dict[int, Iterator[Any]] = {}
-        #: The number of items that the pipe and each of its sources had yielded when the last iterator raised an
-        #: exception.
+        #: The number of items that the pipe and each source had yielded when the last iterator raised.
         self._seen: list[int] | None = None
 
     def over(self, iterator: Iterator[Any]) -> Iterator[Any]:

@@ -2,8 +2,8 @@
 rereads the items up to the saved position.
 
 Role: each reading records checksums of sampled items, so that a resume detects a stream that yields other items. The
-gaps between sampled positions grow, and this module runs no Python code between two samples. The code runs where the
-source of a pipeline is read.
+gaps between sampled positions grow, and this module runs no Python code between two samples. This module's code runs
+where the source of a pipeline is read.
 
 A stream may draw from the global generators in order to shuffle or to augment. If a stream draws random numbers for its
 first or second item, its state contains the states of the generators before the first draw. A resume rereads the items
@@ -50,7 +50,7 @@ class SampledStream:
         self._has_saved = "digest" in saved
 
     def state(self) -> dict[str, Any]:
-        """Returns the samples so far, and the generators that are needed to reread the sampled items."""
+        """Returns the samples that were taken so far, and the generator states for rereading the sampled items."""
         state: dict[str, Any] = {"digest": self._digest.as_tuple()}
         if self._generators is not None:
             state |= {"generators": self._generators, "draws": self._draws}

@@ -1,7 +1,7 @@
 """Shared code of pipes that shuffle: the switch that turns shuffling off, the seeds, and a private generator.
 
-Role: the base class of Shuffler and InBatchShuffler. The code runs in the process that iterates the pipe. The pipe owns
-the generator and seeds it when an iteration begins.
+Role: the base class of Shuffler and InBatchShuffler. This module's code runs in the process that iterates the pipe. The
+pipe owns the generator and seeds it when an iteration begins.
 """
 
 from __future__ import annotations

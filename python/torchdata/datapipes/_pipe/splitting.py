@@ -2,9 +2,9 @@
 
 Role: a source may call `torch.utils.data.get_worker_info()` and yield only its worker's part of the items. A
 `sharding_filter` that reads this source would then keep only a part of the worker's part. Therefore, while a
-`sharding_filter` requests an item from its sources, PyTorch reports a single worker to this thread. The code runs in
-workers of this package and of PyTorch. In these workers, `get_worker_info()` returns an object of this package, which
-shows the true values to all other code.
+`sharding_filter` requests an item from its sources, PyTorch reports a single worker to this thread. This module's code
+runs in workers of this package and of PyTorch. In these workers, `get_worker_info()` returns an object of this package,
+which shows the true values to all other code.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def read_whole(datapipes: Iterable[Any]) -> bool:
 
 
 def _never_asks(datapipe: Any) -> bool:
-    """Returns whether a pipe certainly does not call `get_worker_info` itself. Calls of `get_worker_info` by the user's
-    functions are ignored."""
+    """Returns whether a pipe certainly does not call `get_worker_info` itself. User functions may call
+    `get_worker_info`."""
     if not hasattr(type(datapipe), "__iter__"):
         return True
     if type(datapipe).__module__.partition(".")[0] != "torchdata":

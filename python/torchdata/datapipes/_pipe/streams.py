@@ -2,7 +2,7 @@
 
 Role: pipes call `close_dropped` for each item that they drop, and `with_detached_streams` for items that they keep
 after their iteration. `close_dropped` and `with_detached_streams` cost almost nothing for plain items, or if no stream
-was ever wrapped. The code runs in the process that iterates the pipe.
+was ever wrapped. This module's code runs in the process that iterates the pipe.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Role: if items are loaded by index, the pipes before a `sharding_filter` pass on indices instead of items, and the
 filter loads only the items of its own share. A pipe can pass on indices if it never inspects an item: either it keeps
 or changes the order, or it applies a function to each item, which the filter calls after it has loaded the item. Each
-index takes the position of its item, so positions, seeds and states are the same as for an iteration over items. The
-code runs in the process that iterates the pipeline. The module keeps no state.
+index takes the position of its item, so positions, seeds and states are the same as for an iteration over items. This
+module's code runs in the process that iterates the pipeline. The module keeps no state.
 
 Each iteration decides, for one path through the graph, whether to pass on indices. Readers outside the path receive
 items instead of indices. Passing on indices does not change the graph.

@@ -1,14 +1,14 @@
-"""Samples the items that a `sharding_filter` reads, to check that all workers read the same order.
+"""Samples the items that a `sharding_filter` reads, to check that all workers read the items in the same order.
 
 All loaders take the same samples of a stream without a state (`SampleDigest`), to check that the stream repeats itself
 after a resume.
 
 Role: each worker reads the whole source and keeps the items at the positions of its share. If the workers read the
 items in different orders, shares overlap and items are lost. The filter therefore records checksums of some items with
-their positions, and the loader compares the checksums of its workers. The code runs in workers, in the thread that
-reads the filter. All workers sample the same positions: every position at first, then positions with gaps that grow as
-the square root of the position. Two workers that read n items in different orders therefore have about 36 sampled items
-in common, for any n.
+their positions, and the loader compares the checksums of its workers. This module's code runs in workers, in the thread
+that reads the filter. All workers sample the same positions: every position at first, then positions with gaps that
+grow as the square root of the position. Two workers that read n items in different orders therefore share about 36
+sampled items.
 """
 
 from __future__ import annotations
@@ -162,8 +162,7 @@ class SampleDigest:
         self.next = sample_behind(self.next)
 
     def agrees_with(self, other: SampleDigest) -> bool:
-        """Returns whether two digests have the same checksum; also True if the digests cannot be compared, because they
-        cover different numbers of samples."""
+        """Returns whether two digests have the same checksum. Digests of different numbers of samples also agree."""
         return self.next != other.next or self.checksum == other.checksum
 
     @staticmethod

@@ -1,8 +1,8 @@
 """The map pipe over the parts of a table: ArrowParts.
 
 Role: `ArrowParts` provides the numbers of a table's parts. The part numbers are shuffled and sharded before the table
-is read. The pipe owns the list of parts, which is created when the pipe is built. The code runs in any process that
-requests an item.
+is read. The pipe owns the list of parts, which is created when the pipe is built. This module's code runs in any
+process that requests an item.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ T_co = TypeVar("T_co", covariant=True)
 class Shuffler(Seeded, ReadsByIndex[T_co]):
     """Yields the items of a map pipe in random order.
 
-    The order depends only on the seed, and equals the order of torchdata 0.9 for the same seed.
+    The order depends only on the seed. torchdata 0.9 yields the same order for the same seed.
 
     Args:
         datapipe: the map pipe to read.
@@ -111,9 +111,9 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
 
     Functional form of MapDataPipe: `sample_by`.
 
-    If a sampler draws numbers from the global generators of Python, NumPy or torch, the numbers depend on the pipe's
-    seed, and the states of these generators do not change. Before a `sharding_filter`, the sampler therefore yields the
-    same order in all workers and ranks. A generator that belongs to the sampler is used as usual. A sampler with
+    If a sampler draws numbers from the global generators of Python, NumPy or torch, these numbers depend on the pipe's
+    seed, and the generators' states do not change. Before a `sharding_filter`, the sampler therefore yields the same
+    order in all workers and ranks. A generator that belongs to the sampler is used as usual. A sampler with
     `set_epoch`, such as torch's `DistributedSampler`, receives the number of the epoch, starting with the value of its
     `epoch`.
 
@@ -175,8 +175,7 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
         return f"the sampler {type(self.sampler).__name__}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the epoch and the order of the sampler; for a sampler without a length, a checksum of some indices
-        replaces the order."""
+        """Returns the epoch and the order of the sampler; without a length, a checksum replaces the order."""
         return self._declared_state() | ({} if self._stream is None else {"stream": self._stream.state()})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -357,7 +357,7 @@ def validate_pathname_binary_tuple(data: Any) -> None:
         data: the value to check, which must be a pair of a path and an open binary stream.
 
     Raises:
-        TypeError: the value is not such a pair.
+        TypeError: the value is not a pair of a path and an open binary stream.
 
     Example:
         >>> import io

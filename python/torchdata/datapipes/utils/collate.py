@@ -1,8 +1,8 @@
 """Collating: converts a batch of items to one item with arrays, or with tensors if PyTorch is imported.
 
-Role: implements the default function of `collate`, and its argument `conversion`. The code runs in the process that
-iterates the pipe. Stacked arrays are allocated by `torchdata.empty`. A worker thus builds batches in memory that it can
-send without a copy.
+Role: implements the default function of `collate`, and its argument `conversion`. This module's code runs in the
+process that iterates the pipe. Stacked arrays are allocated by `torchdata.empty`. A worker thus builds batches in
+memory that it can send without a copy.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A handler is a function of an extension and the file's contents that returns None for unsupported extensions. Handlers
 for torch's pipes can be used unchanged, including the handlers in `torch.utils.data.datapipes.utils.decoder`.
 
-Role: defines the built-in handlers. The code runs in the process that iterates the pipe, and keeps no state.
+Role: defines the built-in handlers. This module's code runs in the process that iterates the pipe, and keeps no state.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def basichandlers(extension: str, data: Any, *, allow_pickle: bool | None = None
     | `pt` | the result of `torch.load` with `weights_only=True` |
 
     **Unpickling runs code that the file contains.** For untrusted files, refuse `pyd`, `pickle` and `pt` by
-    `allow_pickle=False`. To refuse these extensions in the whole program, set `TORCHDATA_ALLOW_PICKLE=0` in the
+    `allow_pickle=False`. To refuse `pyd`, `pickle` and `pt` in the whole program, set `TORCHDATA_ALLOW_PICKLE=0` in the
     environment (`WDS_SECURE=1`, the variable of webdataset, has the same effect).
 
     Args:

@@ -52,7 +52,7 @@ class Counterpart:
         self._module: Any = None
 
     def meet(self, ours: Any, module: Any) -> None:
-        """Registers both classes with each other. Forms that exist in both packages remain unchanged."""
+        """Registers the two given classes with each other. Forms that exist in both packages remain unchanged."""
         base = getattr(module, self.name, None)
         if base is None or self.base is not None:
             return

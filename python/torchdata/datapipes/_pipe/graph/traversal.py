@@ -22,8 +22,7 @@ LARGEST_STRUCTURE = 4096
 #: The cost of opening a nested container, in members, because opening takes longer than inspecting a member.
 OPENING = 8
 
-#: The base classes of all pipes. Each base class registers itself, because this module cannot import the modules of the
-#: base classes.
+#: The base classes of all pipes. Each base class registers itself, because this module cannot import it.
 _pipes: tuple[type, ...] = ()
 
 #: Whether a class was registered as a virtual subclass of a pipe class.
@@ -71,8 +70,7 @@ def _role(kind: type) -> Role | None:
 
 
 def _is_pipe_class(kind: type) -> bool:
-    """Returns whether objects of the type are pipes. `issubclass` is not used, because it would query every pipe
-    class."""
+    """Returns whether objects of the type are pipes. `issubclass` would query every pipe class."""
     for base in _pipes:
         if base in kind.__mro__ or base.__subclasshook__(kind) is True:
             return True
@@ -109,8 +107,7 @@ def pipes_in(value: Any) -> list[Any]:
     left = LARGEST_STRUCTURE + OPENING
     holds_pipes = False
     numbers = count()  # preserves the order of groups with equal width
-    # A heap of groups; the containers of one group are siblings. The width of a group is the number of containers that
-    # were found in its branch so far.
+    # A heap of groups of sibling containers, sorted by the number of containers found in the branch of a group so far.
     groups = [(1, next(numbers), [value])]
     while groups:
         width, _, group = heappop(groups)

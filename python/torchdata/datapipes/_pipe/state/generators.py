@@ -1,7 +1,7 @@
 """The global generators of random numbers of this process, as plain data.
 
 Role: user functions may draw from `random`, NumPy and torch without their pipe's knowledge. A saved state of a graph
-therefore includes these generators. The code runs in the process that owns the generators.
+therefore includes these generators. This module's code runs in the process that owns the generators.
 """
 
 from __future__ import annotations

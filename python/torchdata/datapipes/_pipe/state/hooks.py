@@ -1,7 +1,7 @@
 """The interface through which graphs, states and loaders query a pipe, with a default for each query.
 
 Role: the contract between the pipes and the code that handles whole graphs. Each pipe implements the queries, so that
-callers need not know its class. The code runs in the process of the pipe.
+callers need not know its class. This module's code runs in the process of the pipe.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ class PipeHooks:
         return None
 
     def _reads_in_pass(self, source: Any) -> bool | None:
-        """Returns whether a source's running pass belongs to this pipe's running pass; None if the caller must compare
-        the start times of the passes."""
+        """Returns whether a source's running pass belongs to this pipe's running pass; None if start times decide."""
         return None
 
     def _goes_on_alone(self) -> bool:
@@ -78,8 +77,8 @@ class PipeHooks:
         return None
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the thread of the pipe has read, not counting its first `passes` passes; None if the pipe has
-        no thread."""
+        """Returns how far the pipe's thread has read after the first `passes` passes; None if the pipe has no
+        thread."""
         return None
 
     def _halt_at(self, ahead: Lead) -> Halt:

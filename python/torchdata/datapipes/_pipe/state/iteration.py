@@ -1,8 +1,8 @@
 """Begins the iterations of pipes, and records the state of the graph at the beginning of an iteration.
 
-Role: maintains the record of each pipe (`record`), which contains the start of its pass and the loaded state that no
-pass has resumed from yet. If a source of the pipe must be replayed, the record also contains the state of all sources
-at the beginning of the pass. A *pass* is one iteration of one pipe. The code runs in the process and thread that
+Role: maintains the record of each pipe (`record`), which contains the start of its pass, and a loaded state until a
+pass resumes from it. If a source of the pipe must be replayed, the record also contains the state of all sources at the
+beginning of the pass. A *pass* is one iteration of one pipe. This module's code runs in the process and thread that
 iterates the pipe.
 
 A counter that increases when a pass begins determines which passes belong together. If the pass of a source began after
@@ -276,8 +276,7 @@ def with_seeds(entry: PipeEntry, record: PassRecord) -> PipeEntry:
 
 
 def with_pending(pipe: Any, record: PassRecord, loaded: PipeEntry) -> PipeEntry:
-    """Returns the entry `loaded`, which no pass has resumed yet, with the settings for the next pass that were made
-    after loading."""
+    """Returns the entry `loaded`, together with the settings for the next pass that were made after loading."""
     if loaded.left is not None:
         loaded = loaded._replace(given=(record.given,))
     loaded = with_seeds(loaded, record)
@@ -320,8 +319,7 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     dropped = None if loaded is None else loaded.drop
     record.ended = resumed and finished and dropped is None
     if record.fed and not resumed and hooks_of(datapipe)._begins_sources:
-        # The pipe's sources must not resume from their loaded states, because the pass of these states does not
-        # continue.
+        # States that were loaded into the pipe's sources belong to a pass that does not continue.
         forget_below(datapipe)
         record.fed = False
     return number, resumed, dropped or 0, finished and dropped is not None
@@ -443,8 +441,7 @@ def forget_state(*datapipes: Any) -> None:
 
 
 def forget_below(datapipe: Any) -> None:
-    """If the pipe starts the passes of its sources, makes the next iterations of these sources start from the
-    beginning.
+    """If a pipe starts the passes of its sources, makes the next iterations of the sources start over.
 
     The source of the children of a fork continues as long as one of the children continues.
     """
@@ -468,8 +465,7 @@ def _forget(pipe: Any) -> None:
             record.loaded = PipeEntry(name_of(pipe))
         return
     if record.loaded is not None and record.loaded.left is not None:
-        # The pipe has loaded a state that requires a replay of its pass. The next iteration begins the pass after the
-        # replayed pass, with the entry `left`.
+        # The loaded state requires a replay. The next iteration is the pass after the replay, and begins with `left`.
         seed = pending_seed(pipe)
         was_given = seed is not None and seed != record.given
         load_entry(pipe, record.loaded.left)

@@ -102,7 +102,7 @@ def _taken(value: Any, copies: dict[int, Any]) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """Returns a copy of a plain value, or `_OTHER` for other values."""
+    """Returns a copy of a plain value, or `_OTHER` for a value that is not plain."""
     kind = type(value)
     if kind in _ATOMS:
         return value
@@ -120,7 +120,7 @@ def _copied(value: Any) -> Any:
 
 
 def _frozen(value: Any) -> Any:
-    """Returns an atom or a nested tuple of atoms unchanged, and `_OTHER` for other values."""
+    """Returns an atom or a nested tuple of atoms unchanged, and `_OTHER` for all other values."""
     kind = type(value)
     if kind in _ATOMS:
         return value

@@ -1,7 +1,7 @@
 """Stores data about each pipe outside its attributes: its token, which distinguishes its iterations, and its *record*.
 
-Role: stores the data of passes for `iteration` and `state`; these modules define the meaning of the data. The code runs
-in the process and thread that iterates the pipe. A *pass* is one iteration of one pipe.
+Role: stores the data of passes for `iteration` and `state`; these modules define the meaning of the data. This module's
+code runs in the process and thread that iterates the pipe. A *pass* is one iteration of one pipe.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ class Beginning:
 
     #: The states of the process's random generators when the pass began.
     moved: dict[str, Any]
-    #: The states of the generators from which a replay begins. These states differ from `moved` if the pass itself
-    #: began with a replay.
+    #: The states of the generators for a replay. They differ from `moved` if the pass itself began with a replay.
     generators: dict[str, Any]
     #: The number of items that the pass drops at its beginning because of the loaded state.
     dropped: int = 0
@@ -91,8 +90,7 @@ class PassRecord:
     claim: Any = None
     #: References to the pipes for which this pipe skips exceptions.
     claimed: list[Any] = field(default_factory=list)
-    #: A reference to the `Renewal` of this pipe's running pass. `read_by` refers to the `Renewal` of the reader's
-    #: running pass.
+    #: A reference to the `Renewal` of the running pass. `read_by` refers to the `Renewal` of the reader's pass.
     renewal: Any = None
     read_by: Any = None
     #: The number of items that were skipped in the running pass, by kind of exception. Code must replace the dict

@@ -1,8 +1,8 @@
 """Shared code of readers of archives and compressed files: open archives, safe names, size limits and clear errors.
 
 Role: the module contains the base class of TarArchiveLoader, ZipArchiveLoader and RarArchiveLoader, and checks that the
-decompressing pipes also use. The code runs in the iterating process. An archive object owns the stream that it reads.
-Members refer to their archive and are reopened through it (see `utils/_streams.py`).
+decompressing pipes also use. This module's code runs in the iterating process. An archive object owns the stream that
+it reads. Members refer to their archive and are reopened through it (see `utils/_streams.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reads a stream forward by offset, as required by archive readers: `Forwards`.
 
 Role: this class connects an archive reader with a stream that cannot seek or that is compressed. The archive reader
-requests bytes by offset as from a file. The code runs in the iterating process. The reader borrows the stream, and
-keeps the last piece of bytes. The reader can therefore seek back a little, or read a small member, without a call of
+requests bytes by offset as from a file. This module's code runs in the iterating process. The reader borrows the
+stream, and keeps the last piece of bytes. A short seek backward, or reading a small member, therefore needs no call of
 the stream.
 """
 

@@ -495,8 +495,7 @@ class _SparseMember(LibraryMember):
 
     def readall(self) -> bytes:
         try:
-            # The limit applies only to reading the whole file, because a sparse file may be large but can be read in
-            # pieces.
+            # Only `readall` applies the limit, because a large sparse file can be read in pieces.
             refuse_bomb(self._size, self._stored, self._archive.max_ratio)
         except Exception as error:
             raise self._archive.explained(self._name, error)

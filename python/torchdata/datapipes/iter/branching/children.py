@@ -145,8 +145,7 @@ class DealMain(Main):
     _buffered: int = state(0)
 
     def abandon(self) -> None:
-        """Closes the streams in items that wait for a child. Each waiting item belongs to only one child, so no other
-        child needs its streams."""
+        """Closes the streams in items that wait for a child. Each waiting item belongs to only one child."""
         for buffer in self._buffers:
             for item in buffer:
                 close_dropped(item)

@@ -189,8 +189,7 @@ class MultiplexerLongest(IterDataPipe[Any]):
         ['a', 0, 1, 2]
     """
 
-    #: The number of the next input in turn. The end of an input is detected only when an item is requested from this
-    #: input.
+    #: The number of the next input in turn. An input's end is detected only at the next request to this input.
     _turn: int = state(0)
 
     def __init__(self, *datapipes: Any) -> None:

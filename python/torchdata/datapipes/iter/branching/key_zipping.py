@@ -46,7 +46,7 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
     Raises:
         TypeError: `ref_datapipe` is not an IterDataPipe, a function cannot be called, or `buffer_size` is not an
             integer.
-        ValueError: `buffer_size` is not positive; while iterating, two buffered reference items have the same key.
+        ValueError: `buffer_size` is not positive; or, while iterating, two buffered reference items have the same key.
         BufferError: while iterating, the reference pipe has ended without an item with the key, or the item was
             dropped.
 

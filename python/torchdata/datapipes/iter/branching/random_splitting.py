@@ -183,8 +183,8 @@ class RandomSplitter(IterDataPipe[Any]):
     Raises:
         TypeError: `weights` is not a dict of numbers, `seed` is not a valid seed, or `total_length` is not given and
             the length of the source is unknown.
-        ValueError: a weight is negative, all are zero, or `total_length` is negative; while iterating, the source has
-            more items than `total_length`.
+        ValueError: a weight is negative, all are zero, or `total_length` is negative; or, while iterating, the source
+            has more items than `total_length`.
         KeyError: `target` is not a group in `weights`.
 
     Example:

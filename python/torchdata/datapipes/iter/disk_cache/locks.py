@@ -3,8 +3,8 @@
 Role: a process that creates a cached file holds the file's lock while creating the file. A lock is `flock` on an empty
 file in the same folder, with a name derived from the file's name. The holder removes the lock file before it releases
 the lock. After acquiring a lock, a process therefore checks that the path still leads to the open lock file. The kernel
-releases the locks of a process that is killed. The code runs in any thread of any process. The table of held locks
-belongs to one process, and a forked child begins with an empty table.
+releases the locks of a process that is killed. This module's code runs in any thread of any process. The table of held
+locks belongs to one process, and a forked child begins with an empty table.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ class Lock:
     Attributes:
         excludes_processes: whether the lock excludes other processes. `excludes_processes` is False if the file system
             does not support locks.
-        thread: the id of the thread that must release this lock before it waits for another lock; None if no thread
-            must.
+        thread: the thread that must release this lock before it waits for another lock; None if no thread must.
     """
 
     __slots__ = ("_fd", "_file", "excludes_processes", "thread")

@@ -38,10 +38,9 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
     """Begins a section of the pipeline that stores its results in files; `end_caching` ends the section.
 
     If the files of an item exist, the item skips the section, and the end of the section yields the paths. All other
-    items pass through the pipes of the section, and the end of the section writes their files. Any number of processes
-    may share the files. Each file is computed by one process, which holds its lock. Other processes compute other files
-    first, and then wait for the file. No process sees an incomplete file. If a process is killed, another process
-    computes its file.
+    items pass through the section, and its end writes their files. Any number of processes may share the files. Each
+    file is computed by one process, which holds its lock. Other processes compute other files first, and then wait for
+    the file. No process sees an incomplete file. If a process is killed, another process computes its file.
 
     Args:
         source_datapipe: the pipe to read.
@@ -141,8 +140,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         return list(paths) if all(self._will_do(path, _look(path)) for path in paths) else None
 
     def folder_for(self, path: str) -> str:
-        """Returns the folder that must contain the files of the item that `path` represents, if these files have other
-        paths."""
+        """Returns the folder that must contain the files of the item that `path` represents."""
         return os.path.dirname(path) if self.folder is None else self.folder
 
     def _will_do(self, path: str, found: os.stat_result | None) -> bool:
@@ -166,7 +164,7 @@ def _look(path: str) -> os.stat_result | None:
 def _hash_check(filepath: str, hash_dict: dict[str, str], hash_type: str) -> bool:
     """Returns whether the file has the checksum in `hash_dict`; False if the dict lacks its path.
 
-    The name and parameters are the same as in 0.9, because user tests replace this function.
+    This function keeps the name and parameters of torchdata 0.9, because user tests replace it.
     """
     expected = hash_dict.get(filepath)
     return expected is not None and digest_of_file(filepath, hash_type) == expected.lower()
@@ -204,8 +202,8 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
     Raises:
         RuntimeError: `on_disk_cache` is missing before this pipe, or its section has ended; while iterating,
             `hash_dict` contains another checksum or none for a file, or the item of a file cannot be determined.
-        ValueError: both `filepath_fn` and `same_filepath_fn` are given, or the mode or the timeout is invalid; while
-            iterating, the name of a file is reserved for the cache's own files (`….torchdata_list`,
+        ValueError: both `filepath_fn` and `same_filepath_fn` are given, or the mode or the timeout is invalid; or,
+            while iterating, the name of a file is reserved for the cache's own files (`….torchdata_list`,
             `.torchdata-….part`, `.torchdata-….lock`), or a path is a URL with a part `..`.
         TimeoutError: while iterating, another process took too long; the message names the file and its lock.
         OSError: while iterating, a file cannot be written. The incomplete file is removed.

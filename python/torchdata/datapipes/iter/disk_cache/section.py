@@ -147,8 +147,8 @@ class Section:
         return None
 
     def _take_found(self, record: Record, *, is_head: bool = True) -> bool:
-        """Returns whether all files exist. If all files exist, the record becomes ready, unless its list is long,
-        because a long list is read later."""
+        """Returns whether all files exist. If they do, the record becomes ready, unless its list is long (read
+        later)."""
         found = self._found(record.paths)
         if found is None:
             return False
@@ -340,8 +340,7 @@ class Section:
         }
 
     def load(self, dumped: dict[str, Any]) -> None:
-        """Loads a result of `dump`. The files of records that no pipe has begun to process are checked a second
-        time."""
+        """Loads a result of `dump`. Checks the files of records again that no pipe has begun to process."""
         queue = [Record.restored(record) for record in dumped["queue"]]
         self._queue, self._flying = deque(queue), [queue[place] for place in dumped["flying"]]
         self._one_to_one, self._one_to_many, self._forgetful, self._foreign_thread = dumped["seen"]

@@ -50,8 +50,8 @@ class BatchMapper(Unfolding, IterDataPipe[T_co]):
             key for a list of this column; a list or tuple of indices or keys for a list of lists of these columns.
 
     Raises:
-        TypeError: `fn` is not a function, or `batch_size` is not an integer; while iterating, the result of `fn` is not
-            iterable.
+        TypeError: `fn` is not a function, or `batch_size` is not an integer; or, while iterating, the result of `fn` is
+            not iterable.
         AssertionError: `batch_size` is not positive.
 
     Example:

@@ -108,8 +108,7 @@ class Collator(Mapper[T_co]):
         conversion: how to collate: a function of the batch; a dict from column name to function, for batches of dicts
             (each function receives the list of one column's values) or batches of one data frame (it receives the
             column, and the result is a named tuple); or a list of functions by column, for batches of tuples or lists.
-            Columns without a function are collated by `default_collate`. By default, `default_collate` collates all
-            columns.
+            Columns without a function are collated by `default_collate`, as are all columns by default.
         collate_fn: a function of the batch, used instead of `conversion`; None by default.
         to: "numpy" for arrays and "torch" for tensors, whether or not PyTorch is imported; only for `default_collate`.
             With None (the default), the logger `torchdata` reports once at level INFO that batches are tensors.

@@ -95,7 +95,7 @@ class Dropper(ItemByItem[T_co]):
             end), or keys of dicts. A missing column causes a warning.
 
     Raises:
-        TypeError: a column cannot be a key; while iterating, an item cannot have such a column.
+        TypeError: a column cannot be a key; or, while iterating, an item cannot have such a column.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -130,8 +130,8 @@ class Slicer(ItemByItem[T_co]):
 
     Raises:
         ValueError: `step` is 0.
-        TypeError: `stop` or `step` is not an integer, or a column cannot be a key; while iterating, an item cannot have
-            such a column.
+        TypeError: `stop` or `step` is not an integer, or a column cannot be a key; or, while iterating, an item cannot
+            have such a column.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -201,7 +201,7 @@ class Flattener(ItemByItem[T_co]):
             warning.
 
     Raises:
-        TypeError: a column cannot be a key; while iterating, an item cannot have such a column, or is not iterable.
+        TypeError: a column cannot be a key; or, while iterating, an item cannot have such a column, or is not iterable.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -60,8 +60,8 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument has an unsupported value; while iterating, an image cannot be decoded. A note names the
-            path if an item contains one.
+        ValueError: an argument has an unsupported value; or, while iterating, an image cannot be decoded. A note names
+            the path if an item contains one.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

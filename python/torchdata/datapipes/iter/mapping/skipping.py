@@ -30,8 +30,8 @@ class OnError(IterDataPipe[T_co]):
     out the end of a broken stream, and in pipes that cannot use an item.
 
     A generator ends when it raises. Exceptions from your own generators and iterables are therefore not skipped, and a
-    note in the exception explains this. Errors of store listings, `on_disk_cache` and `fullsync` are not skipped
-    either, nor are `KeyboardInterrupt`, `SystemExit`, `MemoryError` and exits of processes.
+    note in the exception explains this. `on_error` never skips errors of store listings, `on_disk_cache` and
+    `fullsync`, nor `KeyboardInterrupt`, `SystemExit`, `MemoryError` and exits of processes.
 
     Skipped items are part of a saved state: a resumed run skips the same items and continues to count. At the end of an
     epoch, a `RuntimeWarning` contains the counts; with a `DataLoader2`, the counts of all workers.
@@ -49,8 +49,8 @@ class OnError(IterDataPipe[T_co]):
             `item` in this pipe and process, the `key`, `error`, `message` and `notes`. The key is the path of the file,
             URL or archive member that a reader of this package was reading. If a function raised an exception, the key
             describes the function's first argument: by a path or key, its first member, its `__key__`, or the scalar
-            columns of a row. Later epochs and runs append to the same file, so the set of all keys contains each broken
-            sample once.
+            columns of a row. Later epochs and runs append to the same file, so the set of keys lists each broken sample
+            once.
 
     Raises:
         ValueError: `how` has an unsupported value, or `limit` is negative or a share over 1.

@@ -96,8 +96,8 @@ class IterableWrapper(IterDataPipe[T_co]):
 
     Lists, tuples, ranges, strings, NumPy arrays and other sequences restore their position in constant time. Datasets
     with `__len__` and `__getitem__` but without `__iter__`, such as PyTorch's, are read by index from 0 to their
-    length, so their position is also restored in constant time. A `sharding_filter` after such a dataset receives
-    indices and loads only the items of its own share.
+    length, so their position is also restored in constant time. A `sharding_filter` after a dataset that is read by
+    index receives indices, and loads only the items of its own share.
 
     If the iterable or its iterators have `state_dict` and `load_state_dict`, these methods restore the position (see
     `torchdata.nodes.Stateful`), and items are not reread. With `deepcopy=False`, the state that the iterable has

@@ -44,8 +44,8 @@ class BucketBatcher(IterDataPipe[DataChunk[Any]]):
         sort_key: a function from a bucket (a list of items) to the sorted list, such as `sorted` or
             `functools.partial(sorted, key=len)`. If `sort_key` is None, items are not sorted.
         use_in_batch_shuffle: whether the pipe shuffles one pool of items at a time, and then `bucket_num` batches at a
-            time. If `use_in_batch_shuffle` is False, items are shuffled with a buffer of pool size, and batches with a
-            buffer of bucket size.
+            time. If `use_in_batch_shuffle` is False, items are shuffled in a buffer of pool size, and batches in one of
+            bucket size.
 
     Raises:
         AssertionError: `batch_size`, `batch_num` or `bucket_num` is not positive.
@@ -132,7 +132,7 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
     """Makes batches of items of similar length with a limited total length.
 
     Items wait in a buffer, and the shortest item leaves the buffer first. A batch is yielded when the next item would
-    exceed `max_token_count`. The order of the items equals that of torchdata 0.9.
+    exceed `max_token_count`. The items have the same order as in torchdata 0.9.
 
     Args:
         datapipe: the pipe to read.

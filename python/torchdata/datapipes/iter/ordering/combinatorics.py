@@ -31,7 +31,7 @@ T = TypeVar("T")
 class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
     """Shuffles with a buffer: each item that is read replaces a random item of the full buffer, which is yielded.
 
-    The order depends only on the seed, and equals that of torchdata 0.9 for the same seed.
+    The order depends only on the seed. torchdata 0.9 yields the same order for the same seed.
 
     Args:
         datapipe: the pipe to read.
@@ -124,7 +124,7 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
 class InBatchShuffler(SameLength, Shuffling, IterDataPipe[DataChunk[Any]]):
     """Shuffles the members of each batch and keeps the order of the batches.
 
-    The order depends only on the seed, and equals that of torchdata 0.9 for the same seed.
+    The order depends only on the seed. torchdata 0.9 yields the same order for the same seed.
 
     Args:
         datapipe: a pipe of batches: lists or other sequences.

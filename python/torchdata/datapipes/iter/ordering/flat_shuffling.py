@@ -38,13 +38,12 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
 
     A buffer holds `buffer_size` results. Each yielded member is the next member of a random result of the buffer, so
     members of one result keep their order. When a result ends, the next result enters the buffer. The order depends
-    only on the seed, and equals that of torchdata 0.9 for the same seed.
+    only on the seed. torchdata 0.9 yields the same order for the same seed.
 
     Args:
         datapipe: the pipe to read.
         fn: a function from an item (or its columns) to an iterable. If `fn` is None, the pipe mixes the members of the
-            items (or of their columns `input_col`). If the function returns a generator, resuming calls the function
-            again.
+            items (or of their columns `input_col`). If it returns a generator, resuming calls it again.
         input_col: the parts of an item that `fn` receives, as for `map`.
         buffer_size: number of results in the buffer, 100 by default.
 

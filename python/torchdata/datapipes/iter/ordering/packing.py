@@ -43,8 +43,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
 
     An item is a sequence (a list, a tuple, a one-dimensional array or tensor), which becomes the column `"input_ids"`,
     or a mapping from column to such sequences of equal length, such as the output of a tokenizer: `input_ids`,
-    `labels`, `attention_mask`. A row is a dict of the same columns. Each column contains the sequences in order, as a
-    list, an array or a tensor, like the items. Two columns are added:
+    `labels`, `attention_mask`. A row is a dict with the same columns as the items. Each column contains the sequences
+    in order, as a list, an array or a tensor, like the items. Two columns are added:
 
     - `position_ids` counts from 0 within each sequence (int64).
     - `cu_seqlens` contains the start of each sequence and the end of the last sequence (int32), as attention over
@@ -76,8 +76,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
             used for `input_ids` (or the only column); `labels` are then filled with -100 and `attention_mask` with 0.
             To fill other columns, pass a mapping from column to number.
         first_value: numbers by column that replace the first token of each sequence, such as `{"labels": -100}`.
-            Without this label, a model that shifts labels by one learns to predict the first token of a sequence from
-            the end of another sequence.
+            Without the label -100, a model that shifts labels by one learns to predict the first token of a sequence
+            from the end of another sequence.
         columns: the columns to pack, if mappings have further columns; None for all.
         add: the columns of `"position_ids"` and `"cu_seqlens"` that are added; both by default. If an item already has
             a column with one of these names, this column is left out.
@@ -86,8 +86,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
     Raises:
         TypeError: an argument has the wrong type; or, while iterating, an item is not a sequence, or a column changes
             its type.
-        ValueError: an argument is invalid; while iterating, columns of an item have different lengths, are missing or
-            lack padding, a sequence has several dimensions, or a sequence is too long and `long` is `"error"`.
+        ValueError: an argument is invalid; or, while iterating, columns of an item have different lengths, are missing
+            or lack padding, a sequence has several dimensions, or a sequence is too long and `long` is `"error"`.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -178,8 +178,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
                 yield self._row(room, pieces)
 
     def _pieces(self, piece: Piece, size: int) -> Iterator[Piece]:
-        """Yields the pieces of a sequence. No piece is longer than a row; with `"cut"`, the first piece fits into the
-        last row."""
+        """Yields the pieces of a sequence. No piece exceeds a row or, with `"cut"`, the room in the row."""
         most = self.max_tokens
         if self.method == "cut":
             first = self._rows[-1][0] if self._rows else most

@@ -248,7 +248,7 @@ class ShardingRoundRobinDispatcher(SameLength, IterDataPipe[T_co]):
     this pipe yields its items unchanged.
 
     Args:
-        source_datapipe: the last pipe that runs once.
+        source_datapipe: the last pipe that runs in the dispatching process.
         sharding_group_filter: `SHARDING_PRIORITIES.MULTIPROCESSING`, or None, which means the same.
 
     Raises:

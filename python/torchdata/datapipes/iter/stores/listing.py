@@ -1,8 +1,8 @@
 """Shared code of the pipes over file systems and object stores: masks, options, and listings with a position.
 
-Role: the module contains helper functions, and the base class of pipes that list names. The code runs in the process
-that iterates the pipe. No pipe holds a client, connection or file system. The iterating process creates connections, so
-that pipes can be pickled, and can be forked together with the process that built them.
+Role: the module contains helper functions, and the base class of pipes that list names. This module's code runs in the
+process that iterates the pipe. No pipe holds a client, connection or file system. The iterating process creates
+connections, so that pipes can be pickled, and can be forked together with the process that built them.
 """
 
 from __future__ import annotations

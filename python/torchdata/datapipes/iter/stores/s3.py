@@ -68,7 +68,7 @@ class S3FileLister(GivenLength, ListsRoots):
     Args:
         source_datapipe: yields prefixes such as `s3://bucket` and `s3://bucket/folder/`.
         length: the number of objects that `len` returns; with -1 (the default), `len` raises TypeError.
-        request_timeout_ms: milliseconds without an answer after which a request fails; -1 (the default) for 3,000 ms.
+        request_timeout_ms: milliseconds without a response after which a request fails; -1 (the default) for 3,000 ms.
         region: the region of S3 buckets; empty (the default) uses the environment.
         masks: a shell pattern (`*.tar`) or a list of patterns for the whole URL; empty (the default) for all.
         endpoint_url: the server, such as `http://localhost:9000`, if it is not the provider's own (MinIO, Ceph, R2);
@@ -178,7 +178,7 @@ class S3FileLoader(LoadsObjects):
 
     Args:
         source_datapipe: yields URLs such as `s3://bucket/key`, `gs://bucket/key` and `az://container/key`.
-        request_timeout_ms: milliseconds without an answer after which a request fails; -1 (the default) for 3,000 ms.
+        request_timeout_ms: milliseconds without a response after which a request fails; -1 (the default) for 3,000 ms.
         region: the region of S3 buckets; empty (the default) uses the environment.
         buffer_size: maximum number of bytes per piece; None (the default) for 16 MiB. The first request for an object,
             and requests after a seek, are smaller.

@@ -82,7 +82,7 @@ class S3Settings:
 
     Args:
         pipe: the pipe's name, for messages.
-        request_timeout_ms: milliseconds without an answer after which a request fails; -1 for `DEFAULT_TIMEOUT_MS`.
+        request_timeout_ms: milliseconds without a response after which a request fails; -1 for `DEFAULT_TIMEOUT_MS`.
         region: the region; empty uses the environment.
         endpoint_url: the server; if empty, the environment determines it, and by default Amazon's server is used.
         config: further settings of obstore's `S3Store`.
@@ -98,7 +98,7 @@ class S3Settings:
 
     @property
     def timeout_ms(self) -> int:
-        """Milliseconds without an answer after which a request fails."""
+        """Milliseconds without a response after which a request fails."""
         return DEFAULT_TIMEOUT_MS if self.request_timeout_ms == -1 else self.request_timeout_ms
 
     def endpoint(self, url: str) -> str:

@@ -58,7 +58,7 @@ class S3Recipe:
         return buffered(S3Object(self))
 
     def get(self, start: int, size: int) -> Any:
-        """Requests `size` bytes from `start` on; returns obstore's answer, or None if the object is empty."""
+        """Requests `size` bytes from `start` on; returns obstore's response, or None if the object is empty."""
         bucket, key = split_url(self.settings.pipe, self.url, needs_key=True)
         obstore, store = self.settings.connect(bucket, self.url)
         with explaining_s3(self.settings, "read", self.url):
@@ -163,7 +163,7 @@ class S3Object(RemoteFile[S3Recipe]):
         return piece
 
     def _opening_piece(self) -> memoryview:
-        """Returns the answer of the request that opened the object; empty if its connection has broken."""
+        """Returns the data that the opening request received; empty if its connection has broken."""
         answer, self._answer = self._answer, None
         if answer is None or self._pid != os.getpid():
             self._answer = answer

@@ -42,8 +42,8 @@ class RoutedDecoder(ItemByItem[tuple[str, Any]]):
             handlers. If `allow_pickle` is None (the default), the environment decides.
 
     Raises:
-        TypeError: a handler or `key_fn` is not a function, or `allow_pickle` is not a bool; while iterating, an item is
-            not a pair, or a stream contains text.
+        TypeError: a handler or `key_fn` is not a function, or `allow_pickle` is not a bool; or, while iterating, an
+            item is not a pair, or a stream contains text.
         ValueError: while iterating, content cannot be decoded, or is a pickle that is refused; a note names the path.
 
     Example:

@@ -1,8 +1,8 @@
 """Pipes that make data frames: DataFrameMaker of rows, ParquetDataFrameLoader of Parquet files.
 
-Role: both pipes yield frames of pandas, polars or pyarrow, as the user chooses. ParquetDataFrameLoader also yields
-dicts of arrays. These pipes run in the process that iterates them. ParquetDataFrameLoader owns the file that it reads,
-and holds one row group at a time.
+Role: the pipes yield frames of pandas, polars or pyarrow, as the user chooses. ParquetDataFrameLoader also yields dicts
+of arrays. These pipes run in the process that iterates them. ParquetDataFrameLoader owns the file that it reads, and
+holds one row group at a time.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class DataFrameMaker(IterDataPipe[Any]):
         AssertionError: `dataframe_size` is not positive.
         TypeError: an argument has the wrong type, or `dtype` is a dtype of torcharrow, which is no longer maintained;
             or, while iterating, a frame has rows of different types.
-        ValueError: the library is unknown or does not support the dtype, or the device is unknown; while iterating,
+        ValueError: the library is unknown or does not support the dtype, or the device is unknown; or, while iterating,
             rows have too many or too few values, or a value does not fit its dtype.
         ModuleNotFoundError: the library is not installed; the message says how to install it.
 
@@ -132,8 +132,8 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
         TypeError: an argument has the wrong type, or `dtype` is a dtype of torcharrow, which is no longer maintained;
             or, while iterating, the source yields neither paths nor pairs.
         ValueError: the library is unknown or does not support the dtype, the device is unknown, or `dataframe_size` is
-            not positive; while iterating, a file is not a Parquet file or is truncated (pyarrow.ArrowInvalid), lacks a
-            column, or has nulls that arrays cannot represent.
+            not positive; or, while iterating, a file is not a Parquet file or is truncated (pyarrow.ArrowInvalid),
+            lacks a column, or has nulls that arrays cannot represent.
         OSError: while iterating, a file cannot be opened or is damaged.
         ModuleNotFoundError: pyarrow or the library is not installed; the message says how to install it.
 

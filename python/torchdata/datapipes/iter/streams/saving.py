@@ -48,7 +48,7 @@ class Saver(ItemByItem[str]):
 
     Raises:
         ValueError: the mode is unknown.
-        TypeError: `filepath_fn` cannot be called; while iterating, the data does not fit the mode.
+        TypeError: `filepath_fn` cannot be called; or, while iterating, the data does not fit the mode.
         ValueError: while iterating, the path is a URL (`s3://…`) with a part `..`.
         OSError: while iterating, a file cannot be written.
 
@@ -120,7 +120,7 @@ class HashChecker(ItemByItem[tuple[str, Any]]):
 
     Raises:
         ValueError: `hash_type` is unknown.
-        TypeError: `hash_dict` is not a mapping; while iterating, a stream contains text instead of bytes.
+        TypeError: `hash_dict` is not a mapping; or, while iterating, a stream contains text instead of bytes.
         RuntimeError: while iterating, the hash differs, or `hash_dict` has no hash for the path.
         io.UnsupportedOperation: while iterating, a stream cannot be rewound.
 

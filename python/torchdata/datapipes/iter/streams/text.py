@@ -130,8 +130,7 @@ class _Text(HoldsStream[Any]):
 
     source_datapipe: Any
 
-    #: The stream's position when the pipe received the stream. `_lines_before` is the number of lines that are skipped
-    #: from this position on.
+    #: The stream's position when the pipe received the stream. Then, `_lines_before` lines are skipped.
     _start: int | None = state(saved=False)
     _lines_before: int = state(0, saved=False)
     _units: _Units | None = state(saved=False)
@@ -165,8 +164,7 @@ class _Text(HoldsStream[Any]):
         self._return_path = return_path
 
     def _lines(self, stream: Any, place: dict[str, Any] | None, strip: bool = False) -> Iterator[Any]:
-        """Returns the lines after the skipped lines, or after the saved position. C functions strip and decode the
-        lines."""
+        """Returns the lines after the skipped lines or the saved position. C functions strip and decode them."""
         self._start = position_of(stream)
         self._lines_before = self._skip_lines if place is None else place["skip"]
         # This loop reads the bare file object, because a wrapper costs an additional Python frame per line.
@@ -204,8 +202,7 @@ class _Text(HoldsStream[Any]):
         return codecs.BOM_UTF8 if self._decode and codecs.lookup(self._encoding).name == "utf-8" else b""
 
     def _lines_read(self) -> int:
-        """Returns the number of lines that the yielded items consist of, not counting the skipped lines
-        (`_lines_before`)."""
+        """Returns how many lines the yielded items consist of, without the skipped lines (`_lines_before`)."""
         raise NotImplementedError
 
     def _explained(self, error: Exception, path: str) -> Exception:

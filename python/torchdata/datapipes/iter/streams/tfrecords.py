@@ -65,7 +65,7 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
             record may need sixty times as much memory as the record.
 
     Raises:
-        TypeError: `spec` is not a dict of pairs, or `length` or `max_length` is not an integer; while iterating, a
+        TypeError: `spec` is not a dict of pairs, or `length` or `max_length` is not an integer; or, while iterating, a
             stream contains text.
         ValueError: a shape or dtype in `spec` is invalid, or `max_length` is less than 1.
         RuntimeError: while iterating, a record is damaged or too long, lacks a feature of `spec` or does not fit it;

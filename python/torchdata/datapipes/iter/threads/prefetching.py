@@ -175,8 +175,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         self.buffer_size = check_int(name, "buffer_size", buffer_size, least=1, words=POSITIVE.format("buffer_size"))
 
     def _worker(self) -> Callable[[_PrefetchData], None]:
-        """Returns the function for the thread. The function must not refer to the pipe, because it would keep the pipe
-        alive."""
+        """Returns the function for the thread. The function must not keep the pipe alive."""
         raise NotImplementedError(f"{type(self).__name__} must define _worker")
 
     def _prepare_restored(self, items: list[Any]) -> list[Any]:

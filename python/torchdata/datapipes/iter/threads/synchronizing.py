@@ -68,7 +68,8 @@ class _StepData(_PrefetchData):
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
         super().__init__("FullSync", source, buffer_size=1)
         self.again, self.repeats = max(0, again), max(0, -again)
-        #: This lock is held while an item moves from `voted_on` to the queue, and while both are inspected.
+        #: This lock is held while an item moves from `voted_on` to the queue, and while `voted_on` and the queue are
+        #: inspected.
         self.lock = threading.Lock()
         #: The queue slot for the item of the current vote, if any.
         self.slot: int | None = None
@@ -79,8 +80,7 @@ class _StepData(_PrefetchData):
         self.failure: BaseException | None = None
         #: The failure of the ranks that the consumer has not raised yet.
         self.untold: BaseException | None = None
-        #: Whether to count the items that this rank leaves out. `rest` is the result: a number, and whether the number
-        #: is exact.
+        #: Whether to count the items that this rank leaves out. `rest` is the result, and whether it is exact.
         self.counts_rest = False
         self.rest = (0, True)
 
@@ -369,8 +369,8 @@ class FullSync(_PrefetchBase[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """Returns the buffered item, the item that is being voted on, and the exception of this rank's source.
 
-        Failures of other ranks are not included. If other ranks ended or failed during a vote, the item of this vote is
-        included, because it was not yielded.
+        The state does not contain errors of other ranks. If other ranks ended or failed during a vote, the item of this
+        vote is included, because it was not yielded.
         """
         items, error = self._restored
         data = self._data
@@ -420,7 +420,7 @@ class FullSync(_PrefetchBase[T_co]):
         """Ends the thread of the last iteration and drops the items that it had read ahead.
 
         Raises:
-            RanksLostError: other ranks have exited, which this rank detects when it reports that it left its loop.
+            RanksLostError: other ranks have exited; this rank detects the exits when it reports that it left its loop.
             PrefetchTimeoutError: other ranks did not take part in time.
         """
         super().reset()

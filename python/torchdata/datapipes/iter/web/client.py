@@ -81,7 +81,7 @@ class Retrying:
         return {"max_retries": self.max_retries, "count": None}
 
     def policy(self) -> Any:
-        """Returns a `urllib3.Retry` for one request, or for one interruption in the body of an answer."""
+        """Returns a `urllib3.Retry` for one request, or for one interruption in the body of a response."""
         from urllib3 import Retry
 
         retrying = self
