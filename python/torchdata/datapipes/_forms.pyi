@@ -146,7 +146,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Applies a function to every item and yields the members of its results one after another."""
 
     def flatten(self, indices: Hashable | list[Hashable] | None = None) -> IterDataPipe[Any]:
-        """Replaces columns that contain several members by these members, one level deep."""
+        """Replaces each column that contains several members with these members, one level deep."""
 
     def fork(
         self, num_instances: int, buffer_size: int = 1000, copy: Literal["shallow", "deep"] | None = None,

@@ -286,7 +286,7 @@ class _PipeMeta(ABCMeta):
 
 
 class IterDataPipe(IterForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], metaclass=_PipeMeta):
-    """A step of a pipeline that is read by iterating.
+    """A pipeline step that is read by iterating.
 
     Subclasses define `__iter__`, usually as a generator over `self.source_datapipe`. Every `iter(pipe)` calls
     `reset()`, returns a guarded iterator and invalidates earlier iterators.
@@ -350,7 +350,7 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], me
 
 
 class MapDataPipe(MapForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], metaclass=_PipeMeta):
-    """A step of a pipeline that is read by index: subclasses define `__getitem__` and often `__len__`.
+    """A pipeline step that is read by index: subclasses define `__getitem__` and often `__len__`.
 
     Example:
         >>> from torchdata.datapipes.map import MapDataPipe

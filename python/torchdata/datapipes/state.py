@@ -108,7 +108,7 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
 
     A pipe that is read several times in one epoch (`cycle`) has a new seed each time. In loaders, and in a graph that
     `set_graph_random_seed` has seeded, each seed is derived from the previous seed. In other graphs, the seeds are
-    drawn from the global generators, so also save the result of `save_generators()`.
+    drawn from the global random generators, so also save the result of `save_generators()`.
 
     Args:
         datapipe: the last pipe of the graph, or the graph.

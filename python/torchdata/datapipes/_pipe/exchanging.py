@@ -55,7 +55,7 @@ _GAUSS = 16
 
 
 class _Way(NamedTuple):
-    """A method to save and load generators.
+    """A method to save and load random generators.
 
     Args:
         memory: the parts of the generators' memory that are copied.
@@ -82,7 +82,8 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Prevents other threads of the process, within this context, from exchanging generators and worker info of shards.
+    """Within this context, other threads of the process cannot exchange the random generators and worker info of
+    shards.
 
     If two threads exchanged the globals of shards at the same time, the last thread to finish would restore the globals
     of the wrong shard.
@@ -122,7 +123,7 @@ class ShardGlobals(SavedGlobals):
         return module is not None and module._worker_info is not None
 
     def generators(self) -> dict[str, Any]:
-        """Returns the result of `save_generators` for this shard, even while another shard runs."""
+        """Returns the result of `save_generators` for this shard. This also works while another shard runs."""
         if not self.is_away:
             return save_generators()
         others = ShardGlobals()
@@ -214,7 +215,7 @@ def _of_torch(generator: Any) -> _Way:
 
 
 def _is_copied(of: Callable[[Any], _Way], new: Callable[[int], Any], seen: Callable[[Any], Any]) -> bool:
-    """Returns whether copying the memory of one generator to another generator makes both equal.
+    """Returns whether copying the memory of one random generator to another makes their states equal.
 
     Args:
         of: a function that returns how to save and load a generator.

@@ -113,7 +113,7 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
 
     If a sampler draws numbers from the global generators of Python, NumPy or torch, these numbers depend on the pipe's
     seed, and the generators' states do not change. Before a `sharding_filter`, the sampler therefore yields the same
-    order in all workers and ranks. A generator that belongs to the sampler is used as usual. A sampler with
+    order in all workers and ranks. A random generator that belongs to the sampler is used as usual. A sampler with
     `set_epoch`, such as torch's `DistributedSampler`, receives the number of the epoch, starting with the value of its
     `epoch`.
 

@@ -1,6 +1,6 @@
 """Finds the pipes that a pipe reads from, without serializing anything.
 
-Role: one pass over the attributes of a pipe, used by the graph tools and by state. The search finds pipes that are
+Role: searches the attributes of a pipe once, for the graph tools and for states. The search finds pipes that are
 attributes, and pipes in (nested) containers of an attribute. To limit its cost, the search inspects at most
 `LARGEST_STRUCTURE` members per attribute, including members of nested containers, and treats all further members as
 data.

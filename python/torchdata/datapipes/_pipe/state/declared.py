@@ -74,8 +74,8 @@ def random_state(*, lasts: bool = False) -> Any:
     """Declares that an attribute, which the constructor sets to a `random.Random`, is part of the iteration state.
 
     Args:
-        lasts: whether the generator continues from one iteration to the next. If `lasts` is False (the default),
-            `reset` must seed the generator.
+        lasts: whether the random generator continues from one iteration to the next. If `lasts` is False (the default),
+            `reset` must seed the random generator.
 
     Example:
         >>> import random

@@ -1,10 +1,10 @@
 """Repeats the read-ahead of threads in a replayed pass. Each thread reads as many items as in the original pass, and
 then pauses.
 
-Role: used if the replay of a whole graph draws numbers from the global generators. If a pipe reads ahead in a thread,
-functions before this pipe draw random numbers for items that the reader has not received. In a replay, each thread must
-therefore draw exactly the numbers that it had drawn when the state was saved. After the replay, the generators are set
-to their saved states.
+Role: used if the replay of a whole graph draws numbers from the global random generators. If a pipe reads ahead in a
+thread, functions before this pipe draw random numbers for items that the reader has not received. In a replay, each
+thread must therefore draw exactly the numbers that it had drawn when the state was saved. After the replay, the random
+generators are set to their saved states.
 """
 
 from __future__ import annotations

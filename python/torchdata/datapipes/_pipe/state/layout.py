@@ -54,16 +54,16 @@ class PipeEntry(NamedTuple):
             pass, including the seed for the next pass.
         seed: the argument to pass to `set_seed` of a user's pipe.
         follows: whether each seed is derived from the previous seed, as in a graph that `set_graph_random_seed` has
-            seeded. If `follows` is False, the seeds are drawn from the global generators.
+            seeded. If `follows` is False, the seeds are drawn from the global random generators.
         skipped: the number of items that `on_error` has skipped at the pipe in the pass, by kind of exception.
         later: the seed for the next pass; the pipe receives this seed after the replay has dropped items.
         drop: the number of items to drop after the pass has begun. A pipe that drops items, or that has no declared
             state, is *replayed*: the pipe and its sources begin their pass in the original state, and read to their
             saved position, or to their end if `finished` is set.
         seconds: the maximum time for computing the dropped items.
-        generators: the global generators at the beginning of the replay. After the replay, the process's generators
-            have the same states as before the replay.
-        ahead: how far the pipe's thread reads before the replay restores the generators (see `Lead`).
+        generators: the states of the global random generators at the beginning of the replay. After the replay, the
+            random generators have the same states as before the replay.
+        ahead: how far the pipe's thread reads before the replay restores the random generators (see `Lead`).
         left: the entry for the next pass, in case the reader abandons the current pass.
         given: the seed that was pending when the entry was loaded; a different pending seed was set after loading.
     """

@@ -153,7 +153,7 @@ class CountedStream:
         self._start = position_of(file_obj) or 0
         #: Bytes that were peeked at but not read yet.
         self._ahead = b""
-        #: Bytes from the start to the current position of the stream.
+        #: The number of bytes from the start to the current position of the stream.
         self.count = 0
 
     def look(self, size: int) -> bytes:

@@ -2,8 +2,8 @@
 
 Role: each pipe converts pairs of path and compressed stream to pairs of path and decompressed stream. The pipes run in
 the process that iterates them. Data is decompressed only when a stream is read. The decompressed stream owns and closes
-the compressed stream. The recipe of the compressed stream reopens the decompressed stream, which decompresses
-everything up to its position.
+the compressed stream. To reopen a decompressed stream, the recipe reopens the compressed stream and decompresses
+everything up to the position.
 """
 
 from __future__ import annotations

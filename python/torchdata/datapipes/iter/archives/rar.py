@@ -135,7 +135,7 @@ def _opened(file_obj: Any) -> Any:
 
 
 class _WhenRead:
-    """A member that is opened when it is first read, because compressed members start a program."""
+    """A member that is opened when it is first read, because opening a compressed member starts a program."""
 
     def __init__(self, open_member: Callable[[], Any]) -> None:
         self._open = open_member

@@ -224,7 +224,7 @@ class Child(IterDataPipe[Any]):
         return self.main_datapipe.read(self.instance_id)
 
     def _drop_broken(self) -> None:
-        """Makes the child continue after an item that raised, although its iterator has ended."""
+        """Makes the child continue after an item that raised an exception, although the child's iterator has ended."""
         self.main_datapipe._done.discard(self.instance_id)
 
     def __len__(self) -> int:

@@ -285,7 +285,7 @@ class Section:
         record.release()
 
     def _list_members(self, record: Record) -> None:
-        """Lists the files that were created for a record, which makes it cached for all processes."""
+        """Writes the list of a record's created files, so that all processes treat the record as cached."""
         folder = self._folder_for(record.paths[0])
         lies_within = FolderSearch(folder)  # a file that has vanished is detected later
         outside = next((path for path in record.members if not lies_within(path) and os.path.lexists(path)), None)

@@ -190,7 +190,7 @@ class Slicer(ItemByItem[T_co]):
 
 @functional_datapipe("flatten")
 class Flattener(ItemByItem[T_co]):
-    """Replaces columns that contain several members by these members, one level deep.
+    """Replaces each column that contains several members with these members, one level deep.
 
     In tuples and lists, columns that are tuples or lists are flattened; in dicts, columns that are dicts are flattened.
     Other columns stay unchanged. A member with a key that the item already has is left out, with a warning.

@@ -25,9 +25,9 @@ T_co = TypeVar("T_co", covariant=True)
 class OnError(IterDataPipe[T_co]):
     """Skips items if an earlier pipe raises an exception for them, back to the source or to the previous `on_error`.
 
-    An item that raises is left out and counted by exception type and pipe. Exceptions are skipped in functions (of
-    `map`, `filter`, `threadpool_map`, `groupby` and all further pipes), in readers of streams and archives, which leave
-    out the end of a broken stream, and in pipes that cannot use an item.
+    An item that causes an exception is left out, and counted by exception type and pipe. Exceptions are skipped in
+    functions (of `map`, `filter`, `threadpool_map`, `groupby` and all further pipes), in readers of streams and
+    archives, which leave out the end of a broken stream, and in pipes that cannot use an item.
 
     A generator ends when it raises. Exceptions from your own generators and iterables are therefore not skipped, and a
     note in the exception explains this. `on_error` never skips errors of store listings, `on_disk_cache` and

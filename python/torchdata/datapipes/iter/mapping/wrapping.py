@@ -103,11 +103,11 @@ class IterableWrapper(IterDataPipe[T_co]):
     `torchdata.nodes.Stateful`), and items are not reread. With `deepcopy=False`, the state that the iterable has
     between two epochs is saved, too.
 
-    Other iterables are reread up to the position. If the iterable draws from the global random generators, a resume
-    begins with the states that the generators had at the first reading. A resume compares a sample of the reread items
-    with the original items. Different items, as in an unseeded random order, raise `RuntimeError` unless the loader's
-    state is loaded with `strict=False`. If the iterable draws from the global generators for each item, a resume issues
-    a `RuntimeWarning` instead of an error, because code that draws between two items changes the following items.
+    Other iterables are reread up to the position. If the iterable draws from the global random generators, rereading
+    begins with the states that the generators had at the first reading. A sample of the reread items is compared with
+    the original items. Different items, as in an unseeded random order, raise `RuntimeError` unless the loader's state
+    is loaded with `strict=False`. If the iterable draws from the global generators for each item, resuming issues a
+    `RuntimeWarning` instead of an error, because code that draws between two items changes the following items.
 
     Args:
         iterable: the iterable to read. A generator function is called again in each epoch. A one-shot iterator that

@@ -137,7 +137,8 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
 
 
 def size_of(item: Any) -> int:
-    """Returns the bytes that an item needs, including its contents. An object that appears twice counts twice."""
+    """Returns the number of bytes that an item needs, including its contents. An object that appears twice counts
+    twice."""
     total, waiting = 0, [item]
     while waiting:
         obj = waiting.pop()
@@ -153,6 +154,6 @@ def size_of(item: Any) -> int:
 
 
 def _buffer_size(obj: Any) -> int:
-    """Returns the bytes of an array or tensor that `sys.getsizeof` may not include."""
+    """Returns the number of bytes of an array or tensor that `sys.getsizeof` may not include."""
     size = getattr(obj, "nbytes", None)
     return size if isinstance(size, int) and sys.getsizeof(obj) < size else 0

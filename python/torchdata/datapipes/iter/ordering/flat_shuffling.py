@@ -142,7 +142,8 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
 
     @contextmanager
     def _parking(self, buffer: list[Parts]) -> Iterator[None]:
-        """Context that closes the files and generators of buffered results if an iteration is abandoned or fails."""
+        """Context that closes the files and Python generators of buffered results if an iteration is abandoned or
+        fails."""
         try:
             yield
         except BaseException:
@@ -171,7 +172,8 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         return sum(map(len, map(on_columns(self.fn, self.input_col), copy.deepcopy(self.datapipe))))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the remaining results in the buffer, the waiting item, the generator, and seeds as for `shuffle`."""
+        """Returns the remaining results in the buffer, the waiting item, the random generator, and seeds as for
+        `shuffle`."""
         left = self._restored
         if left is None:
             # Results that have no members left are saved, too, because random indices are drawn for the whole buffer.

@@ -38,7 +38,7 @@ class Cycler(IterDataPipe[T_co]):
         [0, 1, 0, 1]
     """
 
-    #: The number of the current pass, and the number of items that all earlier passes have yielded.
+    #: The number of the current pass. `_pass_begin` is the number of items that all earlier passes have yielded.
     _pass: int = state(0)
     _pass_begin: int = state(0)
 

@@ -69,7 +69,7 @@ class ArrowReader(IterDataPipe[Any]):
         [{'a': array([1, 2])}, {'a': array([3])}]
     """
 
-    #: A state refers to a row of a part, so a resume may use another frame size.
+    #: A state refers to a row of a part, so a resumed run may use another frame size.
     tuning: ClassVar[frozenset[str]] = frozenset({"frame_size", "use_threads", "writable"})
 
     #: The part, or the list of parts, that is being read. `_row` is the number of its rows that were yielded.

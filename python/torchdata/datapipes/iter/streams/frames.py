@@ -148,10 +148,10 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
         [{'a': array([1, 2, 3])}, {'a': array([4, 5])}]
     """
 
-    #: A state refers to a row of the file, so a resume may use another frame size.
+    #: A state refers to a row of the file, so a resumed run may use another frame size.
     tuning: ClassVar[frozenset[str]] = frozenset({"dataframe_size"})
 
-    #: The row group, and the row within it, after the last yielded item.
+    #: The position after the last yielded item: the row group, and the row in this group.
     _next: tuple[int, int] = state((0, 0), saved=False)
     #: Number of items to drop. A row group that contains only items to drop is not read.
     _unwanted: int = state(0, saved=False)

@@ -106,7 +106,7 @@ class Pool:
         return self._work.is_inherited
 
     def submit(self, item: Any) -> None:
-        """Adds an item for the threads."""
+        """Adds an item that the threads will process."""
         self._queue.submit(item, type(item) in PLAIN_TYPES)
         self._work.start_thread()  # Ctrl-C may interrupt this call after the item was added
 

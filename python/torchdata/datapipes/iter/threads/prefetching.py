@@ -84,8 +84,8 @@ class _PrefetchData(ReadAhead):
     def leave(self, for_good: bool) -> None:
         """Makes the thread end after its current item.
 
-        If `leave` is called several times, the first call determines the reason. If `for_good` is True, the iteration
-        cannot continue, but only start over.
+        If `leave` is called several times, the first call determines the reason. If `for_good` is True, this iteration
+        cannot continue, and the next iteration starts over.
         """
         if not self._left:
             self._left, self.abandoned = True, for_good
@@ -175,7 +175,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         self.buffer_size = check_int(name, "buffer_size", buffer_size, least=1, words=POSITIVE.format("buffer_size"))
 
     def _worker(self) -> Callable[[_PrefetchData], None]:
-        """Returns the function for the thread. The function must not keep the pipe alive."""
+        """Returns the function that the thread runs. The function must not keep the pipe alive."""
         raise NotImplementedError(f"{type(self).__name__} must define _worker")
 
     def _prepare_restored(self, items: list[Any]) -> list[Any]:

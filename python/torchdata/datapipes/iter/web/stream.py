@@ -20,7 +20,7 @@ __all__ = ["HttpRecipe", "HttpStream", "open_url"]
 
 #: Bytes to read ahead, so that most lines are read without a network call.
 _BUFFER = 1 << 16
-#: Bytes to request at a time if a stream is read to its end, or if earlier bytes are dropped.
+#: Number of bytes to request at a time if a stream is read to its end, or if earlier bytes are dropped.
 _PIECE = 1 << 20
 
 
