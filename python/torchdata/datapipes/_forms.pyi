@@ -298,7 +298,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, how: Literal["skip"] = "skip", limit: int | float | None = None,
         log: str | os.PathLike[str] | None = None,
     ) -> IterDataPipe[T_co]:
-        """Skips items if an earlier pipe raises an exception for them, back to the source or to the
+        """Skips items for which a pipe raises an exception, among the pipes back to the source or to the
         previous `on_error`.
         """
 
@@ -464,14 +464,14 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def shuffle(
         self, *, buffer_size: int = 10000, unbatch_level: Literal[0] = 0,
     ) -> torchdata.datapipes.iter.Shuffler[T_co]:
-        """Shuffles with a buffer: each item that is read replaces a random item of the full buffer, which
-        is yielded.
+        """Shuffles with a buffer: once the buffer is full, each item that is read replaces a random item,
+        which is yielded.
         """
 
     @overload
     def shuffle(self, *, buffer_size: int = 10000, unbatch_level: int) -> torchdata.datapipes.iter.Shuffler[Any]:
-        """Shuffles with a buffer: each item that is read replaces a random item of the full buffer, which
-        is yielded.
+        """Shuffles with a buffer: once the buffer is full, each item that is read replaces a random item,
+        which is yielded.
         """
 
     def shuffled_flatmap(

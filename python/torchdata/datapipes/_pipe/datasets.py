@@ -117,7 +117,7 @@ def shuffles_itself(iterable: Any) -> bool:
 
 
 def _uses(iterable: Any, names: frozenset[str]) -> bool:
-    """Returns whether the class of an iterable, or a generator function, uses one of the names."""
+    """Returns whether the class of an iterable, or a generator function, uses one of the given names."""
     functions = [iterable] if is_generator_function(iterable) else []
     for cls in type(iterable).__mro__:
         if cls.__module__ != "builtins" and cls.__module__.partition(".")[0] not in ("torch", "typing", "abc"):
@@ -178,7 +178,7 @@ class UnorderedSet(TypeError):
 
 def _name_of_member(member: Any) -> str:
     """Returns a name for a member of a set. Equal members have equal names in every process, and different members have
-    different names. Raises UnorderedSet if no such name is known for the member."""
+    different names. Raises UnorderedSet if the member has no name that is equal in every process."""
     kind = type(member)
     if kind in _PLAIN:
         return repr(member)
@@ -199,7 +199,7 @@ def _name_of_member(member: Any) -> str:
 
 
 def _mentions(function: Any, names: frozenset[str]) -> bool:
-    """Returns whether a function, or a function defined inside it, uses one of the names."""
+    """Returns whether a function, or a function defined inside it, uses one of the given names."""
     while not isinstance(function, FunctionType):
         inner = getattr(function, "func", None)  # the function of a functools.partial
         function = function.__func__ if isinstance(function, (MethodType, classmethod, staticmethod)) else inner

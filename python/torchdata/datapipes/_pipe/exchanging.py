@@ -31,7 +31,8 @@ from torchdata.datapipes._pipe.state.generators import load_generators, save_gen
 
 __all__ = ["LOCKS", "ShardGlobals", "one_at_a_time"]
 
-#: The module of the disk cache's locks. A shard that holds such locks must release them before another shard runs.
+#: The module of the disk cache's locks. A shard that holds locks of the disk cache must release these locks before
+#: another shard runs.
 LOCKS = "torchdata.datapipes.iter.disk_cache.locks"
 _NUMPY, _WORKER = "numpy.random.mtrand", "torch.utils.data._utils.worker"
 #: Modules that change the contents of the `Exchange` object when they are imported.

@@ -1,7 +1,7 @@
 """Seeds for random pipes without an explicit seed, and private states of the global random generators.
 
-Role: chooses the global generator that provides the seeds. This module's code runs in the process that iterates the
-pipe, at the start of an iteration.
+Role: chooses the global random generator that provides the seeds. This module's code runs in the process that iterates
+the pipe, at the start of an iteration.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def draw_seed(last: int | None = None, follows: bool = False) -> int:
     `torch.manual_seed` (or, without torch, `random.seed`) therefore makes a run reproducible. The global generators of
     replicas differ. If the replicas of a pipe before a `sharding_filter` drew different seeds, items would be lost or
     duplicated. A loader therefore seeds the pipes. If a pipe is read more than once per epoch (`cycle`), each further
-    seed is derived from the pipe's previous seed. The order is thus the same for any number of workers, including none,
-    and for any number of ranks.
+    seed is derived from the pipe's previous seed. The order of the items is thus the same for any number of workers,
+    including none, and for any number of ranks.
 
     Args:
         last: the seed of the pipe's previous iteration.
@@ -39,11 +39,11 @@ def draw_seed(last: int | None = None, follows: bool = False) -> int:
 
 
 class PrivateRandomness:
-    """Gives code a private sequence from the global generators of Python, NumPy and torch.
+    """Gives code a private sequence of random numbers from the global generators of Python, NumPy and torch.
 
     Inside the `with` block, the random generators start from the seed, or resume where the previous block ended. After
-    the block, the generators have the same state as before the block. Generators of libraries that are not loaded are
-    not affected.
+    the block, the random generators have the same state as before the block. The random generators of libraries that
+    are not loaded are not affected.
 
     Args:
         seed: the seed of the random generators, at most 63 bits.

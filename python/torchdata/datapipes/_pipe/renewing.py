@@ -79,7 +79,8 @@ class Renewal(Iterator[Iterator[Any]]):
         return self._function(datapipe)
 
     def renew(self) -> bool:
-        """Replaces the iterator that has raised. Returns False if a new iterator would raise at the same item."""
+        """Replaces the iterator that has raised an exception. Returns False if a new iterator would raise at the same
+        item."""
         seen = [token_of(pipe).yielded for pipe in (self._datapipe, *self._sources)]
         if seen == self._seen:
             return False
@@ -90,7 +91,7 @@ class Renewal(Iterator[Iterator[Any]]):
         self._guards[id(source)] = guard
 
     def take_again(self, source: Any) -> Iterator[Any] | None:
-        """Returns the existing iterator of a source; None if the source must begin."""
+        """Returns the existing iterator of a source; None if the source must begin a pass."""
         return self._again.pop(id(source), None)
 
 

@@ -44,8 +44,8 @@ def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
 
     Args:
         begun: whether the graph may have been iterated. If `begun` is True, the fingerprint leaves out values that an
-            iteration may change. A user's pipe may change all its attributes except functions, and another pipe may
-            change its iteration state.
+            iteration may change. An iteration may change all attributes of a user's pipe except functions, but only the
+            iteration state of other pipes.
     """
     graph = graph_of(datapipe)
     return [

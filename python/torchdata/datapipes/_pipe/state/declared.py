@@ -163,7 +163,8 @@ class RandomState(DeclaredState):
 
 
 def declare(cls: Any) -> tuple[DeclaredState, ...]:
-    """Returns all declarations of a pipe class and its bases. The class's own declarations take precedence.
+    """Returns all declarations of a pipe class and its bases. If a class and its base declare the same attribute, the
+    class's declaration applies.
 
     In the class, each declaration is replaced by the initial value of its attribute.
     """

@@ -108,7 +108,7 @@ def _keeps_state_between(pipe: Any) -> bool:
 
 
 def iterate(datapipe: Any) -> Iterator[Any]:
-    """Returns `iter` of the last pipe of a graph, so that its state can be saved.
+    """Returns an iterator over the last pipe of a graph, so that the state of the graph can be saved.
 
     Use this function if the graph ends with a PyTorch pipe. A PyTorch pipe reports the beginning of an iteration only
     with its first item, and never reports the end. Without `iterate`, `save_state` raises an error once the iteration

@@ -126,8 +126,8 @@ def is_damage(error: Exception) -> bool:
 
 
 def explained(kind: type[Exception], what: str, error: Exception) -> Exception:
-    """Returns the error to raise for `error`, which names the archive. An error that is not due to damaged data keeps
-    its type.
+    """Returns an error that names the archive, to be raised instead of `error`. An error that is not due to damaged
+    data keeps its type.
 
     The error is returned, not raised, because a frame that raises an error and refers to it forms a reference cycle.
     The cycle would keep the files of all frames in the traceback open until garbage collection.

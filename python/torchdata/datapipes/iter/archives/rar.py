@@ -59,7 +59,7 @@ class _RarArchive(IndexedArchive):
 
     @staticmethod
     def error_of(what: str, error: Exception) -> Exception:
-        """Returns the error to raise for `error`, which names the archive."""
+        """Returns an error that names the archive, to be raised instead of `error`."""
         rarfile, what = _rarfile(), f"{what} in RarArchiveLoader"
         if not isinstance(error, rarfile.Error):
             return explained(rarfile.BadRarFile, what, error)

@@ -152,7 +152,7 @@ class _Header(tarfile.TarInfo):
     """A member's header, in which damage is an error. `tarfile` treats damage after the first header as the archive's
     end.
 
-    One member may have many headers: long names, extended headers, maps of holes. The number and the size of these
+    One member may have many headers: long names, extended headers, maps of holes. The number and the size of a member's
     headers are limited.
     """
 
@@ -240,7 +240,7 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
         file_obj: the stream.
         mode: the mode, as for `tarfile.open`.
         max_ratio: the largest allowed ratio.
-        header: the offset of a header, for an uncompressed archive with a stream that is `BEFORE` bytes before this
+        header: the offset of a header in an uncompressed archive; the stream is positioned `BEFORE` bytes before this
             header. Bytes before the stream's position are not read. If `header` is 0, the stream is at its start.
     """
     tar: Any

@@ -5,7 +5,7 @@ the source once and owns the items that wait for children. All these pipes run i
 
 The children of one main pipe are iterated in *rounds*. A new round begins when a child is iterated for the second time
 in a round. The new round restarts the source and invalidates the iterators of all other children. A child that is
-iterated afterwards joins the round.
+iterated after the beginning of a round joins this round.
 """
 
 from __future__ import annotations

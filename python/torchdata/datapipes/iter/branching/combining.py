@@ -227,7 +227,7 @@ class SampleMultiplexer(IterDataPipe[Any]):
 
     Args:
         pipes_to_weights_dict: the pipes to read, each with its positive weight.
-        seed: the seed of all choices, which `set_seed` and DataLoader2 then do not change. With a seed, the first
+        seed: the seed of all random choices; `set_seed` and DataLoader2 do not change this seed. With a seed, the first
             iteration of every new pipe makes the same choices as in torchdata 0.9; later iterations continue with the
             same random generator. With `seed=None` (the default), every iteration has its own seed, as for `shuffle`.
 

@@ -39,8 +39,9 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
 
     If the files of an item exist, the item skips the section, and the end of the section yields the paths. All other
     items pass through the section, and its end writes their files. Any number of processes may share the files. Each
-    file is computed by one process, which holds its lock. Other processes compute other files first, and then wait for
-    the file. No process sees an incomplete file. If a process is killed, another process computes its file.
+    file is computed by one process, which holds the file's lock meanwhile. All other processes first compute further
+    files, and then wait for this file. No process sees an incomplete file. If a process is killed, another process
+    computes its file.
 
     Args:
         source_datapipe: the pipe to read.
@@ -49,14 +50,14 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
             with other paths (members of an archive), their list is stored next to the item's path, with the suffix
             `.torchdata_list`.
         hash_dict: a mapping from path to checksum in hexadecimal digits; None (the default) for no check. Existing
-            files with another checksum are replaced; a computed file with another checksum is an error. The dict must
-            contain every yielded file, including members of archives.
+            files with another checksum are replaced; a computed file with another checksum is an error. `hash_dict`
+            must contain every yielded file, including members of archives.
         hash_type: the kind of checksums, `"sha256"` (the default) or `"md5"`.
         extra_check_fn: a function from a path to whether the existing file is valid; invalid files are replaced.
             `extra_check_fn` is called for every yielded file.
-        folder: the folder that must contain all files with paths that `filepath_fn` does not return. Files elsewhere
-            are yielded but computed again in the next epoch, so that a manipulated list cannot cause other files to be
-            yielded. If `folder` is None (the default), it is the folder of the path that represents the item.
+        folder: the folder that must contain all files with paths that `filepath_fn` does not return. Files outside this
+            folder are yielded but computed again in the next epoch, so that a manipulated list cannot cause other files
+            to be yielded. If `folder` is None (the default), it is the folder of the path that represents the item.
 
     Raises:
         TypeError: an argument is not a function, or `folder` is not a path.
@@ -246,7 +247,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         self.mode = mode
         self.filepath_fn = holder.filepath_fn if same_filepath_fn else filepath_fn
         self.skip_read = skip_read
-        # The attribute makes both branches, for cached and for missing files, part of the state.
+        # Because of this attribute, the state includes the branches for cached files and for missing files.
         self.cache_holder = holder
         holder._end_caching_flag = True
 

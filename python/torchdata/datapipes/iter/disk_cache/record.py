@@ -23,7 +23,7 @@ _NONE: frozenset[str] = frozenset()
 
 
 class Record:
-    """One item of the source in the section.
+    """An item that the section has read from its source.
 
     Attributes:
         item: the item.

@@ -4,8 +4,8 @@ them, and their order.
 Role: each iteration of an `EndOnDiskCacheHolder` has one `Section`. The section reads the source and determines for
 each item whether its files exist (*ready*), must be created by this process (*missing*, with locks on the paths), or
 are being created by another process (*pending*). The section passes missing items to the pipes between `on_disk_cache`
-and `end_caching`, and determines which path is yielded next. The section runs in the thread that iterates the end of
-the cache. If a pipe of the section reads ahead in a thread, `items` runs in that thread.
+and `end_caching`, and determines which path is yielded next. The section runs in the thread that iterates
+`end_caching`. If a pipe of the section reads ahead in a thread, `items` runs in that thread.
 """
 
 from __future__ import annotations

@@ -42,8 +42,9 @@ class Mapper(ItemByItem[T_co]):
         fn: the function. Lambdas and local functions also work with worker processes.
         input_col: the parts of an item that `fn` receives: None (the default) for the item itself, an index or key, or
             a list or tuple of these, to pass each as one argument.
-        output_col: where the result is stored, allowed only with `input_col`: an index or key, or -1 to append it. By
-            default (None), the result replaces the first input column, and all further input columns are removed.
+        output_col: where the result is stored, allowed only with `input_col`: an index or key, or -1 to append it. If
+            `output_col` is None (the default), the result replaces the first input column, and all further input
+            columns are removed.
 
     Raises:
         TypeError: `fn` is not a function.
@@ -111,7 +112,7 @@ class Collator(Mapper[T_co]):
             Columns without a function are collated by `default_collate`, as are all columns by default.
         collate_fn: a function of the batch, used instead of `conversion`; None by default.
         to: "numpy" for arrays and "torch" for tensors, whether or not PyTorch is imported; only for `default_collate`.
-            With None (the default), the logger `torchdata` reports once at level INFO that batches are tensors.
+            If `to` is None (the default), the logger `torchdata` reports once at level INFO that batches are tensors.
 
     Raises:
         TypeError: a conversion is not a function, a dict or a list.

@@ -26,7 +26,7 @@ _LENGTHS = 256
 
 def _lacks(pipe: str, item: Any, columns: Iterable[Any]) -> bool:
     """Returns whether one of `columns` is missing. Indices count from the start, so a column with a negative index is
-    always missing. Raises TypeError if an item of this type cannot have such a column."""
+    always missing. Raises TypeError if the type of the item does not support the column."""
     for column in columns:
         try:
             item[column]

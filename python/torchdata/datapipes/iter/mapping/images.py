@@ -1,7 +1,7 @@
 """The pipe that decodes images, optionally a random part of each: ImageDecoder.
 
-Role: the pipe calls `torchdata.images` in the process that iterates it. For each image, the pipe's generator is seeded
-from the seed of the epoch and the number of the image, so the pipe does not need a state.
+Role: the pipe calls `torchdata.images` in the process that iterates it. For each image, the pipe's random generator is
+seeded from the seed of the epoch and the number of the image, so the pipe does not need a state.
 """
 
 from __future__ import annotations

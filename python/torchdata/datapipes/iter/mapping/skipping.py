@@ -23,7 +23,8 @@ T_co = TypeVar("T_co", covariant=True)
 
 @functional_datapipe("on_error")
 class OnError(IterDataPipe[T_co]):
-    """Skips items if an earlier pipe raises an exception for them, back to the source or to the previous `on_error`.
+    """Skips items for which a pipe raises an exception, among the pipes back to the source or to the previous
+    `on_error`.
 
     An item that causes an exception is left out, and counted by exception type and pipe. Exceptions are skipped in
     functions (of `map`, `filter`, `threadpool_map`, `groupby` and all further pipes), in readers of streams and
@@ -34,7 +35,7 @@ class OnError(IterDataPipe[T_co]):
     `fullsync`, nor `KeyboardInterrupt`, `SystemExit`, `MemoryError` and exits of processes.
 
     Skipped items are part of a saved state: a resumed run skips the same items and continues to count. At the end of an
-    epoch, a `RuntimeWarning` contains the counts; with a `DataLoader2`, the counts of all workers.
+    epoch, a `RuntimeWarning` reports the counts of the process, or, with a `DataLoader2`, of all workers.
     `DataLoader2.stats()` returns the counts at any time.
 
     Args:

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @functional_datapipe("shuffle")
 class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
-    """Shuffles with a buffer: each item that is read replaces a random item of the full buffer, which is yielded.
+    """Shuffles with a buffer: once the buffer is full, each item that is read replaces a random item, which is yielded.
 
     The order depends only on the seed. torchdata 0.9 yields the same order for the same seed.
 
@@ -176,8 +176,8 @@ class Sampler(IterDataPipe[Any]):
 
     Args:
         datapipe: the source, which must have a length.
-        sampler: a class, for example one of torch's samplers. The class is called with `data_source=datapipe` and the
-            arguments below, and the instance is iterated.
+        sampler: a class, for example one of torch's samplers. The sampler class is called with `data_source=datapipe`
+            and the arguments below, and its instance is iterated.
         sampler_args: positional arguments of the sampler; None (the default) for no arguments.
         sampler_kwargs: keyword arguments of the sampler; None (the default) for no arguments.
 

@@ -62,7 +62,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
     - `"cut"`: the last row until it is full, and the next rows for the remaining tokens. Sequences are cut at the end
       of a row, so all rows except the last are full.
 
-    A state contains the rows that were not yielded: up to `buffer_size` rows with `"first_fit"`, otherwise one.
+    A state contains the rows that were not yielded: up to `buffer_size` rows with `"first_fit"`, and one row with any
+    other method.
 
     Args:
         datapipe: the pipe to read. Empty sequences are left out.
@@ -360,8 +361,8 @@ class _Tensors(_Arrays):
 
 
 def _kind_of(name: str, values: Any) -> type[_Lists]:
-    """Returns the kind of a sequence. Raises TypeError if the value is not a sequence, and ValueError if the value has
-    several dimensions, or none."""
+    """Returns the kind of a sequence. Raises TypeError if the value is not a sequence, and ValueError if the value does
+    not have exactly one dimension."""
     kind = _KINDS.get(type(values)) or _kind_of_class(type(values))
     if kind is _Lists:
         return _Lists

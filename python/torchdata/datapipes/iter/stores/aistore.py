@@ -207,7 +207,8 @@ class _AISRecipe:
 
 
 class _AISObject(RemoteFile[_AISRecipe]):
-    """A file that reads an object. Sequential reads share one HTTP response, and a seek causes a new request."""
+    """A file object that reads an object of the cluster. Sequential reads share one HTTP response, and a seek causes a
+    new request."""
 
     #: The offset of the next byte of the response.
     _answer_at = 0

@@ -181,7 +181,7 @@ class S3FileLoader(LoadsObjects):
         request_timeout_ms: milliseconds without a response after which a request fails; -1 (the default) for 3,000 ms.
         region: the region of S3 buckets; empty (the default) uses the environment.
         buffer_size: maximum number of bytes per piece; None (the default) for 16 MiB. The first request for an object,
-            and requests after a seek, are smaller.
+            and the first request after a seek, fetch smaller pieces.
         multi_part_download: whether pieces of more than 4 MiB are fetched by several concurrent requests; None (the
             default) means True.
         endpoint_url: the server, such as `http://localhost:9000`, if it is not the provider's own; empty (the default)

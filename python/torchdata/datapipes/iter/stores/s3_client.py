@@ -102,7 +102,7 @@ class S3Settings:
         return DEFAULT_TIMEOUT_MS if self.request_timeout_ms == -1 else self.request_timeout_ms
 
     def endpoint(self, url: str) -> str:
-        """Returns the server for `url`, or an empty str for the provider's own."""
+        """Returns the server for `url`, or an empty str for the provider's own server."""
         given = [value for key, value in self.config.items() if key.lower() in _ENDPOINT_KEYS]
         variables = _ENDPOINT_VARIABLES if url.startswith("s3:") else ()
         return next(filter(None, [self.endpoint_url, *given, *map(os.environ.get, variables)]), "")

@@ -33,8 +33,8 @@ class DataFrameMaker(IterDataPipe[Any]):
 
     Rows are tuples or lists with one value per column, mappings from column to value, or single values, which make
     frames of one column. The column names are taken from `columns`, from the dtype, or from the rows (mappings and
-    named tuples), in this order. Without names, the library numbers the columns: 0, 1, … in pandas, and column_0,
-    column_1, … in polars and pyarrow.
+    named tuples), in this order. Without column names, the library numbers the columns: 0, 1, … in pandas, and
+    column_0, column_1, … in polars and pyarrow.
 
     Args:
         source_dp: the pipe of rows.
@@ -42,9 +42,9 @@ class DataFrameMaker(IterDataPipe[Any]):
         dtype: None (the default) lets the library infer the types; otherwise a `pyarrow.Schema`, a mapping from column
             to a dtype of the library, or one such dtype for all columns.
         dtype_generator: a function that returns the dtype at the start of each iteration, for dtypes that cannot be
-            pickled. The function is used if `dtype` is None.
-        columns: the names of the columns. Mappings must contain all these columns; other keys are left out. Without
-            names, a frame has the keys of all its rows, with nulls for missing values.
+            pickled. `dtype_generator` is used if `dtype` is None.
+        columns: the names of the columns. Rows that are mappings must contain all columns of `columns`; other keys are
+            left out. Without column names, a frame has the keys of all its rows, with nulls for missing values.
         device: `""` or `"cpu"`.
         library: the library of the frames: `"pandas"`, `"polars"` or `"pyarrow"`. Polars uses threads, so worker
             processes need the start method spawn or forkserver.

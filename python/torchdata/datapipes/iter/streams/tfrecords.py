@@ -54,10 +54,11 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
         datapipe: yields pairs of path and binary stream. Each stream is closed after it was read. Compressed streams
             must be decompressed by an earlier pipe.
         spec: the features to read: a dict from name to a pair of shape and dtype. The shape is a tuple with at most one
-            length of -1, or None for the values as they are in the record. The dtype is a dtype of NumPy or torch, or
-            None for the record's own type; features of bytes require None and become nested lists. The steps of a
-            feature list are stacked if a dtype is given. If the pair is None, the feature stays unchanged. A name is
-            first searched in the context of a SequenceExample. Without a spec, all features are read unchanged.
+            length of -1, or None to keep the values as they are in the record. The dtype is a dtype of NumPy or torch,
+            or None for the record's own type; features of bytes require None and become nested lists. The steps of a
+            feature list are stacked if a dtype is given. If the pair is None, the feature stays unchanged. The name of
+            a feature is first looked up in the context of a SequenceExample. Without a spec, all features are read
+            unchanged.
         length: the number of records that `len` returns; with -1 (the default), `len` raises TypeError.
         verify_checksums: whether records with wrong checksums (CRC-32C) cause an error; True by default.
         max_length: maximum size of a record in bytes, 128 MiB by default; a longer record is refused before it is read.

@@ -252,20 +252,20 @@ def _failing(error: BaseException) -> Iterator[Any]:
 class FullSync(_PrefetchBase[T_co]):
     """Ends the iteration on all ranks of a distributed job after the same number of items: when the first rank ends.
 
-    If a rank raises, exits, or shuts its loader down within an epoch, all remaining ranks raise an error within the
-    timeout, and the error names this rank. If a rank leaves its loop for the next epoch, the loops of all ranks end as
-    soon as it begins that epoch. `DistributedReadingService` appends this pipe automatically. The pipe reads one item
-    ahead, and stays in the main process if there are workers. Put pipes that read ahead in a thread (`prefetch`,
-    `pin_memory`) before `fullsync`. If such a pipe came after `fullsync`, pausing its thread (for `limit()` or a saved
-    state) would wait for other ranks.
+    If a rank raises an exception, exits, or shuts its loader down within an epoch, all remaining ranks raise an error
+    within the timeout, and the error names this rank. If a rank leaves its loop for the next epoch, the loops of all
+    ranks end as soon as this rank begins the next epoch. `DistributedReadingService` appends this pipe automatically.
+    The pipe reads one item ahead, and stays in the main process if there are workers. Put pipes that read ahead in a
+    thread (`prefetch`, `pin_memory`) before `fullsync`. If such a pipe came after `fullsync`, pausing its thread (for
+    `limit()` or a saved state) would wait for other ranks.
 
     Args:
         datapipe: the pipe to read. Every rank has its own pipe.
         timeout: the number of seconds that a rank waits for all ranks at each item, 1,800 by default.
         process_group: the ranks that end together: a `ProcessGroup` of torch, a `DeviceMesh` of one dimension, or an
-            object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. By default
-            (None), all ranks of `torch.distributed` end together. Ranks of torch use separate connections, which are
-            opened at the first iteration on all these ranks.
+            object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. If
+            `process_group` is None (the default), all ranks of `torch.distributed` end together. Ranks of torch use
+            connections of their own, which are opened when all these ranks begin their first iteration.
 
     Raises:
         ValueError: `timeout` is zero, negative or over three years, the mesh has several dimensions, or this rank does

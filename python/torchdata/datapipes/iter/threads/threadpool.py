@@ -109,8 +109,8 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
     source.
 
     A state contains the results that are ready, and the items without a result. Saving a state waits for running calls,
-    because they may change their items. Calls for numbers, strings and bytes are not awaited, and are repeated after a
-    resume.
+    because they may change their items. Saving does not wait for calls with numbers, strings and bytes; these calls are
+    repeated after a resume.
 
     Args:
         source_datapipe: the pipe to read.

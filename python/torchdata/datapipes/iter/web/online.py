@@ -139,7 +139,7 @@ class GDriveReader(_DriveReader):
 
     The file name is the last part of the name that the server sends, and never a path, so it is safe to join it to a
     folder. Links of the forms `…/uc?id=ID`, `…/file/d/ID/view` and `…/open?id=ID` are supported, and the confirmation
-    page of large files is confirmed. Streams behave as with `HttpReader`.
+    page of large files is accepted automatically. Streams behave as with `HttpReader`.
 
     Args:
         source_datapipe: yields links.
