@@ -298,8 +298,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, how: Literal["skip"] = "skip", limit: int | float | None = None,
         log: str | os.PathLike[str] | None = None,
     ) -> IterDataPipe[T_co]:
-        """Skips items for which a pipe raises an exception, among the pipes back to the source or to the
-        previous `on_error`.
+        """Skips items for which an earlier pipe raises an exception. Each `on_error` covers the pipes
+        since the previous one.
         """
 
     def open_files(

@@ -73,8 +73,8 @@ def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> 
     beginning = record_of(datapipe).beginning
     if beginning is None or not beginning.whole:
         return _begun(datapipe, function, *started)
-    # A replay of the whole graph repeats the random numbers of the original pass. Afterwards, the generators are
-    # restored.
+    # A replay of the whole graph repeats the random numbers of the original pass. After the replay, the random
+    # generators are restored.
     halts = Halts(beginning.entries())
     load_generators(beginning.generators)
     try:
@@ -239,7 +239,7 @@ class _PicklingHooks:
 
     @classmethod
     def set_getstate_hook(cls, hook_fn: Callable[[Any], Any] | None) -> None:
-        """Installs (or with None removes) a function that replaces the pickled state of these pipes."""
+        """Installs (or with None removes) a function that replaces the pickled state of pipes of this kind."""
         if cls.getstate_hook is not None and hook_fn is not None:
             raise RuntimeError("Attempt to override existing getstate_hook")
         cls.getstate_hook = staticmethod(hook_fn) if hook_fn is not None else None

@@ -16,7 +16,8 @@ __all__ = ["Shuffling"]
 
 
 class Shuffling(Seeded):
-    """A pipe that shuffles, with its seeds and its switch. Subclasses extend `reset` and `iteration_state`."""
+    """The base class of pipes that shuffle: their seeds, and the switch that turns shuffling off. Subclasses extend
+    `reset` and `iteration_state`."""
 
     #: The attribute that the adapter `Shuffle` sets.
     set_by_adapters: ClassVar[dict[str, str]] = {"Shuffle.enable": "_enabled"}

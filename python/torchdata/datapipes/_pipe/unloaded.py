@@ -75,8 +75,8 @@ def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
 
 
 def begin_sharing(datapipe: Any) -> Iterator[Any]:
-    """Starts an iteration for a reader that takes a share. If the pipe supports skipping, the iterator can skip the
-    items of other shares.
+    """Starts an iteration for a reader that yields only a share of the items. If the pipe supports skipping, the
+    iterator can skip the items of other shares.
 
     A pipe supports skipping if its own class defines `_can_pass_over` and `_iter_by_index`, which replaces `__iter__`
     and yields the same items. A subclass must define `_iter_by_index` itself to support skipping.

@@ -168,8 +168,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         elif isinstance(v, StreamWrapper):
             v.close()
 
-    # These methods are defined explicitly, because a method keeps the wrapper and its file alive until the call
-    # returns, as in `next(items)[1].read()`; `__getattr__` does not.
+    # The following methods are not left to `__getattr__`, because a method keeps the wrapper and its file alive until
+    # the call returns, as in `next(items)[1].read()`.
 
     def read(self, *args: Any, **kwargs: Any) -> Any:
         """Reads from the file object."""

@@ -244,7 +244,7 @@ def handle_extension(extensions: str, f: Callable[[Any], Any]) -> Handler:
 
 
 class Decoder:
-    """Decodes pairs of path and contents by the first handler that returns a result.
+    """Decodes pairs of path and contents with the first handler that returns a result.
 
     Args:
         *handler: functions of a key and contents, which return None for unsupported keys.

@@ -1,7 +1,7 @@
 """Pipes that store the results of other pipes in files: OnDiskCacheHolder, EndOnDiskCacheHolder.
 
-These pipes run in the process that iterates the pipeline. Any number of processes may share the files. `section` works
-between the two pipes, `locks` decides which process may write a file, and `atomic_files` writes it.
+These pipes run in the process that iterates the pipeline. Any number of processes may share the cached files. `section`
+works between the two pipes, `locks` decides which process may write a file, and `atomic_files` writes it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
     """Begins a section of the pipeline that stores its results in files; `end_caching` ends the section.
 
     If the files of an item exist, the item skips the section, and the end of the section yields the paths. All other
-    items pass through the section, and its end writes their files. Any number of processes may share the files. Each
-    file is computed by one process, which holds the file's lock meanwhile. All other processes first compute further
-    files, and then wait for this file. No process sees an incomplete file. If a process is killed, another process
-    computes its file.
+    items pass through the section, and the end of the section writes their files. Any number of processes may share the
+    cached files. Each file is computed by one process, which holds the file's lock. Meanwhile, all other processes
+    compute further files, and then wait for the locked file. No process sees an incomplete file. If a process is
+    killed, another process computes its file.
 
     Args:
         source_datapipe: the pipe to read.

@@ -30,7 +30,8 @@ __all__ = ["Section"]
 #: Maximum number of items that were read and not yielded. The limit applies only while another process creates a file.
 _AHEAD = 1000
 
-#: Maximum number of locked items in the pipes, because each lock is an open file. Further items are not locked.
+#: Maximum number of locked items in the pipes, because each lock is an open file. Items beyond this number are not
+#: locked.
 _LOCKED = 100
 
 

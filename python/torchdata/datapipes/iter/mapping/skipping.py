@@ -23,8 +23,8 @@ T_co = TypeVar("T_co", covariant=True)
 
 @functional_datapipe("on_error")
 class OnError(IterDataPipe[T_co]):
-    """Skips items for which a pipe raises an exception, among the pipes back to the source or to the previous
-    `on_error`.
+    """Skips items for which an earlier pipe raises an exception. Each `on_error` covers the pipes since the previous
+    one.
 
     An item that causes an exception is left out, and counted by exception type and pipe. Exceptions are skipped in
     functions (of `map`, `filter`, `threadpool_map`, `groupby` and all further pipes), in readers of streams and

@@ -1,7 +1,7 @@
 """Pipes that change the order of items: Shuffler, InBatchShuffler, Sampler.
 
-These pipes run in the process that iterates the pipeline. Each shuffler owns a generator. Shuffler also owns a buffer
-of items. Sampler owns the order that its sampler returned.
+These pipes run in the process that iterates the pipeline. Each shuffler owns a random generator. Shuffler also owns a
+buffer of items. Sampler owns the order that its sampler returned.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     """Applies a function to every item and yields the members of several results in random order.
 
     A buffer holds `buffer_size` results. Each yielded member is the next member of a random result of the buffer, so
-    members of one result keep their order. When a result ends, the next result enters the buffer. The order depends
-    only on the seed. torchdata 0.9 yields the same order for the same seed.
+    members of one result keep their order. When all members of a result were yielded, the next result enters the
+    buffer. The order depends only on the seed. torchdata 0.9 yields the same order for the same seed.
 
     Args:
         datapipe: the pipe to read.

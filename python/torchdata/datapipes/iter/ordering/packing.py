@@ -73,9 +73,9 @@ class Packer(IterDataPipe[dict[str, Any]]):
             it into parts of at most `max_tokens` that are packed separately; `"truncate"` keeps the first part;
             `"drop"` leaves the sequence out; `"error"` raises.
         buffer_size: number of rows that are open at a time with `"first_fit"`, 16 by default.
-        pad_value: the value that fills up rows to `max_tokens`; with None (the default), rows stay shorter. A number is
-            used for `input_ids` (or the only column); `labels` are then filled with -100 and `attention_mask` with 0.
-            To fill other columns, pass a mapping from column to number.
+        pad_value: the value that fills up rows to `max_tokens`; with None (the default), rows stay shorter. If
+            `pad_value` is a number, it fills `input_ids` (or the only column); `labels` are then filled with -100 and
+            `attention_mask` with 0. To fill other columns, pass a mapping from column to number.
         first_value: numbers by column that replace the first token of each sequence, such as `{"labels": -100}`.
             Without the label -100, a model that shifts labels by one learns to predict the first token of a sequence
             from the end of another sequence.

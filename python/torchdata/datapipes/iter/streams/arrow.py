@@ -72,7 +72,7 @@ class ArrowReader(IterDataPipe[Any]):
     #: A state refers to a row of a part, so a resumed run may use another frame size.
     tuning: ClassVar[frozenset[str]] = frozenset({"frame_size", "use_threads", "writable"})
 
-    #: The part, or the list of parts, that is being read. `_row` is the number of its rows that were yielded.
+    #: The part, or the list of parts, that is being read. `_row` is the number of yielded rows of this part.
     _part: int | list[int] | None = state()
     _row: int = state(0)
     #: The name of the part, which shows whether the table has changed.

@@ -72,8 +72,8 @@ def position_of(stream: Any) -> int | None:
 class HoldsStream(IterDataPipe[T_co]):
     """A pipe that reads pairs of path and stream, and holds the current pair.
 
-    Subclasses define `_source` and `_read`. They also define `_bookmark` if an offset does not describe the position in
-    a stream.
+    Subclasses define `_source` and `_read`. Subclasses also define `_bookmark` if an offset does not describe the
+    position in a stream.
     """
 
     #: The current pair.

@@ -432,8 +432,8 @@ class FullSync(_PrefetchBase[T_co]):
         This method does not wait for the other ranks, and does nothing if the iteration is already over.
 
         Args:
-            for_good: whether this rank will not continue, so that all ranks fail. If `for_good` is False, only the
-                current epoch of all ranks ends.
+            for_good: whether this rank leaves the iteration for good, so that all ranks fail. If `for_good` is False,
+                only the current epoch of all ranks ends.
         """
         if self._data is not None and not self._data.is_inherited:
             self._data.leave(for_good)
