@@ -298,8 +298,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, how: Literal["skip"] = "skip", limit: int | float | None = None,
         log: str | os.PathLike[str] | None = None,
     ) -> IterDataPipe[T_co]:
-        """Skips items for which an earlier pipe raises an exception. Each `on_error` covers the pipes
-        since the previous one.
+        """Skips items for which an earlier pipe (after the previous `on_error`, if any) raises an
+        exception.
         """
 
     def open_files(

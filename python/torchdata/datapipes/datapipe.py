@@ -73,8 +73,7 @@ def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> 
     beginning = record_of(datapipe).beginning
     if beginning is None or not beginning.whole:
         return _begun(datapipe, function, *started)
-    # A replay of the whole graph repeats the random numbers of the original pass. After the replay, the random
-    # generators are restored.
+    # A replay of the graph repeats the random numbers of the original pass, and then restores the generators.
     halts = Halts(beginning.entries())
     load_generators(beginning.generators)
     try:

@@ -183,8 +183,7 @@ class _Saving:
 
         Args:
             alone: whether to include pipes that can continue before all their readers have begun. For example, a
-                `Forker` may continue although its second child has not begun. The second child may begin later, or the
-                `Forker` may start over.
+                `Forker` may continue although its second child has not begun. The second child may begin later.
         """
         used = {id(self.end)} if self._has_begun(self.end) else set()
         for reader in reversed(self.pipes):  # readers precede their sources

@@ -68,8 +68,7 @@ def _owned(column: Any) -> Any:
 
 
 def _lists(column: Any, name: str, pipe: str, writable: bool) -> Any:
-    """Returns an array with one array per row. The arrays are views of one array that contains the values of all
-    rows."""
+    """Returns an array with one array per row. The arrays are views of one array with the values of all rows."""
     import pyarrow.compute
 
     lengths = pyarrow.compute.list_value_length(column).to_pylist()  # None for a null, which has no values

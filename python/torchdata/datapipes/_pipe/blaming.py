@@ -23,8 +23,7 @@ def codes_read_by(datapipe: Any) -> list[UsersCode]:
 
 
 def counted_at(datapipe: Any) -> IterationToken:
-    """Returns the token that counts the items that a pipe skips: the token of its timed map-style source, or its
-    own."""
+    """Returns the token that counts a pipe's skipped items: the token of a timed map-style source, or its own token."""
     for source in sources_of(datapipe):
         if not is_iter_pipe(source) and hasattr(source, "__dict__") and (token := token_of(source)).is_timed:
             return token

@@ -105,8 +105,8 @@ def check_source(pipe: str, value: Any, argument: str = "datapipe") -> Any:
 
 def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
     """Returns a pipe of `kind` (IterDataPipe or MapDataPipe): `value` itself, or a pipe that reads the dataset `value`.
-    Raises TypeError if `value` is neither a pipe of `kind` nor a dataset. Plain data must be wrapped, because it may be
-    a mistake.
+    Raises TypeError if `value` is neither a pipe of `kind` nor a dataset. Plain data must be wrapped, as it may be a
+    mistake.
     """
     found = _as_pipe(value, kind)
     if found is None:

@@ -31,8 +31,7 @@ from torchdata.datapipes._pipe.state.generators import load_generators, save_gen
 
 __all__ = ["LOCKS", "ShardGlobals", "one_at_a_time"]
 
-#: The module of the disk cache's locks. A shard that holds locks of the disk cache must release these locks before
-#: another shard runs.
+#: The module of the disk cache's locks. A shard must release its locks of the cache before another shard runs.
 LOCKS = "torchdata.datapipes.iter.disk_cache.locks"
 _NUMPY, _WORKER = "numpy.random.mtrand", "torch.utils.data._utils.worker"
 #: Modules that change the contents of the `Exchange` object when they are imported.
@@ -83,11 +82,9 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Within this context, other threads of the process cannot exchange the random generators and worker info of
-    shards.
+    """Within this context, other threads cannot exchange the random generators and worker info of shards.
 
-    If two threads exchanged the globals of shards at the same time, the last thread to finish would restore the globals
-    of the wrong shard.
+    If two threads exchanged globals at the same time, the last thread would restore the globals of the wrong shard.
     """
     with _turn:
         yield

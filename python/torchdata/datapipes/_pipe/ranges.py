@@ -1,7 +1,7 @@
 """Marks the work of each pipe as a named range for PyTorch's profiler.
 
-Role: the profiler ranges begin and end in the main process, in the thread that iterates. The module never imports
-PyTorch itself.
+Role: the ranges begin and end in the main process, in the thread that iterates. The module never imports PyTorch
+itself.
 """
 
 from __future__ import annotations

@@ -49,8 +49,7 @@ class Renewal(Iterator[Iterator[Any]]):
         self._datapipe, self._function, self._sources = datapipe, function, sources
         self._first: Iterator[Any] | None = None
         self._is_broken = False
-        #: The iterators of the sources. `_again` contains source iterators that the pipe's new iterator has not taken
-        #: over.
+        #: The iterators of the sources. `_again` contains the iterators that the new iterator has not taken over.
         self._guards: dict[int, Iterator[Any]] = {}
         self._again: dict[int, Iterator[Any]] = {}
         #: The number of items that the pipe and each source had yielded when the last iterator raised.
@@ -79,7 +78,7 @@ class Renewal(Iterator[Iterator[Any]]):
         return self._function(datapipe)
 
     def renew(self) -> bool:
-        """Replaces the iterator that has raised an exception. Returns False if a new iterator would raise at the same
+        """Replaces an iterator that has raised an exception. Returns False if a new one would raise at the same
         item."""
         seen = [token_of(pipe).yielded for pipe in (self._datapipe, *self._sources)]
         if seen == self._seen:

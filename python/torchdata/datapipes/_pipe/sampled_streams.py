@@ -43,8 +43,7 @@ class SampledStream:
         self._name = name
         saved = saved or {}
         self._digest = SampleDigest.of(saved["digest"]) if "digest" in saved else SampleDigest()
-        #: The states of the global random generators before the stream first drew from them; None if the stream has not
-        #: drawn.
+        #: The states of the global random generators before the first draw of the stream; None without a draw.
         self._generators: dict[str, Any] | None = saved.get("generators")
         #: Whether the stream drew random numbers when it computed its second item.
         self._draws = bool(saved.get("draws", False))

@@ -62,8 +62,7 @@ def read_whole(datapipes: Iterable[Any]) -> bool:
 
 
 def _never_asks(datapipe: Any) -> bool:
-    """Returns whether a pipe certainly does not call `get_worker_info` itself. User functions may call
-    `get_worker_info`."""
+    """Returns whether a pipe certainly does not call `get_worker_info`, except in user functions."""
     if not hasattr(type(datapipe), "__iter__"):
         return True
     if type(datapipe).__module__.partition(".")[0] != "torchdata":

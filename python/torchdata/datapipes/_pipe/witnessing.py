@@ -1,7 +1,6 @@
 """Samples the items that a `sharding_filter` reads, to check that all workers read the items in the same order.
 
-All loaders sample a stream without a state in the same way (`SampleDigest`), to check that a resumed run reads the same
-items.
+All loaders sample a stream without a state (`SampleDigest`), to check that a resumed run reads the same items.
 
 Role: each worker reads the whole source and keeps the items at the positions of its share. If the workers read the
 items in different orders, shares overlap and items are lost. The filter therefore records checksums of some items with

@@ -193,8 +193,7 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
         self._is_strict = is_strict
 
     def _drawn(self, randomness: PrivateRandomness) -> Iterator[Any]:
-        """Yields the indices of the sampler. The sampler draws from a private sequence of the global random
-        generators."""
+        """Yields the indices of the sampler, which draws from a private sequence of the random generators."""
         with randomness:
             set_epoch = getattr(self.sampler, "set_epoch", None)
             if callable(set_epoch):

@@ -25,8 +25,7 @@ from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
 __all__ = ["Fingerprint", "check_fingerprint", "difference", "fingerprint", "require_arguments", "short_name"]
 
-#: For each pipe, a dict with its `class`, the numbers of the pipes that it `reads`, and its `parameters` by name, as
-#: text.
+#: A dict for each pipe: its `class`, the numbers of the pipes that it `reads`, and its `parameters` by name, as text.
 Fingerprint = list[dict[str, Any]]
 
 #: Maximum number of characters in the text of a parameter.

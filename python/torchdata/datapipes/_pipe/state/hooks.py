@@ -77,8 +77,7 @@ class PipeHooks:
         return None
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the pipe's thread has read after the first `passes` passes; None if the pipe has no
-        thread."""
+        """Returns how far the pipe's thread has read after its first `passes` passes; None without a thread."""
         return None
 
     def _halt_at(self, ahead: Lead) -> Halt:

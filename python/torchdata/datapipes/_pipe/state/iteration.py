@@ -492,8 +492,7 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
     else:
         token.disarm()
     if entry.restores and is_restorable(pipe):
-        # A user's pipe without `reset` cannot start over once its state is loaded. The state is therefore loaded only
-        # if the pipe resumes.
+        # A user's pipe without `reset` cannot start over with a loaded state, so the state is loaded only to resume.
         if can_reset(type(pipe)) or not is_iter_pipe(pipe):
             _take_state(pipe, pipe.load_state_dict, state)
     elif hasattr(type(pipe), "iteration_state"):

@@ -2,8 +2,8 @@
 
 Role: this class connects an archive reader with a stream that cannot seek or that is compressed. The archive reader
 requests bytes by offset as from a file. This module's code runs in the iterating process. The reader borrows the
-stream, and keeps the last piece of bytes. A short seek backward, or reading a small member, therefore needs no call of
-the stream.
+stream, and keeps the last piece of bytes. A short seek backward, or a small member, therefore needs no call of the
+stream.
 """
 
 from __future__ import annotations

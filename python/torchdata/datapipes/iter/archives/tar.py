@@ -353,8 +353,8 @@ class _TarArchive(Archive):
         return self.is_plain and seeks_cheaply(self.tar.fileobj)
 
     def read(self, size: int) -> bytes:
-        """Returns the next `size` bytes of the archive. A large size is read in pieces, because the archive may contain
-        fewer bytes.
+        """Returns the next `size` bytes of the archive. Large sizes are read in pieces, as the archive may contain
+        less.
         """
         fileobj: Any = self.tar.fileobj
         if size <= SMALLEST_BOMB:

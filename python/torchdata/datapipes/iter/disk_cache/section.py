@@ -30,8 +30,7 @@ __all__ = ["Section"]
 #: Maximum number of items that were read and not yielded. The limit applies only while another process creates a file.
 _AHEAD = 1000
 
-#: Maximum number of locked items in the pipes, because each lock is an open file. Items beyond this number are not
-#: locked.
+#: Maximum number of locked items in the pipes, because each lock is an open file. Further items have no lock.
 _LOCKED = 100
 
 
@@ -148,8 +147,7 @@ class Section:
         return None
 
     def _take_found(self, record: Record, *, is_head: bool = True) -> bool:
-        """Returns whether all files exist. If they do, the record becomes ready, unless its list is long (read
-        later)."""
+        """Returns whether all files exist. If so, the record becomes ready, unless its list is long."""
         found = self._found(record.paths)
         if found is None:
             return False

@@ -23,8 +23,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 @functional_datapipe("on_error")
 class OnError(IterDataPipe[T_co]):
-    """Skips items for which an earlier pipe raises an exception. Each `on_error` covers the pipes since the previous
-    one.
+    """Skips items for which an earlier pipe (after the previous `on_error`, if any) raises an exception.
 
     An item that causes an exception is left out, and counted by exception type and pipe. Exceptions are skipped in
     functions (of `map`, `filter`, `threadpool_map`, `groupby` and all further pipes), in readers of streams and
@@ -50,7 +49,7 @@ class OnError(IterDataPipe[T_co]):
             `item` in this pipe and process, the `key`, `error`, `message` and `notes`. The key is the path of the file,
             URL or archive member that a reader of this package was reading. If a function raised an exception, the key
             describes the function's first argument: by a path or key, its first member, its `__key__`, or the scalar
-            columns of a row. Later epochs and runs append to the same file, so the set of keys lists each broken sample
+            columns of a row. Later epochs and runs append to this file, so the set of keys lists each broken sample
             once.
 
     Raises:

@@ -44,8 +44,8 @@ class BucketBatcher(IterDataPipe[DataChunk[Any]]):
         sort_key: a function from a bucket (a list of items) to the sorted list, such as `sorted` or
             `functools.partial(sorted, key=len)`. If `sort_key` is None, items are not sorted.
         use_in_batch_shuffle: whether the pipe shuffles one pool of items at a time, and then `bucket_num` batches at a
-            time. If `use_in_batch_shuffle` is False, items are shuffled in a buffer of pool size, and batches in one of
-            bucket size.
+            time. If `use_in_batch_shuffle` is False, a buffer of pool size shuffles items, and a buffer of bucket size
+            shuffles batches.
 
     Raises:
         AssertionError: `batch_size`, `batch_num` or `bucket_num` is not positive.

@@ -172,8 +172,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         return sum(map(len, map(on_columns(self.fn, self.input_col), copy.deepcopy(self.datapipe))))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the remaining results in the buffer, the waiting item, the random generator, and seeds as for
-        `shuffle`."""
+        """Returns the remaining results in the buffer, the waiting item, the random generator, and the seeds."""
         left = self._restored
         if left is None:
             # Results that have no members left are saved, too, because random indices are drawn for the whole buffer.

@@ -62,8 +62,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
     - `"cut"`: the last row until it is full, and the next rows for the remaining tokens. Sequences are cut at the end
       of a row, so all rows except the last are full.
 
-    A state contains the rows that were not yielded: up to `buffer_size` rows with `"first_fit"`, and one row with any
-    other method.
+    A state contains the rows that were not yielded: up to `buffer_size` rows with `"first_fit"`, otherwise one row.
 
     Args:
         datapipe: the pipe to read. Empty sequences are left out.

@@ -209,8 +209,7 @@ class FSSpecSaver(SavesItems):
     written. If writing fails, the upload is canceled, provided that the file system supports this.
 
     Args:
-        source_datapipe: yields pairs of metadata and data; the data is bytes for a binary mode, and a str for a text
-            mode.
+        source_datapipe: yields pairs of metadata and data, which is bytes for a binary mode, and a str for a text mode.
         mode: the mode of `open`, "w" by default; `"w"` and `"wb"` replace existing files.
         filepath_fn: a function from the metadata to the URL or local path; if None (the default), the metadata is the
             URL.

@@ -172,8 +172,7 @@ class IoPathSaver(_HasPathManager, SavesItems):
     a handler saves it to other storage, is replaced.
 
     Args:
-        source_datapipe: yields pairs of metadata and data; the data is bytes for a binary mode, and a str for a text
-            mode.
+        source_datapipe: yields pairs of metadata and data, which is bytes for a binary mode, and a str for a text mode.
         mode: the mode of `open`, "w" by default.
         filepath_fn: a function from the metadata to the path; if None (the default), the metadata is the path.
         pathmgr: an `iopath.PathManager`; None (the default) for a new one for local paths, HTTP, OneDrive and, if boto3

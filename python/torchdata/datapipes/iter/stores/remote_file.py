@@ -47,8 +47,8 @@ class RemoteFile(io.RawIOBase, Generic[R]):
     Subclasses define `_opened`, `drop_answer` and `readinto`.
 
     Args:
-        recipe: describes how to request the object. After a request, `self.recipe()` contains the version of the object
-            that is being read.
+        recipe: describes how to request the object. After a request, `self.recipe()` contains the version that was
+            requested.
     """
 
     def __init__(self, recipe: R) -> None:

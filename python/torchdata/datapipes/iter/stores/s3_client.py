@@ -145,8 +145,7 @@ class S3Settings:
 
 
 def _profile(given: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """Returns the region and the credential provider of the user's profile, unless `given` or the environment specifies
-    them.
+    """Returns the region and the credential provider of the user's profile, unless `given` or the environment has both.
 
     boto3 reads the profile's files, and is imported only if the files exist.
     """

@@ -87,8 +87,8 @@ class S3Object(RemoteFile[S3Recipe]):
     """A file over an object. Requests a new piece if the requested bytes are outside the current piece.
 
     Args:
-        recipe: describes how to request the object. After a request, `self.recipe()` contains the version of the object
-            that is being read.
+        recipe: describes how to request the object. After a request, `self.recipe()` contains the version that was
+            requested.
     """
 
     def __init__(self, recipe: S3Recipe) -> None:

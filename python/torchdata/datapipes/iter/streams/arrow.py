@@ -44,8 +44,8 @@ class ArrowReader(IterDataPipe[Any]):
         parts: the `ArrowParts` that lists the yielded part numbers; by default, the only `ArrowParts` in the source.
         rows: whether each item is a row: a dict from column names to Python values. If `rows` is False, items are
             frames.
-        frame_size: rows per frame; the last frame of a part may have fewer. With `frame_size=None`, a part is one
-            frame.
+        frame_size: rows per frame; the last frame of a part may have fewer. If `frame_size` is None, each part becomes
+            one frame.
         library: the library of the frames: `"numpy"`, for dicts from column to array; `"pandas"`, `"polars"` or
             `"pyarrow"` (tables).
         dtype: as for `load_parquet_as_df`.

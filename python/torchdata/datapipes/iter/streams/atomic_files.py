@@ -103,8 +103,7 @@ def open_regular(path: str, *, follow: bool = False) -> io.BufferedReader:
 
 
 def create_anew(path: str, mode: str = "wb") -> Any:
-    """Opens a new file for writing. An existing file is replaced, for example the file of a killed writer or a
-    malicious link.
+    """Opens a new file for writing. An existing file, such as a malicious link, is replaced.
 
     Raises:
         OSError: the file cannot be created.

@@ -72,8 +72,7 @@ def position_of(stream: Any) -> int | None:
 class HoldsStream(IterDataPipe[T_co]):
     """A pipe that reads pairs of path and stream, and holds the current pair.
 
-    Subclasses define `_source` and `_read`. Subclasses also define `_bookmark` if an offset does not describe the
-    position in a stream.
+    Subclasses define `_source`, `_read` and, if an offset cannot describe the position in a stream, `_bookmark`.
     """
 
     #: The current pair.
@@ -146,8 +145,7 @@ class HoldsStream(IterDataPipe[T_co]):
         self._reading = False
 
     def _drop_broken(self) -> None:
-        """Drops a stream after reading it has raised an exception. The generator that read the stream has already
-        closed it."""
+        """Drops a stream after reading it has raised an exception. The generator has already closed the stream."""
         self._held = self._place = None
         self._reading = False
 

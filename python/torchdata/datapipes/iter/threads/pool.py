@@ -84,8 +84,7 @@ class Pool:
         self.take = self._queue.pop
         #: The error of the source, which follows the results.
         self.source_error: Exception | None = None
-        #: The object that keeps the threads paused after a state was saved. The consumer releases this object before it
-        #: requests the next item.
+        #: The object that keeps the threads paused after a state was saved, until the consumer requests an item.
         self.rest: ReadAheadHold | None = None
 
     def __len__(self) -> int:

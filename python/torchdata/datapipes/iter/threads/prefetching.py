@@ -4,8 +4,8 @@ The source's iteration begins in the thread that iterates the pipe. A daemon thr
 bounded native queue, until the source ends or fails, or the reader stops. The pipe owns the queue and the thread. The
 thread does not refer to the pipe or its iterator, so the thread ends when the iterator is dropped.
 
-A forked child does not inherit the thread and does not touch the inherited queue. The forked child can start a new
-iteration of the pipe.
+A forked child does not inherit the thread and does not touch the inherited queue. The forked child can iterate the
+pipe.
 """
 
 from __future__ import annotations

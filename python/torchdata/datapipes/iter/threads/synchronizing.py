@@ -68,8 +68,7 @@ class _StepData(_PrefetchData):
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
         super().__init__("FullSync", source, buffer_size=1)
         self.again, self.repeats = max(0, again), max(0, -again)
-        #: This lock is held while an item moves from `voted_on` to the queue, and while `voted_on` and the queue are
-        #: inspected.
+        #: This lock is held while an item moves from `voted_on` to the queue, or while code inspects both.
         self.lock = threading.Lock()
         #: The queue slot for the item of the current vote, if any.
         self.slot: int | None = None
@@ -361,8 +360,7 @@ class FullSync(_PrefetchBase[T_co]):
         ranks do not vote on reread items, so all ranks continue with the same vote.
 
         Args:
-            count: the number of items to reread. A negative number is the number of yielded items on which the ranks
-                must still vote.
+            count: the number of items to reread. If negative, `count` is the number of yielded items without a vote.
         """
         self._again = count
 
