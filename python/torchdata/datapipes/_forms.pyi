@@ -123,14 +123,14 @@ class IterForms(FunctionalForms, Generic[T_co]):
 
     @overload
     def filter(self, filter_fn: Callable[[T_co], bool | bool_], input_col: None = None) -> IterDataPipe[T_co]:
-        """Yields the items that a function returns True for. Streams in items that are not yielded are
-        closed.
+        """Yields the items that a function returns True for. The filter closes the streams in items that
+        it does not yield.
         """
 
     @overload
     def filter(self, filter_fn: Callable[..., bool | bool_], input_col: Any) -> IterDataPipe[T_co]:
-        """Yields the items that a function returns True for. Streams in items that are not yielded are
-        closed.
+        """Yields the items that a function returns True for. The filter closes the streams in items that
+        it does not yield.
         """
 
     @overload
@@ -146,7 +146,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Applies a function to every item and yields the members of its results one after another."""
 
     def flatten(self, indices: Hashable | list[Hashable] | None = None) -> IterDataPipe[Any]:
-        """Replaces columns that contain several members by these members, one level deep."""
+        """Replaces each column that contains several members with these members, one level deep."""
 
     def fork(
         self, num_instances: int, buffer_size: int = 1000, copy: Literal["shallow", "deep"] | None = None,
@@ -298,8 +298,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, how: Literal["skip"] = "skip", limit: int | float | None = None,
         log: str | os.PathLike[str] | None = None,
     ) -> IterDataPipe[T_co]:
-        """Skips items if an earlier pipe raises an exception for them, back to the source or to the
-        previous `on_error`.
+        """Skips items for which an earlier pipe (after the previous `on_error`, if any) raises an
+        exception.
         """
 
     def open_files(
@@ -464,14 +464,14 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def shuffle(
         self, *, buffer_size: int = 10000, unbatch_level: Literal[0] = 0,
     ) -> torchdata.datapipes.iter.Shuffler[T_co]:
-        """Shuffles with a buffer: each item that is read replaces a random item of the full buffer, which
-        is yielded.
+        """Shuffles with a buffer: once the buffer is full, each item that is read replaces a random item,
+        which is yielded.
         """
 
     @overload
     def shuffle(self, *, buffer_size: int = 10000, unbatch_level: int) -> torchdata.datapipes.iter.Shuffler[Any]:
-        """Shuffles with a buffer: each item that is read replaces a random item of the full buffer, which
-        is yielded.
+        """Shuffles with a buffer: once the buffer is full, each item that is read replaces a random item,
+        which is yielded.
         """
 
     def shuffled_flatmap(

@@ -1,8 +1,8 @@
 """The base classes of all pipes, `IterDataPipe` and `MapDataPipe`, and the function that guards iteration.
 
 Role: implements what all pipes share: registration of functional forms, pickling hooks, a single valid iterator at a
-time, `reset()` at the start of an iteration, and resuming from loaded state. The code runs in every process that has
-pipes. A pipe owns its sources and one `IterationToken`.
+time, `reset()` at the start of an iteration, and resuming from loaded state. This module's code runs in every process
+that has pipes. A pipe owns its sources and one `IterationToken`.
 """
 
 from __future__ import annotations
@@ -73,8 +73,7 @@ def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> 
     beginning = record_of(datapipe).beginning
     if beginning is None or not beginning.whole:
         return _begun(datapipe, function, *started)
-    # A replay of the whole graph repeats the random numbers of the original pass. Afterwards, the generators are
-    # restored.
+    # A replay of the graph repeats the random numbers of the original pass, and then restores the generators.
     halts = Halts(beginning.entries())
     load_generators(beginning.generators)
     try:
@@ -173,10 +172,10 @@ class _PicklingHooks:
     _declared: ClassVar[tuple[DeclaredState, ...]] = ()
     #: Names of attributes that copies leave out.
     _not_copied: ClassVar[frozenset[str]] = frozenset()
-    #: Names of attributes that contain items. These attributes are not searched for sources of this pipe.
+    #: Names of attributes that contain items. Pipes in these attributes do not count as sources of this pipe.
     item_attributes: ClassVar[frozenset[str]] = frozenset()
-    #: Names of attributes with user data, which the loader's copy of the pipe shares. In other attributes, the copy has
-    #: its own containers with the same members.
+    #: Names of attributes with user data. The copy of the pipe that a loader makes shares this data. All other
+    #: containers are copied, but their members are shared.
     data_attributes: ClassVar[frozenset[str]] = frozenset()
     #: Whether `state_dict` and `load_state_dict` are derived from the declaration.
     _derives_state: ClassVar[bool] = False
@@ -239,7 +238,7 @@ class _PicklingHooks:
 
     @classmethod
     def set_getstate_hook(cls, hook_fn: Callable[[Any], Any] | None) -> None:
-        """Installs (or with None removes) a function that replaces the pickled state of these pipes."""
+        """Installs (or with None removes) a function that replaces the pickled state of pipes of this kind."""
         if cls.getstate_hook is not None and hook_fn is not None:
             raise RuntimeError("Attempt to override existing getstate_hook")
         cls.getstate_hook = staticmethod(hook_fn) if hook_fn is not None else None
@@ -286,7 +285,7 @@ class _PipeMeta(ABCMeta):
 
 
 class IterDataPipe(IterForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], metaclass=_PipeMeta):
-    """A step of a pipeline that is read by iterating.
+    """A pipeline step that is read by iterating.
 
     Subclasses define `__iter__`, usually as a generator over `self.source_datapipe`. Every `iter(pipe)` calls
     `reset()`, returns a guarded iterator and invalidates earlier iterators.
@@ -350,7 +349,7 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], me
 
 
 class MapDataPipe(MapForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], metaclass=_PipeMeta):
-    """A step of a pipeline that is read by index: subclasses define `__getitem__` and often `__len__`.
+    """A pipeline step that is read by index: subclasses define `__getitem__` and often `__len__`.
 
     Example:
         >>> from torchdata.datapipes.map import MapDataPipe

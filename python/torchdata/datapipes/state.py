@@ -1,7 +1,7 @@
 """The state of a pipe graph: saves the position of every pipe, and moves a new graph to the same position.
 
-Role: combines the states of pipes into the state of their graph. The code runs in the process and thread that iterates
-the graph, between two items.
+Role: combines the states of pipes into the state of their graph. This module's code runs in the process and thread that
+iterates the graph, between two items.
 
 A graph state is a dict of plain data that is never modified. The key `graph` describes the classes and arguments of the
 pipes (see `fingerprint`). The key `pipes` has an entry for each pipe (see `PipeEntry`), with sources before their
@@ -11,7 +11,7 @@ stored under `"__nested__"`.
 
 A pipe without a declared state is *replayed*: it starts over and drops the items that it had yielded. The sources of a
 replayed pipe start with the states that they had when the pipe's pass began. If the pass of the last pipe used the
-global generators, or if another pipe reads a source of a replayed pipe, the last pipe is replayed instead.
+global generators, or if another pipe also reads a source of a replayed pipe, the whole graph is replayed.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
 
     A pipe that is read several times in one epoch (`cycle`) has a new seed each time. In loaders, and in a graph that
     `set_graph_random_seed` has seeded, each seed is derived from the previous seed. In other graphs, the seeds are
-    drawn from the global generators, so also save the result of `save_generators()`.
+    drawn from the global random generators, so also save the result of `save_generators()`.
 
     Args:
         datapipe: the last pipe of the graph, or the graph.
@@ -181,9 +181,8 @@ class _Saving:
         """Returns the ids of the pipes that continue their passes.
 
         Args:
-            alone: whether to include pipes that can continue before all their readers have begun. For example, the
-                second child of a `Forker` may not have begun. This child may begin later, or the `Forker` may start
-                over.
+            alone: whether to include pipes that can continue before all their readers have begun. For example, a
+                `Forker` may continue although its second child has not begun. The second child may begin later.
         """
         used = {id(self.end)} if self._has_begun(self.end) else set()
         for reader in reversed(self.pipes):  # readers precede their sources

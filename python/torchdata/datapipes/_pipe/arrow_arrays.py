@@ -1,7 +1,7 @@
 """Converts the columns of an Arrow table to NumPy arrays: `arrays_of`.
 
-Role: implements `library="numpy"` for data frames. The code runs in the process that iterates the pipe and keeps no
-state. pyarrow and NumPy are imported only once a table is available.
+Role: implements `library="numpy"` for data frames. This module's code runs in the process that iterates the pipe and
+keeps no state. pyarrow and NumPy are imported only once a table is available.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def arrays_of(table: Any, pipe: str, writable: bool = True) -> dict[str, Any]:
     pyarrow's own conversion turns integers with nulls into floats, and nulls of some types into ordinary values. The
     following rules apply:
 
-    - numbers and booleans: an array of the same dtype; a null is NaN among floats, and an error among other numbers;
-    - dates, timestamps (in UTC, if they have a time zone) and durations: datetime64 and timedelta64; a null is NaT;
-    - lists: an array of objects with one converted array per row; a null is None;
-    - other types: an array of the objects that `to_pylist` returns (structs are dicts); a null is None.
+    - numbers and booleans: an array of the same dtype; a null becomes NaN in floats, and raises an error in others;
+    - dates, timestamps (in UTC, if they have a zone) and durations: datetime64 and timedelta64; a null becomes NaT;
+    - lists: an array of objects with one converted array per row; a null becomes None;
+    - other types: an array of the objects that `to_pylist` returns (a struct is a dict); a null becomes None.
 
     Raises:
         ValueError: two columns have the same name, or integers or booleans contain nulls.
@@ -68,7 +68,7 @@ def _owned(column: Any) -> Any:
 
 
 def _lists(column: Any, name: str, pipe: str, writable: bool) -> Any:
-    """Returns an array with one array per row. The arrays are views of a single array with the values of all rows."""
+    """Returns an array with one array per row. The arrays are views of one array with the values of all rows."""
     import pyarrow.compute
 
     lengths = pyarrow.compute.list_value_length(column).to_pylist()  # None for a null, which has no values

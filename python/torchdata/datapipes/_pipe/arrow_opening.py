@@ -1,7 +1,7 @@
 """Determines how to read a given table part by part: `arrow_source`.
 
-Role: recognizes the library of a table, and opens tables that are given by a path. The code runs in the process that
-builds the pipe. A library is imported only if one of its tables was given.
+Role: recognizes the library of a table, and opens tables that are given by a path. This module's code runs in the
+process that builds the pipe. A library is imported only if one of its tables was given.
 """
 
 from __future__ import annotations

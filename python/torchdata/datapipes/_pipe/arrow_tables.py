@@ -1,8 +1,8 @@
 """Cuts tables of a fixed number of rows out of the parts of a larger table.
 
 Role: `ArrowReader` and `ParquetDataFrameLoader` use this module to split parts into items and to determine positions.
-The code runs in the process that iterates the pipe, and holds one part in memory. pyarrow is imported once a table is
-available.
+This module's code runs in the process that iterates the pipe, and holds one part in memory. pyarrow is imported once a
+table is available.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Names pipes in error messages. A pipe that only reads a dataset is named after the dataset's code.
+"""Names pipes in error messages. If a pipe only reads a dataset, messages name the dataset's code instead of the pipe.
 
-Pure functions, which run in the process that raises the exception.
+The functions of this module are pure and run in the process that raises the exception.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ def codes_read_by(datapipe: Any) -> list[UsersCode]:
 
 
 def counted_at(datapipe: Any) -> IterationToken:
-    """Returns the token that counts a pipe's skipped items: that of a timed map-style source, or the pipe's own
-    token."""
+    """Returns the token that counts a pipe's skipped items: the token of a timed map-style source, or its own token."""
     for source in sources_of(datapipe):
         if not is_iter_pipe(source) and hasattr(source, "__dict__") and (token := token_of(source)).is_timed:
             return token

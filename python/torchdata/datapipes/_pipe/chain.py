@@ -79,14 +79,14 @@ def _hidden_in(value: str | bytes) -> Any:
 
 
 def _is_plain_container(value: Any) -> bool:
-    """Returns whether a container holds only numbers. A container with texts is not shown, because it may be data."""
+    """Returns whether a container holds only numbers. A container of texts may be data and is not shown."""
     if type(value) not in (list, tuple, set, frozenset):
         return False
     return len(value) < 100_000 and all(isinstance(one, _NUMBERS) for one in value)
 
 
 def chain(datapipe: Any) -> str:
-    """Describes the graph that ends in a pipe, sources first. The pipes have the same numbers as in exception notes."""
+    """Describes the graph that ends in a pipe, sources first. Exception notes use the same numbers for the pipes."""
     graph = Graph(datapipe)
     pipes = graph.pipes
     numbers = {id(pipe): number for number, pipe in enumerate(pipes, 1)}

@@ -1,7 +1,7 @@
 """Checks of common constructor arguments of pipes.
 
-Role: reports a wrong argument at construction with a clear message, instead of a confusing error in a worker. The pure
-functions run in the process that builds the pipe.
+Role: reports a wrong argument at construction with a clear message, instead of a confusing error in a worker. The
+functions of this module are pure and run in the process that builds the pipe.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def check_generator_function(pipe: str, argument: str, function: Any) -> None:
         ) from error
 
 
-#: The pipes that wrap plain data: module and class name, by the base class of the pipe. Names are stored instead of
+#: Module and class name of each pipe that wraps plain data, by the base class of the pipe. Names are stored instead of
 #: classes, because importing the classes' modules would be circular.
 _wrappers: dict[type, tuple[str, str]] = {}
 
@@ -105,7 +105,8 @@ def check_source(pipe: str, value: Any, argument: str = "datapipe") -> Any:
 
 def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
     """Returns a pipe of `kind` (IterDataPipe or MapDataPipe): `value` itself, or a pipe that reads the dataset `value`.
-    Raises TypeError if `value` is neither such a pipe nor a dataset. Plain data may be a mistake and must be wrapped.
+    Raises TypeError if `value` is neither a pipe of `kind` nor a dataset. Plain data must be wrapped, as it may be a
+    mistake.
     """
     found = _as_pipe(value, kind)
     if found is None:
@@ -119,8 +120,8 @@ def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
 def check_sources(pipe: str, values: Collection[Any], kind: type = IterDataPipe, words: str = "") -> tuple[Any, ...]:
     """Returns the pipes to read: each pipe in `values` unchanged, and for each dataset a pipe that reads it.
 
-    Raises ValueError if `values` is empty, and TypeError for plain data, which may be a mistake and must be wrapped.
-    `words` is the error message of torchdata 0.9 for such values; empty for the usual message.
+    Raises ValueError if `values` is empty, and TypeError for plain data, which must be wrapped because it may be a
+    mistake. `words` is the error message of torchdata 0.9 for wrong values; an empty text selects the usual message.
     """
     if not values:
         raise ValueError(f"{pipe}: Expected at least one DataPipe, but got nothing")
@@ -136,8 +137,8 @@ def check_sources(pipe: str, values: Collection[Any], kind: type = IterDataPipe,
 
 
 def _as_pipe(value: Any, kind: type) -> Any:
-    """Returns `value` if it is a pipe of `kind` or of another package's class with this name. For a dataset, returns a
-    pipe that reads it. For other values, returns None.
+    """Returns `value` if it is a pipe of `kind`, or of a class with the same name in another package. For a dataset,
+    returns a pipe that reads it. For other values, returns None.
     """
     if isinstance(value, kind) or any(cls.__name__ == kind.__name__ for cls in type(value).__mro__):
         return value
@@ -185,8 +186,8 @@ def check_int(
     error: type[Exception] = ValueError,
     words: str = "",
 ) -> int:
-    """Returns the integer `value`. Raises TypeError for another type or a bool, and `error` if the value is below
-    `least`. `words` is the error message of torchdata 0.9, which old code expects at the end of the message."""
+    """Returns the integer `value`. Raises TypeError if the value is a bool or no integer, and `error` if the value is
+    below `least`. `words` is the error message of torchdata 0.9, which old code expects at the end of the message."""
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
         raise TypeError(f"{pipe}: {argument} must be an integer, but got {value!r} of type {type(value).__name__}")
     if least is not None and value < least:
@@ -290,7 +291,7 @@ def length_of(pipe: Any, source: Any) -> int:
 
 
 def no_length(pipe: Any, because: str) -> TypeError:
-    """Returns the error for a pipe of unknown length. Old code matches the end of the error's message."""
+    """Returns the error for a pipe of unknown length. Old user code compares the end of the error's message."""
     return TypeError(f"{because}. So this {type(pipe).__name__} instance doesn't have valid length")
 
 
@@ -313,7 +314,8 @@ def check_mode(pipe: str, mode: Any, *, writes: bool = False) -> str:
 
 @contextmanager
 def explaining(pipe: object, action: str, path: Any, ending: str = "") -> Iterator[None]:
-    """Adds a note to exceptions of a library. The note names the pipe, its file, and the operation that failed."""
+    """Context that adds a note to exceptions that a library raises. The note names the pipe, its file, and the
+    operation that failed."""
     try:
         yield
     except Exception as error:
@@ -336,7 +338,7 @@ _asking = _Asking()
 def certain_lengths() -> Iterator[None]:
     """Turns warnings about lengths into a TypeError within this context.
 
-    Other threads are not affected, unlike by filters of the `warnings` module.
+    Unlike a filter of the `warnings` module, this context does not affect other threads.
     """
     before, _asking.certain = _asking.certain, True
     try:

@@ -1,7 +1,7 @@
 """Applies a function to columns of an item, for `map`, `filter` and `flatmap`.
 
-Role: builds, once per iteration, the fastest function that computes a result from the given columns of an item. The
-code runs in the process that iterates the pipe.
+Role: builds, once per iteration, the fastest function that computes a result from the given columns of an item. This
+module's code runs in the process that iterates the pipe.
 """
 
 from __future__ import annotations

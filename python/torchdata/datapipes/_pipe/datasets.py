@@ -32,8 +32,7 @@ __all__ = [
     "splits_itself",
 ]
 
-#: Datasets that split their items among workers in a torch worker if they are PyTorch `IterableDataset`s, by module and
-#: class name.
+#: Module and name of dataset classes that split their items among PyTorch's workers if they are `IterableDataset`s.
 _SPLITTING = (
     ("datasets.iterable_dataset", "IterableDataset"),
     ("litdata.streaming.combined", "CombinedStreamingDataset"),
@@ -96,7 +95,7 @@ def splits_itself(iterable: Any) -> bool:
     Known examples are Hugging Face's `IterableDataset` if torch is loaded, the streaming datasets of litdata and
     mosaicml-streaming, and webdataset pipelines with a stage that splits the shards. An iterable of unknown type counts
     as splitting if the code of its class or generator function uses both names `get_worker_info` and `num_workers`.
-    Code that uses only `get_worker_info` cannot split, because it does not know the number of workers.
+    Code that uses only `get_worker_info` cannot split the items, because it does not use the number of workers.
     """
     if any(_instance_of(iterable, module, name) for module, name in _SPLITTING):
         return is_iterable_dataset(iterable)
@@ -107,7 +106,7 @@ def splits_itself(iterable: Any) -> bool:
 
 
 def is_known_to_split(iterable: Any) -> bool:
-    """Returns whether a self-splitting iterable was recognized by its library, rather than by its code."""
+    """Returns whether an iterable that splits its items was recognized by its class, rather than by its code."""
     known = (*_SPLITTING, ("webdataset.pipeline", "DataPipeline"))
     return any(_instance_of(iterable, module, name) for module, name in known)
 
@@ -118,7 +117,7 @@ def shuffles_itself(iterable: Any) -> bool:
 
 
 def _uses(iterable: Any, names: frozenset[str]) -> bool:
-    """Returns whether the class of an iterable, or a generator function, uses one of the names."""
+    """Returns whether the class of an iterable, or a generator function, uses one of the given names."""
     functions = [iterable] if is_generator_function(iterable) else []
     for cls in type(iterable).__mro__:
         if cls.__module__ != "builtins" and cls.__module__.partition(".")[0] not in ("torch", "typing", "abc"):
@@ -136,7 +135,7 @@ def splits_among_ranks(iterable: Any) -> bool:
 
 def is_coordinated(iterable: Any) -> bool:
     """Returns whether the workers of a self-splitting dataset coordinate over shared memory, as in mosaicml-streaming.
-    A single worker cannot read all of such a dataset.
+    A single worker cannot read a coordinated dataset completely.
     """
     return _instance_of(iterable, "streaming.base.dataset", "StreamingDataset")
 
@@ -179,7 +178,7 @@ class UnorderedSet(TypeError):
 
 def _name_of_member(member: Any) -> str:
     """Returns a name for a member of a set. Equal members have equal names in every process, and different members have
-    different names. Raises UnorderedSet if no such name is known for the member."""
+    different names. Raises UnorderedSet if the member has no name that is equal in every process."""
     kind = type(member)
     if kind in _PLAIN:
         return repr(member)
@@ -200,7 +199,7 @@ def _name_of_member(member: Any) -> str:
 
 
 def _mentions(function: Any, names: frozenset[str]) -> bool:
-    """Returns whether a function, or a function defined inside it, uses one of the names."""
+    """Returns whether a function, or a function defined inside it, uses one of the given names."""
     while not isinstance(function, FunctionType):
         inner = getattr(function, "func", None)  # the function of a functools.partial
         function = function.__func__ if isinstance(function, (MethodType, classmethod, staticmethod)) else inner

@@ -40,7 +40,7 @@ class Division:
         """Returns the shard's items of an iterator.
 
         Args:
-            taken: the index of the iterator's next item in the whole sequence.
+            taken: the index, in the whole sequence, of the iterator's next item.
             watch: a function that samples items of the source; None disables sampling.
             has_ended: a function that returns whether the source is exhausted; used only with `watch`.
         """

@@ -4,9 +4,9 @@ Role: each shard owns a `ShardGlobals`, used in the process and thread that run 
 generator each of `random`, NumPy and torch, but each shard draws from generators of its own. The states of the
 generators, of 2.5 KB each, are therefore exchanged whenever another shard runs, together with some variables of
 modules. The public functions of the three libraries convert a state to tuples and tensors, which takes up to 300
-microseconds. The extension copies the memory of the states in 0.3 microseconds. Experiments with other generators of
-the same classes find the address of this memory. If the experiments fail, for example with another version of a
-library, the public functions are used.
+microseconds. The extension copies the memory of the states in 0.3 microseconds. To find the address of this memory, the
+module experiments with other generators of the same classes. If the experiments fail, for example with another version
+of a library, the module uses the libraries' public functions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torchdata.datapipes._pipe.state.generators import load_generators, save_gen
 
 __all__ = ["LOCKS", "ShardGlobals", "one_at_a_time"]
 
-#: The module of the disk cache's locks. A shard that holds such locks must release them before another shard runs.
+#: The module of the disk cache's locks. A shard must release its locks of the cache before another shard runs.
 LOCKS = "torchdata.datapipes.iter.disk_cache.locks"
 _NUMPY, _WORKER = "numpy.random.mtrand", "torch.utils.data._utils.worker"
 #: Modules that change the contents of the `Exchange` object when they are imported.
@@ -50,16 +50,16 @@ _WORDS, _PLACE = 624 * 4, 4
 _BEFORE, _TORCH = 20, 2544
 #: The maximum distance in bytes from the start of PyTorch's object to the words.
 _HEAD = 256
-#: The size in bytes of the normal number that NumPy stores, with the flag that says whether the number is present.
+#: The size in bytes of the normally distributed number that NumPy stores, and of the flag for its presence.
 _GAUSS = 16
 
 
 class _Way(NamedTuple):
-    """A method to save and load generators.
+    """A method to save and load random generators.
 
     Args:
-        memory: the parts of memory that are copied.
-        variables: variables of generators outside the copied memory, each as a dict and a key of this dict.
+        memory: the parts of the generators' memory that are copied.
+        variables: the variables of generators outside the copied memory, as pairs of a dict and a key in it.
         others: the functions that save and load each generator that is not copied in memory.
     """
 
@@ -82,10 +82,9 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Prevents other threads of the process, within this context, from exchanging generators and worker info of shards.
+    """Within this context, other threads cannot exchange the random generators and worker info of shards.
 
-    If two threads exchanged these globals at the same time, the last thread to finish would restore the globals of the
-    wrong shard.
+    If two threads exchanged globals at the same time, the last thread would restore the globals of the wrong shard.
     """
     with _turn:
         yield
@@ -102,8 +101,8 @@ class ShardGlobals(SavedGlobals):
         """Saves the globals of the process.
 
         Args:
-            is_all: whether no other part of the shard must be stopped or saved. `ShardTurns` may then exchange the
-                shard without calling `enter` and `leave`.
+            is_all: whether no other part of the shard must be stopped or saved. If `is_all` is True, `ShardTurns` may
+                exchange the shard without calling `enter` and `leave`.
         """
         exchange, self._others = _exchange()
         self.save(exchange)
@@ -122,7 +121,7 @@ class ShardGlobals(SavedGlobals):
         return module is not None and module._worker_info is not None
 
     def generators(self) -> dict[str, Any]:
-        """Returns the result of `save_generators` for this shard, even while another shard runs."""
+        """Returns the result of `save_generators` for this shard. This also works while another shard runs."""
         if not self.is_away:
             return save_generators()
         others = ShardGlobals()
@@ -214,12 +213,12 @@ def _of_torch(generator: Any) -> _Way:
 
 
 def _is_copied(of: Callable[[Any], _Way], new: Callable[[int], Any], seen: Callable[[Any], Any]) -> bool:
-    """Returns whether copying the memory of one generator to another generator makes both equal.
+    """Returns whether copying the memory of one random generator to another makes their states equal.
 
     Args:
         of: a function that returns how to save and load a generator.
-        new: creates a generator from a seed.
-        seen: returns a generator's state through a public function.
+        new: a function that creates a generator from a seed.
+        seen: a function that returns a generator's state through the library's public interface.
     """
     try:
         for first, second in ((1, 2), (2, 1)):

@@ -1,7 +1,7 @@
 """Adds a note to an exception that passes through a pipeline: the pipe that raised the exception, and its item.
 
-Role: pipe iterators call `explain` for every exception that passes through them. The code runs in the process and
-thread that raised the exception. The module keeps no state, because the exception itself stores the position in the
+Role: pipe iterators call `explain` for every exception that passes through them. This module's code runs in the process
+and thread that raised the exception. The module keeps no state, because the exception itself stores the position in the
 graph.
 """
 
@@ -61,7 +61,7 @@ def explain(
 
 
 def note_index(error: BaseException, index: Any) -> None:
-    """Stores the dataset index that failed, so that the note of the first pipe can name it."""
+    """Stores the dataset index that failed, so that the note of the first pipe can name this index."""
     attributes_of(error).setdefault(_INDEX, repr(index)[:80])
 
 
@@ -86,8 +86,8 @@ def _origin_of(error: BaseException, datapipe: Any, yielded: int | None) -> dict
 
 
 def _note(error: BaseException, origin: dict[str, Any], last: Any) -> None:
-    """Adds a note with the position of the error in the graph that ends in `last`. The note replaces the note of an
-    earlier pipe, which describes a smaller part of the graph.
+    """Adds a note with the position of the error in the graph that ends in `last`. The new note replaces an earlier
+    pipe's note, because the earlier note describes a smaller part of the graph.
     """
     numbers = list(map(id, walk(last)))
     if origin["pipe"] not in numbers:

@@ -1,8 +1,8 @@
 """One interface to data frames of pandas, polars and pyarrow, and to dicts of arrays: `FrameFormat`.
 
-Role: creates frames from rows and from Arrow tables, with the library and the dtypes that the user chose. The code runs
-in the process that iterates the pipe. A `FrameFormat` holds only its settings and can be pickled. The libraries are
-imported where a format is created or used.
+Role: creates frames from rows and from Arrow tables, with the library and the dtypes that the user chose. This module's
+code runs in the process that iterates the pipe. A `FrameFormat` holds only its settings and can be pickled. The
+libraries are imported where a format is created or used.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class FrameFormat:
 
     def of_rows(self, rows: list[Any], columns: list[str] | None) -> Any:
         """Creates a frame from rows, which are tuples or lists, mappings, or single values. Raises ValueError if the
-        rows do not have the same columns, and TypeError if the rows are of different kinds."""
+        rows do not have the same columns, and TypeError if the rows mix sequences, mappings and single values."""
         return self._of_columns(self._columns_of(rows, columns))
 
     def _columns_of(self, rows: list[Any], columns: list[str] | None) -> dict[Any, Sequence[Any]]:

@@ -1,9 +1,9 @@
 """Reads rows of a Lance dataset by index: `LanceRows`.
 
 Role: a source of `ArrowParts`; its parts are ranges of rows. The source stores the location and the version of the
-dataset. Each process opens the dataset itself, because a handle does not survive a fork. Listing the parts requests
-only the number of rows. With a filter, Lance also reads the filter's columns. The source imports lance when it is
-created or read.
+dataset. Each process opens the dataset itself, because a handle does not survive a fork. To list the parts, the source
+requests only the number of rows from Lance. With a filter, Lance must also read the columns that the filter uses. The
+source imports lance when it is created or read.
 """
 
 from __future__ import annotations

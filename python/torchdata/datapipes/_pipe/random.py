@@ -1,7 +1,7 @@
-"""Seeds for random pipes without an explicit seed, and private states of the global generators.
+"""Seeds for random pipes without an explicit seed, and private states of the global random generators.
 
-Role: chooses the global generator that provides the seeds. The code runs in the process that iterates the pipe, at the
-start of an iteration.
+Role: chooses the global random generator that provides the seeds. This module's code runs in the process that iterates
+the pipe, at the start of an iteration.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ is_replica = False
 
 
 def draw_seed(last: int | None = None, follows: bool = False) -> int:
-    """Returns a new 63-bit seed from the global generator of torch, or of Python if torch is not loaded.
+    """Returns a new 63-bit seed from the global random generator of torch, or of Python if torch is not loaded.
 
-    `torch.manual_seed` (or, without torch, `random.seed`) therefore makes a run reproducible. If the replicas of a pipe
-    before a `sharding_filter` drew different numbers, items would be lost or duplicated, but the global generators of
-    the replicas differ. If a loader seeds the pipes, the seed of a pipe that is read more than once per epoch (`cycle`)
-    is therefore derived from its previous seed. The order is thus the same for any number of workers, including none,
-    and for any number of ranks.
+    `torch.manual_seed` (or, without torch, `random.seed`) therefore makes a run reproducible. The global generators of
+    replicas differ. If the replicas of a pipe before a `sharding_filter` drew different seeds, items would be lost or
+    duplicated. A loader therefore seeds the pipes. If a pipe is read more than once per epoch (`cycle`), each further
+    seed is derived from the pipe's previous seed. The order of the items is thus the same for any number of workers,
+    including none, and for any number of ranks.
 
     Args:
         last: the seed of the pipe's previous iteration.
@@ -39,14 +39,14 @@ def draw_seed(last: int | None = None, follows: bool = False) -> int:
 
 
 class PrivateRandomness:
-    """Gives code a private sequence from the global generators of Python, NumPy and torch.
+    """Gives code a private sequence of random numbers from the global generators of Python, NumPy and torch.
 
-    Inside the `with` block, the generators start from the seed, or resume where the previous block ended. After the
-    block, the generators have the same state as before the block. Generators of libraries that are not loaded are not
-    affected.
+    Inside the `with` block, the random generators start from the seed, or resume where the previous block ended. After
+    the block, the random generators have the same state as before the block. The random generators of libraries that
+    are not loaded are not affected.
 
     Args:
-        seed: the seed of the generators, at most 63 bits.
+        seed: the seed of the random generators, at most 63 bits.
     """
 
     def __init__(self, seed: int) -> None:
@@ -72,7 +72,7 @@ class PrivateRandomness:
 
 
 def _states() -> list[Any]:
-    """Returns the states of the global generators; None for libraries that are not imported."""
+    """Returns the states of the global random generators; None for libraries that are not imported."""
     numpy_random, torch = loaded("numpy.random"), loaded("torch")
     return [
         random.getstate(),

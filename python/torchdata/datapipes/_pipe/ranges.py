@@ -1,6 +1,7 @@
 """Marks the work of each pipe as a named range for PyTorch's profiler.
 
-Role: runs in the main process, in the thread that iterates. The module never imports PyTorch itself.
+Role: the ranges begin and end in the main process, in the thread that iterates. The module never imports PyTorch
+itself.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def ranges() -> tuple[dict[str, Any], Callable[[Any], Callable[[None, None, None
 
 
 def _begin(datapipe: Any) -> Callable[[None, None, None], object]:
-    """Begins a range for a call of the pipe, and returns the function that ends it."""
+    """Begins a profiler range for a call of the pipe, and returns the function that ends this range."""
     recorded: Any = sys.modules["torch.autograd.profiler"].record_function(f"torchdata: {name_of(datapipe)}")
     recorded.__enter__()
     end: Callable[[None, None, None], object] = recorded.__exit__

@@ -200,7 +200,7 @@ class functional_datapipe:
     Existing pipes keep their class.
 
     Args:
-        name: the method name under which the pipe is found on every pipe of its kind.
+        name: the name of the method that creates the pipe; every pipe of the same kind receives this method.
         enable_df_api_tracing: accepted for compatibility, without effect.
 
     Example:

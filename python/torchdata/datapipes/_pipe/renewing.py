@@ -1,10 +1,10 @@
 """Recreates iterators of this package's pipes after a skipped exception.
 
-Role: a generator ends when it raises an exception. A new call of the pipe's `__iter__` can resume from the state that
-its class declares, as it does from a loaded state. A pass with skipped exceptions is therefore a chain of several
-iterators of the same pipe. Each new iterator continues at the position of the exception, and reads the running
-iterators of the sources. `skipping` uses this module, in the process that iterates the pipe. The chain owns the
-`Renewal`, which owns the iterators of the sources.
+Role: a generator cannot continue after it has raised an exception. A new call of the pipe's `__iter__` can resume from
+the state that its class declares, as it does from a loaded state. A pass with skipped exceptions is therefore a chain
+of several iterators of the same pipe. Each new iterator continues at the position of the exception, and reads the
+running iterators of the sources. `skipping` uses this module, in the process that iterates the pipe. This chain of
+iterators owns the `Renewal`, which owns the iterators of the sources.
 """
 
 from __future__ import annotations
@@ -49,11 +49,10 @@ class Renewal(Iterator[Iterator[Any]]):
         self._datapipe, self._function, self._sources = datapipe, function, sources
         self._first: Iterator[Any] | None = None
         self._is_broken = False
-        #: The iterators of the sources. `_again` contains the source iterators that the new iterator of this pipe has
-        #: not taken over yet.
+        #: The iterators of the sources. `_again` contains the iterators that the new iterator has not taken over.
         self._guards: dict[int, Iterator[Any]] = {}
         self._again: dict[int, Iterator[Any]] = {}
-        #: The number of items that the pipe and its sources had yielded when the last iterator raised.
+        #: The number of items that the pipe and each source had yielded when the last iterator raised.
         self._seen: list[int] | None = None
 
     def over(self, iterator: Iterator[Any]) -> Iterator[Any]:
@@ -79,7 +78,8 @@ class Renewal(Iterator[Iterator[Any]]):
         return self._function(datapipe)
 
     def renew(self) -> bool:
-        """Replaces the iterator that has raised. Returns False if a new iterator would raise at the same item."""
+        """Replaces an iterator that has raised an exception. Returns False if a new one would raise at the same
+        item."""
         seen = [token_of(pipe).yielded for pipe in (self._datapipe, *self._sources)]
         if seen == self._seen:
             return False
@@ -90,12 +90,12 @@ class Renewal(Iterator[Iterator[Any]]):
         self._guards[id(source)] = guard
 
     def take_again(self, source: Any) -> Iterator[Any] | None:
-        """Returns the existing iterator of a source; None if the source must begin."""
+        """Returns the existing iterator of a source; None if the source must begin a pass."""
         return self._again.pop(id(source), None)
 
 
 def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renewal | None:
-    """Prepares a pass for skipped exceptions; returns None if the pipe cannot continue after an exception."""
+    """Prepares a pass so that it can continue after skipped exceptions; returns None if the pipe cannot continue."""
     record, kind = record_of(datapipe), type(datapipe)
     record.renewal = None
     if not (kind.__module__.startswith(_OURS) and kind._renews and hasattr(kind, "iteration_state")):

@@ -22,7 +22,7 @@ def retried(call: Callable[[], R], max_retries: int, what: str, count: Callable[
     """Calls a function, and repeats the call after a pause if it raises an OSError that may be temporary.
 
     Args:
-        what: the name of the action, with which the text of a warning begins.
+        what: the name of the action, which is the beginning of a warning.
         count: a function that is called before each repetition.
     """
     pause = PAUSE

@@ -1,15 +1,16 @@
-"""Reads a stream without a state. The position in the stream is a number of items. A resume rereads the items up to the
-saved position.
+"""Reads a stream that can neither seek nor save its state. The position in the stream is a number of items. When a
+state is loaded, the items up to the saved position are reread.
 
-Role: each reading records checksums of sampled items, so that a resume detects a stream that yields other items. The
-gaps between sampled positions grow, and no Python code runs between two samples. The code runs where the source of a
-pipeline is read.
+Role: each reading records checksums of sampled items, so that a resumed run detects a stream that yields other items.
+The gaps between sampled positions grow, and this module runs no Python code between two samples. This module's code
+runs where the source of a pipeline is read.
 
-A stream may draw from the global generators in order to shuffle or to augment. If a stream draws random numbers for its
-first or second item, its state contains the generators from before the first draw. A resume rereads the items with
-these generators, and restores the current generators afterwards. If other code draws numbers between two items,
-augmentation differs after a resume, although the order is the same. A resume therefore only warns if the stream drew
-numbers for its second item, or if only floating-point numbers and arrays differ. All other differences are errors.
+A stream may draw from the global random generators in order to shuffle or to augment. If a stream draws random numbers
+for its first or second item, its state contains the states of the generators before the first draw. A resumed run
+rereads the items with these states, and restores the current states afterwards. If other code draws random numbers
+between two items, augmentation after a resume differs from the original run, although the items have the same order. A
+resumed run therefore issues only a warning if the stream drew numbers for its second item, or if only floating-point
+numbers and arrays differ. All other differences are errors.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ class SampledStream:
         self._name = name
         saved = saved or {}
         self._digest = SampleDigest.of(saved["digest"]) if "digest" in saved else SampleDigest()
-        #: The global generators before the stream first drew from them; None if it has not drawn.
+        #: The states of the global random generators before the first draw of the stream; None without a draw.
         self._generators: dict[str, Any] | None = saved.get("generators")
         #: Whether the stream drew random numbers when it computed its second item.
         self._draws = bool(saved.get("draws", False))
         self._has_saved = "digest" in saved
 
     def state(self) -> dict[str, Any]:
-        """Returns the samples so far, and the generators that are needed to reread the sampled items."""
+        """Returns the samples that were taken so far, and the generator states for rereading the sampled items."""
         state: dict[str, Any] = {"digest": self._digest.as_tuple()}
         if self._generators is not None:
             state |= {"generators": self._generators, "draws": self._draws}
@@ -147,7 +148,7 @@ class SampledStream:
             position += 1
 
     def _note_draws(self, before: dict[str, Any], is_second: bool = False) -> None:
-        """Records whether the stream has drawn from the global generators since `before`."""
+        """Records whether the stream has drawn from the global random generators since `before`."""
         after = save_generators()
         before.pop("awaited", None)
         if any(before[name] != after[name] for name in before.keys() & after.keys()):
@@ -157,7 +158,7 @@ class SampledStream:
 
 @contextmanager
 def _as_at(generators: dict[str, Any] | None) -> Iterator[None]:
-    """Sets the global generators within the context and restores them afterwards; None leaves them unchanged."""
+    """Within this context, the global generators have the given states; None leaves the generators unchanged."""
     if generators is None:
         yield
         return

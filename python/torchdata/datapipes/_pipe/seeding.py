@@ -1,6 +1,6 @@
-"""Random pipes: the seeds that a loader sets.
+"""Pipes that draw random numbers, and the seeds that a loader sets in these pipes.
 
-Role: the base of pipes that shuffle or augment. The code runs in the process that iterates the pipe.
+Role: the base of pipes that shuffle or augment. This module's code runs in the process that iterates the pipe.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Shared code of pipes that shuffle: the switch that turns shuffling off, the seeds, and a private generator.
+"""Shared code of pipes that shuffle: the switch that turns shuffling off, the seeds, and a private random generator.
 
-Role: the base class of Shuffler and InBatchShuffler. The code runs in the process that iterates the pipe. The pipe owns
-the generator and seeds it when an iteration begins.
+Role: the base class of Shuffler and InBatchShuffler. This module's code runs in the process that iterates the pipe. The
+pipe owns its random generator, and seeds the generator when an iteration begins.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ __all__ = ["Shuffling"]
 
 
 class Shuffling(Seeded):
-    """A pipe that shuffles, with its seeds and its switch. Subclasses extend `reset` and `iteration_state`."""
+    """The base class of pipes that shuffle: their seeds, and the switch that turns shuffling off. Subclasses extend
+    `reset` and `iteration_state`."""
 
     #: The attribute that the adapter `Shuffle` sets.
     set_by_adapters: ClassVar[dict[str, str]] = {"Shuffle.enable": "_enabled"}
@@ -32,7 +33,7 @@ class Shuffling(Seeded):
         return self
 
     def reset(self) -> None:
-        """Seeds the generator with the seed from `set_seed`, or with a new seed."""
+        """Seeds the random generator with the seed from `set_seed`, or with a new seed."""
         super().reset()  # type: ignore[misc]
         self._shuffling = self._enabled
         if self._shuffling:

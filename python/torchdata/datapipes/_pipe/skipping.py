@@ -3,9 +3,9 @@
 Role: when a pass begins, each `on_error` *claims* the pipes between the previous `on_error` of the pipeline and itself.
 If a claimed pipe raises an exception because of an item, the item is skipped. If an exception reaches the guard of a
 claimed pipe, the guard calls `explain`, which in turn calls this module. If the pipe's pass can continue, the exception
-is counted in the pipe's record, and the guard requests the next item. The counts are part of the pipe's entry in a
-state. A resumed pass therefore continues the counts, whereas a repeated pass starts from zero. The code in this module
-runs in the process that iterates the pipes.
+is counted in the pipe's record, and the guard requests the next item. The counts of skipped items are part of the
+pipe's entry in a state. A resumed pass therefore continues the counts, whereas a repeated pass starts from zero. The
+code in this module runs in the process that iterates the pipes.
 
 A pass can continue if its iterator survives an exception. The built-in `map`, the iterator of `filter`, and pipes that
 turn one item or stream into several (`_drop_broken`) survive exceptions. A generator ends when it raises an exception.
@@ -64,7 +64,7 @@ worker: int | str | None = None
 #: The epoch, from 0, of the loader that this worker process belongs to.
 epoch = 0
 
-#: In the main process, the current epoch of each skipping pipe.
+#: The current epoch of each pipe that skips items; used only in the main process.
 _epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 #: A limit that is a fraction is checked once a pipe has read this many items, and at the end of the pass.
@@ -153,7 +153,7 @@ def table_of(skipped: dict[tuple[str, str], int]) -> str:
 
 
 def tell(skipped: dict[tuple[str, str], int], of: str = "items of this epoch") -> None:
-    """Warns about the skipped items, if there are any; `of` names the items with their epoch or pass."""
+    """Warns about the skipped items, if there are any; `of` describes these items and the epoch or pass."""
     if skipped:
         text = f"on_error has skipped {sum(skipped.values())} {of}:\n{table_of(skipped)}"
         warn_outside(text, RuntimeWarning)
@@ -171,8 +171,8 @@ def check_limit(who: str, name: str, limit: int | float | None) -> None:
 def too_many(
     skipped: dict[tuple[str, str], int], limit: int | float | None, name: str, items: str, where: str, last: str = ""
 ) -> TooManySkipped:
-    """Returns the error that reports too many skipped items. `items` describes the items that may be skipped, with a
-    noun as its last word. `where` describes the processes and epochs that the counts cover."""
+    """Returns the error that reports too many skipped items. `items` is a noun phrase for the items that may be
+    skipped; its last word is the noun. `where` describes the processes and epochs that the counts cover."""
     permitted = f"{100 * limit:g} % of {items}" if isinstance(limit, float) else f"{limit} {items.split()[-1]}"
     return TooManySkipped(
         f"on_error has skipped {sum(skipped.values())} items, more than {name}={limit!r} permits ({permitted}, in "
@@ -232,7 +232,7 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
     if (told := limit_error(owner)) is None:
         return True
     told.__cause__ = error
-    # Without these attributes, notes would attribute the error to a reader of the pipe that raised it.
+    # Without these attributes, the note would name a later pipe instead of the pipe that raised the error.
     attributes_of(told).update(attributes_of(error))
     return told
 
@@ -246,7 +246,7 @@ def is_of_an_item(error: BaseException) -> bool:
 
 
 def _goes_on(datapipe: Any, iterator: Any) -> bool:
-    """Returns whether a pipe's iterator can continue after raising, and makes it drop the failed item."""
+    """Returns whether a pipe's iterator can continue after an exception, and makes the pipe drop the failed item."""
     base = iter_base()
     if any(is_iter_pipe(source) and base not in type(source).__mro__ for source in sources_of(datapipe)):
         return False  # a source without a guard may have ended because of the exception

@@ -1,10 +1,10 @@
 """Stops sources from splitting their items among workers if a `sharding_filter` already splits the items.
 
-Role: a source may call `torch.utils.data.get_worker_info()` and yield only its worker's part of the items. A filter
-that reads this source would then keep only a part of the worker's part. While a filter requests an item from its
-sources, PyTorch therefore reports a single worker in that thread. The code runs in workers of this package and of
-PyTorch. In these workers, PyTorch's function returns an object of this package, which shows the true values to all
-other code.
+Role: a source may call `torch.utils.data.get_worker_info()` and yield only its worker's part of the items. A
+`sharding_filter` that reads this source would then keep only a part of the worker's part. Therefore, while a
+`sharding_filter` requests an item from its sources, PyTorch reports a single worker to this thread. This module's code
+runs in workers of this package and of PyTorch. In these workers, `get_worker_info()` returns an object of this package,
+which shows the true values to all other code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BASES = "torchdata.datapipes.datapipe"
 #: Libraries with iterables that never call `get_worker_info`.
 _INNOCENT = frozenset({"itertools", "numpy", "pandas", "polars", "pyarrow", "torchdata"})
 
-#: The pipes that may call `get_worker_info` and that a filter reads.
+#: The pipes that a `sharding_filter` reads and that may call `get_worker_info`.
 _whole: WeakSet[Any] = WeakSet()
 
 
@@ -62,7 +62,7 @@ def read_whole(datapipes: Iterable[Any]) -> bool:
 
 
 def _never_asks(datapipe: Any) -> bool:
-    """Returns whether a pipe certainly does not call `get_worker_info` itself. Calls by user functions do not count."""
+    """Returns whether a pipe certainly does not call `get_worker_info`, except in user functions."""
     if not hasattr(type(datapipe), "__iter__"):
         return True
     if type(datapipe).__module__.partition(".")[0] != "torchdata":

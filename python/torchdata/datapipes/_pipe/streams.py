@@ -1,8 +1,8 @@
-"""Closes the streams in items that a pipe drops, and in items that it keeps.
+"""Closes the streams in items that a pipe drops or keeps.
 
 Role: pipes call `close_dropped` for each item that they drop, and `with_detached_streams` for items that they keep
-after their iteration. For plain items, and if no stream was ever wrapped, these two functions cost almost nothing. The
-code runs in the process that iterates the pipe.
+after their iteration. `close_dropped` and `with_detached_streams` cost almost nothing for plain items, or if no stream
+was ever wrapped. This module's code runs in the process that iterates the pipe.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _detached(stream: Any) -> Any:
 
 
 def _exchanged(item: Any, exchange: Callable[[Any], Any]) -> Any:
-    """Returns `item` with each wrapped stream replaced. Parts without streams are shared."""
+    """Returns `item` with each wrapped stream replaced. Parts of the item without streams are not copied."""
     kind = type(item)
     if kind in PLAIN_TYPES:
         return item

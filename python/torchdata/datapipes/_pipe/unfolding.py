@@ -1,7 +1,8 @@
 """Shared code of pipes that turn one item into several (flatmap, map_batches, unbatch, mux, …).
 
 Role: chains the parts of consecutive items without running a Python frame for each part, and tracks the remaining
-parts. The code runs in the process that iterates the pipe. The pipe owns the parts of the item that is being unfolded.
+parts. This module's code runs in the process that iterates the pipe. The pipe owns the parts of the item that is being
+unfolded.
 """
 
 from __future__ import annotations

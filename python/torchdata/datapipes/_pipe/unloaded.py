@@ -1,10 +1,10 @@
 """Distributes items by index before they are loaded.
 
-Role: if a `sharding_filter` reads items that are loaded by index, the pipes before it pass on indices instead of items,
-and the filter loads only the items of its own share. Pipes can pass on indices if they never inspect an item: pipes
-that keep or change the order, and pipes that apply a function to each item, which the filter calls after loading. Each
-index takes the position of its item, so positions, seeds and states are the same as for an iteration over items. The
-code runs in the process that iterates the pipeline. The module keeps no state.
+Role: if items are loaded by index, the pipes before a `sharding_filter` pass on indices instead of items, and the
+filter loads only the items of its own share. A pipe can pass on indices if it never inspects an item: either it keeps
+or changes the order, or it applies a function to each item, which the filter calls after it has loaded the item. Each
+index takes the position of its item, so positions, seeds and states are the same as for an iteration over items. This
+module's code runs in the process that iterates the pipeline. The module keeps no state.
 
 Each iteration decides, for one path through the graph, whether to pass on indices. Readers outside the path receive
 items instead of indices. Passing on indices does not change the graph.
@@ -75,8 +75,8 @@ def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
 
 
 def begin_sharing(datapipe: Any) -> Iterator[Any]:
-    """Starts an iteration for a reader that takes a share. If the pipe supports skipping, the iterator can skip the
-    items of other shares.
+    """Starts an iteration for a reader that yields only a share of the items. If the pipe supports skipping, the
+    iterator can skip the items of other shares.
 
     A pipe supports skipping if its own class defines `_can_pass_over` and `_iter_by_index`, which replaces `__iter__`
     and yields the same items. A subclass must define `_iter_by_index` itself to support skipping.

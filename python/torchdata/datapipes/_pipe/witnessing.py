@@ -1,13 +1,13 @@
-"""Samples the items that a `sharding_filter` reads, to check that all workers read the same order.
+"""Samples the items that a `sharding_filter` reads, to check that all workers read the items in the same order.
 
-All loaders take the same samples of a stream without a state (`SampleDigest`), to check that the stream repeats itself
-after a resume.
+All loaders sample a stream without a state (`SampleDigest`), to check that a resumed run reads the same items.
 
 Role: each worker reads the whole source and keeps the items at the positions of its share. If the workers read the
 items in different orders, shares overlap and items are lost. The filter therefore records checksums of some items with
-their positions, and the loader compares the checksums of its workers. The code runs in workers, in the thread that
-reads the filter. All workers sample the same positions: every position at first, then positions with gaps that grow as
-the square root of the position. Two orders of n items therefore have about 36 sampled items in common, for any n.
+their positions, and the loader compares the checksums of its workers. This module's code runs in workers, in the thread
+that reads the filter. All workers sample the same positions: every position at first, then positions with gaps that
+grow as the square root of the position. Two workers that read n items in different orders therefore share about 36
+sampled items.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class SampleDigest:
         self.next = sample_behind(self.next)
 
     def agrees_with(self, other: SampleDigest) -> bool:
-        """Returns whether two digests have the same checksum; True if they cover different numbers of samples."""
+        """Returns whether two digests have the same checksum. Digests of different numbers of samples also agree."""
         return self.next != other.next or self.checksum == other.checksum
 
     @staticmethod

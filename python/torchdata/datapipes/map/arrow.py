@@ -1,8 +1,8 @@
 """The map pipe over the parts of a table: ArrowParts.
 
-Role: `ArrowParts` provides the numbers of a table's parts. These numbers are shuffled and sharded before the table is
-read. The pipe owns the list of parts, which is created when the pipe is built. The code runs in any process that
-requests an item.
+Role: `ArrowParts` provides the numbers of a table's parts. The part numbers are shuffled and sharded before the table
+is read. The pipe owns the list of parts, which is created when the pipe is built. This module's code runs in any
+process that requests an item.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ArrowParts(MapDataPipe[int]):
             of files of one format.
         filter: the rows to read: a `pyarrow.compute.Expression`; for an Iceberg table the `row_filter` of its `scan`;
             for a Lance dataset also SQL. Parts are left out if their statistics exclude all rows. For a Lance dataset,
-            the filter is applied when the pipe is built. By default (None), all rows are read.
+            the filter is applied when the pipe is built. If `filter` is None (the default), all rows are read.
         format: the format of files that are given by their paths: `"parquet"` (the default), `"feather"`, `"csv"` or
             another format that `pyarrow.dataset.dataset` accepts; `"delta"`, `"lance"` or `"iceberg"` (with the path of
             the metadata) for tables.
@@ -39,7 +39,7 @@ class ArrowParts(MapDataPipe[int]):
 
     Raises:
         TypeError: the source has an unsupported type.
-        ValueError: `part_rows` is not positive, or is given for another table than a Lance dataset.
+        ValueError: `part_rows` is not positive, or is given although the table is not a Lance dataset.
         OSError, ValueError: a file is missing or has another format (pyarrow.ArrowInvalid).
         ModuleNotFoundError: pyarrow is not installed; the message says how to install it.
 

@@ -33,7 +33,7 @@ T_co = TypeVar("T_co", covariant=True)
 class Shuffler(Seeded, ReadsByIndex[T_co]):
     """Yields the items of a map pipe in random order.
 
-    The order depends only on the seed, and equals the order of torchdata 0.9 for the same seed.
+    The order depends only on the seed. torchdata 0.9 yields the same order for the same seed.
 
     Args:
         datapipe: the map pipe to read.
@@ -84,7 +84,7 @@ class Shuffler(Seeded, ReadsByIndex[T_co]):
         return len(self.indices)
 
 
-#: The orders in use, by seed and length. Several shards in one process share the same order.
+#: The shuffled orders that are in use, by seed and length. Several shards in one process share the same order.
 _orders: weakref.WeakValueDictionary[tuple[int, int], array[int]] = weakref.WeakValueDictionary()
 
 
@@ -111,10 +111,11 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
 
     Functional form of MapDataPipe: `sample_by`.
 
-    Numbers that a sampler draws from the global generators of Python, NumPy and torch depend on the pipe's seed, and
-    these generators are not changed. Before a `sharding_filter`, the sampler therefore yields the same order in all
-    workers and ranks. A generator that belongs to the sampler is used as usual. A sampler with `set_epoch`, such as
-    torch's `DistributedSampler`, receives the number of the epoch, starting with the value of its `epoch`.
+    If a sampler draws numbers from the global generators of Python, NumPy or torch, these numbers depend on the pipe's
+    seed, and the generators' states do not change. Before a `sharding_filter`, the sampler therefore yields the same
+    order in all workers and ranks. A random generator that belongs to the sampler is used as usual. A sampler with
+    `set_epoch`, such as torch's `DistributedSampler`, receives the number of the epoch, starting with the value of its
+    `epoch`.
 
     Args:
         datapipe: the map pipe to read.
@@ -174,7 +175,7 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
         return f"the sampler {type(self.sampler).__name__}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the epoch, and the order of the sampler or, without a length, a checksum of some of its indices."""
+        """Returns the epoch and the order of the sampler; without a length, a checksum replaces the order."""
         return self._declared_state() | ({} if self._stream is None else {"stream": self._stream.state()})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -192,7 +193,7 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
         self._is_strict = is_strict
 
     def _drawn(self, randomness: PrivateRandomness) -> Iterator[Any]:
-        """Yields the indices of the sampler, which draws from a private sequence of the global generators."""
+        """Yields the indices of the sampler, which draws from a private sequence of the random generators."""
         with randomness:
             set_epoch = getattr(self.sampler, "set_epoch", None)
             if callable(set_epoch):

@@ -71,8 +71,8 @@ class IterToMapConverter(MapDataPipe[Any]):
 
     Args:
         datapipe: the iterable pipe to read.
-        key_value_fn: a function from an item to its key and value. By default (None), the items must be pairs of key
-            and value.
+        key_value_fn: a function from an item to its key and value. If `key_value_fn` is None (the default), the items
+            must be pairs of key and value.
 
     Raises:
         TypeError: `datapipe` is not an iterable pipe, or `key_value_fn` is not a function; at the first request, an

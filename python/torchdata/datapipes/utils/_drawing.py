@@ -1,7 +1,7 @@
 """Draws a pipe graph with graphviz.
 
-Role: `to_graph` converts the graph that ends in a pipe to a `graphviz.Digraph`. The code runs in the calling process,
-reads the pipes' attributes and changes nothing. The program `dot` is needed only for rendering the result.
+Role: `to_graph` converts the graph that ends in a pipe to a `graphviz.Digraph`. This module's code runs in the calling
+process, reads the pipes' attributes and changes nothing. The program `dot` is needed only for rendering the result.
 """
 
 from __future__ import annotations

@@ -168,8 +168,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         elif isinstance(v, StreamWrapper):
             v.close()
 
-    # These methods are defined explicitly because a method, unlike `__getattr__`, keeps the wrapper and its file alive
-    # until it returns, as in `next(items)[1].read()`.
+    # The following methods are not left to `__getattr__`, because a method keeps the wrapper and its file alive until
+    # the call returns, as in `next(items)[1].read()`.
 
     def read(self, *args: Any, **kwargs: Any) -> Any:
         """Reads from the file object."""
@@ -357,7 +357,7 @@ def validate_pathname_binary_tuple(data: Any) -> None:
         data: the value to check, which must be a pair of a path and an open binary stream.
 
     Raises:
-        TypeError: the value is not such a pair.
+        TypeError: the value is not a pair of a path and an open binary stream.
 
     Example:
         >>> import io

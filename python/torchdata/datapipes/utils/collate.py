@@ -1,8 +1,8 @@
 """Collating: converts a batch of items to one item with arrays, or with tensors if PyTorch is imported.
 
-Role: implements the default function of `collate`, and its argument `conversion`. The code runs in the process that
-iterates the pipe. Stacked arrays are allocated by `torchdata.empty`. A worker thus builds batches in memory that it can
-send without a copy.
+Role: implements the default function of `collate`, and its argument `conversion`. This module's code runs in the
+process that iterates the pipe. Stacked arrays are allocated by `torchdata.empty`. A worker thus builds batches in
+memory that it can send without a copy.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def default_collate(batch: Any, to: Literal["numpy", "torch"] | None = None) -> 
 
     Args:
         batch: a non-empty sequence of items of the same structure.
-        to: "numpy" for arrays, "torch" for tensors; None (the default) for tensors if PyTorch is imported, and arrays
-            if it is not.
+        to: "numpy" for arrays, "torch" for tensors. None (the default) means tensors if PyTorch is imported, and arrays
+            otherwise.
 
     Raises:
         TypeError: the items have a type that cannot be collated.
@@ -255,7 +255,7 @@ def _columns(batch: Any) -> list[tuple[Any, ...]]:
 
 
 def rebuilt_mapping(first: Any, collated: dict[Any, Any]) -> Any:
-    """Returns `collated` as a mapping of `first`'s type, or as a dict if such a mapping cannot be created."""
+    """Returns `collated` as a mapping of `first`'s type, or as a dict if this type cannot be created."""
     if type(first) is dict:
         return collated
     try:
@@ -269,7 +269,7 @@ def rebuilt_mapping(first: Any, collated: dict[Any, Any]) -> Any:
 
 
 def rebuilt_sequence(first: Any, collated: list[Any]) -> Any:
-    """Returns `collated` as a sequence of `first`'s type, or as a list if such a sequence cannot be created."""
+    """Returns `collated` as a sequence of `first`'s type, or as a list if this type cannot be created."""
     if type(first) is list:
         return collated
     try:

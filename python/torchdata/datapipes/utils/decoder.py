@@ -3,7 +3,7 @@
 A handler is a function of an extension and the file's contents that returns None for unsupported extensions. Handlers
 for torch's pipes can be used unchanged, including the handlers in `torch.utils.data.datapipes.utils.decoder`.
 
-Role: defines the built-in handlers. The code runs in the process that iterates the pipe, and keeps no state.
+Role: defines the built-in handlers. This module's code runs in the process that iterates the pipe, and keeps no state.
 """
 
 from __future__ import annotations
@@ -82,14 +82,14 @@ def basichandlers(extension: str, data: Any, *, allow_pickle: bool | None = None
     | `pt` | the result of `torch.load` with `weights_only=True` |
 
     **Unpickling runs code that the file contains.** For untrusted files, refuse `pyd`, `pickle` and `pt` by
-    `allow_pickle=False`. To refuse these extensions in the whole program, set `TORCHDATA_ALLOW_PICKLE=0` in the
+    `allow_pickle=False`. To refuse `pyd`, `pickle` and `pt` in the whole program, set `TORCHDATA_ALLOW_PICKLE=0` in the
     environment (`WDS_SECURE=1`, the variable of webdataset, has the same effect).
 
     Args:
         extension: the extension, without its dot.
         data: the content of the file, as bytes.
-        allow_pickle: whether to read `pyd`, `pickle` and `pt` files. With None (the default) or True, these files are
-            read unless the environment forbids reading pickles.
+        allow_pickle: whether to read `pyd`, `pickle` and `pt` files. If `allow_pickle` is None (the default) or True,
+            these files are read unless the environment forbids reading pickles.
 
     Returns:
         The decoded content; None for other extensions.
@@ -244,7 +244,7 @@ def handle_extension(extensions: str, f: Callable[[Any], Any]) -> Handler:
 
 
 class Decoder:
-    """Decodes pairs of path and contents by the first handler that returns a result.
+    """Decodes pairs of path and contents with the first handler that returns a result.
 
     Args:
         *handler: functions of a key and contents, which return None for unsupported keys.
@@ -268,7 +268,7 @@ class Decoder:
         self.key_fn = key_fn
 
     def _told(self, handlers: tuple[Handler, ...]) -> list[Handler]:
-        """Returns the handlers; `basichandlers` receives the `allow_pickle` of the constructor."""
+        """Returns the handlers, after passing the constructor's `allow_pickle` to `basichandlers`."""
         if self.allow_pickle is None:
             return list(handlers)
         told = partial(basichandlers, allow_pickle=self.allow_pickle)

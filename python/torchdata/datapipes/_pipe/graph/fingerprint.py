@@ -25,7 +25,7 @@ from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
 __all__ = ["Fingerprint", "check_fingerprint", "difference", "fingerprint", "require_arguments", "short_name"]
 
-#: For each pipe its `class`, the numbers of the pipes that it `reads`, and its `parameters` as text, by name.
+#: A dict for each pipe: its `class`, the numbers of the pipes that it `reads`, and its `parameters` by name, as text.
 Fingerprint = list[dict[str, Any]]
 
 #: Maximum number of characters in the text of a parameter.
@@ -43,8 +43,8 @@ def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
 
     Args:
         begun: whether the graph may have been iterated. If `begun` is True, the fingerprint leaves out values that an
-            iteration may change. A user's pipe may change all its attributes except functions, and another pipe may
-            change its iteration state.
+            iteration may change. An iteration may change all attributes of a user's pipe except functions, but only the
+            iteration state of other pipes.
     """
     graph = graph_of(datapipe)
     return [
@@ -125,7 +125,7 @@ def _arguments_of(kind: type) -> list[tuple[str, tuple[str, str]]]:
             names = signature_of(kind.__init__).parameters  # type: ignore[misc]
         except (TypeError, ValueError):
             names = {}  # type: ignore[assignment]
-        # A class lists in `tuning` the arguments that affect only the speed, and may differ when a state is loaded.
+        # A class lists in `tuning` the arguments that affect only its speed, so they may differ when a state is loaded.
         tuning = _CHANGED.union(*(vars(base).get("tuning", ()) for base in kind.__mro__))
         found = [(name, (name, f"_{name}")) for name in names if name not in tuning]
         _arguments[kind] = found

@@ -1,8 +1,9 @@
 """`Graph`: a snapshot of the pipes of a graph and their sources.
 
-Role: an immutable value. Code that modifies the pipes of a graph, or runs them, creates a new `Graph` afterwards. Other
-code reuses an existing `Graph`, because a new search would inspect all attributes of each pipe. A `Graph` holds only
-references to the pipes. The code runs in any process that has the pipes.
+Role: an immutable value. Code that modifies or runs the pipes of a graph must create a new `Graph` afterwards, because
+the old `Graph` may be outdated. All other code reuses an existing `Graph`, because creating a `Graph` inspects all
+attributes of each pipe. A `Graph` holds only references to the pipes. This module's code runs in any process that has
+the pipes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ __all__ = ["Graph", "graph_of"]
 
 
 class Graph:
-    """The pipes of the graph that ends in a pipe, as found when this object is created.
+    """All pipes of the graph that ends in a given pipe, as they are when this object is created.
 
     Attributes:
         end: the last pipe.
@@ -73,7 +74,7 @@ class Graph:
         return {id(pipe) for root in pipes for pipe in walk(root, self._sources) if pipe is not root}
 
     def depth_first(self) -> list[Any]:
-        """Returns all pipes, each once and before its sources, branch by branch."""
+        """Returns each pipe once, before its sources, and branch by branch."""
         found: dict[int, Any] = {}
         stack = [self.end]
         while stack:

@@ -1,10 +1,10 @@
 """Makes PyTorch's pipe classes and this package's pipe classes compatible with each other.
 
-Role: in torchdata 0.9, the two base classes of all pipes were PyTorch's own. This package has base classes of its own,
+Role: in torchdata 0.9, all pipes derived from two base classes of PyTorch. This package defines its own base classes,
 because it never imports torch. Once other code has imported torch, before or after this package, the classes of both
-packages are registered as virtual subclasses of each other. Pipes of both packages then have the functional forms and
-methods that were added to either package. `Dataset` is not an ABC, so it becomes a real base class of this package's
-pipes. The code runs in every process that imports both packages.
+packages are registered as virtual subclasses of each other. From then on, a functional form or method that was added to
+the pipes of one package is also available on the other package's pipes. `Dataset` is not an ABC, so it becomes a real
+base class of this package's pipes. This module's code runs in every process that imports both torch and torchdata.
 
 This module patches four parts of PyTorch:
 
@@ -52,7 +52,7 @@ class Counterpart:
         self._module: Any = None
 
     def meet(self, ours: Any, module: Any) -> None:
-        """Registers both classes with each other. Forms that exist in both packages remain unchanged."""
+        """Registers the two given classes with each other. Forms that exist in both packages remain unchanged."""
         base = getattr(module, self.name, None)
         if base is None or self.base is not None:
             return
@@ -235,7 +235,7 @@ def yielded_so_far(datapipe: Any) -> int | None:
 
 
 def replay_later(datapipe: Any, begin: Callable[[], Iterator[Any]] | None) -> None:
-    """Makes `begin` provide the next iteration of a PyTorch pipe; None restores an ordinary iteration."""
+    """Makes the next iteration of a PyTorch pipe yield the items of `begin()`; None restores ordinary iterations."""
 
     def once_asked() -> Iterator[Any]:  # starts with the first request, after the sources were restored
         if begin is not None:
@@ -247,7 +247,7 @@ def replay_later(datapipe: Any, begin: Callable[[], Iterator[Any]] | None) -> No
 def note_passes_of_torchs(note: Callable[[Any], None]) -> None:
     """Calls a function with each PyTorch pipe at the beginning of its pass.
 
-    If the pipe's `__iter__` is a generator function, the call happens before its sources are iterated.
+    If `__iter__` of the pipe is a generator function, `note` is called before the pipe iterates its sources.
     """
 
     def change(_torchs: Any) -> None:

@@ -1,6 +1,6 @@
 """Finds the pipes that a pipe reads from, without serializing anything.
 
-Role: one pass over the attributes of a pipe, used by the graph tools and by state. The search finds pipes that are
+Role: searches the attributes of a pipe once, for the graph tools and for states. The search finds pipes that are
 attributes, and pipes in (nested) containers of an attribute. To limit its cost, the search inspects at most
 `LARGEST_STRUCTURE` members per attribute, including members of nested containers, and treats all further members as
 data.
@@ -22,7 +22,7 @@ LARGEST_STRUCTURE = 4096
 #: The cost of opening a nested container, in members, because opening takes longer than inspecting a member.
 OPENING = 8
 
-#: The base classes of all pipes. These classes register themselves, because this module cannot import their modules.
+#: The base classes of all pipes. Each base class registers itself, because this module cannot import it.
 _pipes: tuple[type, ...] = ()
 
 #: Whether a class was registered as a virtual subclass of a pipe class.
@@ -70,7 +70,7 @@ def _role(kind: type) -> Role | None:
 
 
 def _is_pipe_class(kind: type) -> bool:
-    """Returns whether objects of the type are pipes, without `issubclass`, which would query every pipe class."""
+    """Returns whether objects of the type are pipes. `issubclass` would query every pipe class."""
     for base in _pipes:
         if base in kind.__mro__ or base.__subclasshook__(kind) is True:
             return True
@@ -107,7 +107,7 @@ def pipes_in(value: Any) -> list[Any]:
     left = LARGEST_STRUCTURE + OPENING
     holds_pipes = False
     numbers = count()  # preserves the order of groups with equal width
-    # A heap of groups of sibling containers. A group's width is the number of containers in its branch so far.
+    # A heap of groups of sibling containers, sorted by the number of containers found in the branch of a group so far.
     groups = [(1, next(numbers), [value])]
     while groups:
         width, _, group = heappop(groups)
@@ -130,7 +130,7 @@ def pipes_in(value: Any) -> list[Any]:
 
 
 def _in_order(value: Any, opened: dict[int, list[Any]]) -> list[Any]:
-    """Returns the pipes of the opened containers from left to right, depth first."""
+    """Returns the pipes in the containers that were opened, from left to right and depth first."""
     found = []
     stack = [value]
     while stack:

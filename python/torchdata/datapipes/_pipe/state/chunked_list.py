@@ -18,8 +18,8 @@ CHUNK_SIZE = 16_384
 class ChunkedList:
     """The items of a list, in chunks.
 
-    `pop` returns what `list.pop` returns, but moves only the later items of one chunk. Removing a million items from
-    one list in random order takes minutes.
+    `pop` returns the same item as `list.pop`, but moves only the later items of one chunk. Removing a million items
+    from one list in random order takes minutes.
     """
 
     def __init__(self, items: list[Any]) -> None:

@@ -19,7 +19,7 @@ __all__ = ["DERIVED", "MOST_ITEMS", "DeclaredState", "RandomState", "declare", "
 
 _MISSING: Any = object()
 
-#: The limit of counts of items in a state.
+#: The largest valid number of items in a state.
 MOST_ITEMS = 1 << 62
 
 
@@ -74,8 +74,8 @@ def random_state(*, lasts: bool = False) -> Any:
     """Declares that an attribute, which the constructor sets to a `random.Random`, is part of the iteration state.
 
     Args:
-        lasts: whether the generator continues from one iteration to the next. If `lasts` is False (the default),
-            `reset` must seed the generator.
+        lasts: whether the random generator continues from one iteration to the next. If `lasts` is False (the default),
+            `reset` must seed the random generator.
 
     Example:
         >>> import random
@@ -163,13 +163,14 @@ class RandomState(DeclaredState):
 
 
 def declare(cls: Any) -> tuple[DeclaredState, ...]:
-    """Returns all declarations of a pipe class and its bases. The class's own declarations take precedence.
+    """Returns all declarations of a pipe class and its bases. If a class and its base declare the same attribute, the
+    class's declaration applies.
 
     In the class, each declaration is replaced by the initial value of its attribute.
     """
     own = _of(cls)
     if own or any(not hasattr(base, "_own_state") and _of(base) for base in cls.__bases__):
-        # The names also replace the `iteration_state` of the mixins among the bases.
+        # The names of the declared attributes also replace the `iteration_state` of mixins among the bases.
         cls.iteration_state = tuple(state.name for state in own)
     cls._own_state = own
     found: dict[str, DeclaredState] = {}

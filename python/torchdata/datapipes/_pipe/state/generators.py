@@ -1,7 +1,8 @@
 """The global generators of random numbers of this process, as plain data.
 
-Role: user functions may draw from `random`, NumPy and torch without their pipe's knowledge. A saved state of a graph
-therefore includes these generators. The code runs in the process that owns the generators.
+Role: user functions may draw numbers from `random`, NumPy and torch, which their pipe cannot detect. A saved state of a
+graph therefore includes the states of these generators. This module's code runs in the process that owns the
+generators.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def save_generators() -> dict[str, Any]:
 
 
 def load_generators(state: dict[str, Any]) -> None:
-    """Sets the global generators to the states that `save_generators` returned.
+    """Sets the global random generators to the states that `save_generators` returned.
 
     Libraries with a saved generator are imported if necessary; a warning names libraries that are missing. A saved seed
     is used now if its library is imported, or else when the library is imported.

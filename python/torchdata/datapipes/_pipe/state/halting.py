@@ -1,10 +1,10 @@
 """Repeats the read-ahead of threads in a replayed pass. Each thread reads as many items as in the original pass, and
 then pauses.
 
-Role: used if the replay of a whole graph draws numbers from the global generators. If a pipe reads ahead in a thread,
-functions before this pipe draw random numbers for items that the reader has not received. In a replay, each thread must
-therefore draw exactly the numbers that it had drawn when the state was saved. After the replay, the generators are set
-to their saved states.
+Role: used if the replay of a whole graph draws numbers from the global random generators. If a pipe reads ahead in a
+thread, functions before this pipe draw random numbers for items that the reader has not received. In a replay, each
+thread must therefore draw exactly the numbers that it had drawn when the state was saved. After the replay, the random
+generators are set to their saved states.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _may_begin.set()
 
 @contextmanager
 def beginning_unread() -> Iterator[None]:
-    """Makes threads of new passes, within this context, wait before their first item until a reader requests it."""
+    """Within this context, the threads of new passes do not read their first item until a reader requests it."""
     global _may_begin
     flag = Latch()
     try:
@@ -73,10 +73,10 @@ class Halt:
 
     def __init__(self, number: int, ahead: Lead) -> None:
         self.number = number
-        # If the source had ended, the thread must also make the request that reaches the end of the source.
+        # If the source had ended, the thread must make one more request to reach the end of the source.
         self._items, self._taken = ahead.items + ahead.is_over, 0
         self._reached, self._may_go_on = Latch(), Latch()
-        #: The queue of the pass, once the pass has begun, and the original capacity of the queue.
+        #: The queue of the pass, once the pass has begun. `_capacity` is the original capacity of the queue.
         self._queue: ReadAheadQueue | None = None
         self._capacity = 0
 
@@ -86,8 +86,8 @@ class Halt:
         return self._may_go_on.is_set()
 
     def begin(self, queue: ReadAheadQueue) -> None:
-        """Records that the pass begins. Until the thread may continue, the queue has room for all items, because the
-        queue may have had a larger capacity when the state was saved.
+        """Records that the pass begins. Until the thread may continue, the queue has room for all items that the thread
+        must read, because the capacity may have been larger when the state was saved.
         """
         self._queue, self._capacity = queue, queue.capacity
         queue.capacity = max(queue.capacity, len(queue) + self._items)
@@ -95,7 +95,7 @@ class Halt:
     def stand(self) -> None:
         """Pauses the calling thread if it has read the items up to the position `ahead`.
 
-        If the replay yields other items, a reader may need more items, and the thread then continues immediately.
+        If a replay yields other items, its reader may need more items; in this case, the thread continues immediately.
         """
         if self._taken >= self._items:
             self._reached.set()
@@ -124,7 +124,7 @@ class Halt:
 
 
 class Halts:
-    """The points where all threads of a replayed graph pause."""
+    """The points at which the threads of a replayed graph pause."""
 
     def __init__(self, entries: Iterable[tuple[Any, PipeEntry]]) -> None:
         self._halts = [(pipe, pipe._halt_at(Lead(*one.ahead))) for pipe, one in entries if one.ahead is not None]

@@ -1,7 +1,7 @@
 """The interface through which graphs, states and loaders query a pipe, with a default for each query.
 
 Role: the contract between the pipes and the code that handles whole graphs. Each pipe implements the queries, so that
-callers need not know its class. The code runs in the process of the pipe.
+callers need not know its class. This module's code runs in the process of the pipe.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class PipeHooks:
     Authors of pipes may override public names. Private names are not part of the public interface.
     """
 
-    #: Whether each item depends only on the corresponding source item, in the source's order. A pipe with `one_to_one`
-    #: set, even a user's pipe, has no other state.
+    #: Whether each item depends only on the corresponding source item, in the source's order. A pipe that sets
+    #: `one_to_one`, even a user's pipe, has no state besides the state of its sources.
     one_to_one: ClassVar[bool] = False
 
     #: Whether `len` must read items.
@@ -47,8 +47,7 @@ class PipeHooks:
         return None
 
     def _reads_in_pass(self, source: Any) -> bool | None:
-        """Returns whether a source's running pass belongs to this pipe's running pass; None to decide by start
-        times."""
+        """Returns whether a source's running pass belongs to this pipe's running pass; None if start times decide."""
         return None
 
     def _goes_on_alone(self) -> bool:
@@ -78,7 +77,7 @@ class PipeHooks:
         return None
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the pipe's thread has read, not counting the first `passes` passes; None without a thread."""
+        """Returns how far the pipe's thread has read after its first `passes` passes; None without a thread."""
         return None
 
     def _halt_at(self, ahead: Lead) -> Halt:

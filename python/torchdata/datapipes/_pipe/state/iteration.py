@@ -1,12 +1,13 @@
 """Begins the iterations of pipes, and records the state of the graph at the beginning of an iteration.
 
-Role: maintains the record of each pipe (`record`): when its pass began, and the loaded state that it has not resumed
-from yet. If a source of the pipe must be replayed, the record also contains the state of all sources at the beginning
-of the pass. A *pass* is one iteration of one pipe. The code runs in the process and thread that iterates the pipe.
+Role: maintains the record of each pipe (`record`), which contains the start of its pass, and a loaded state until a
+pass resumes from it. If a source of the pipe must be replayed, the record also contains the state of all sources at the
+beginning of the pass. A *pass* is one iteration of one pipe. This module's code runs in the process and thread that
+iterates the pipe.
 
 A counter that increases when a pass begins determines which passes belong together. If the pass of a source began after
-the pass of its reader, the reader is reading the source. A source's pass that began before the reader's pass belongs to
-an earlier pass of a reader.
+the pass of its reader, the reader is reading the source. If the pass of a source began before the pass of its reader,
+the source's pass belongs to an earlier pass of a reader.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def _keeps_state_between(pipe: Any) -> bool:
 
 
 def iterate(datapipe: Any) -> Iterator[Any]:
-    """Returns `iter` of the last pipe of a graph, so that its state can be saved.
+    """Returns an iterator over the last pipe of a graph, so that the state of the graph can be saved.
 
     Use this function if the graph ends with a PyTorch pipe. A PyTorch pipe reports the beginning of an iteration only
     with its first item, and never reports the end. Without `iterate`, `save_state` raises an error once the iteration
@@ -131,7 +132,7 @@ def iterate(datapipe: Any) -> Iterator[Any]:
 
 
 def _noting_end(datapipe: Any, iterator: Iterator[Any]) -> Iterator[Any]:
-    """Returns an iterator that records its end, because PyTorch does not report it."""
+    """Returns an iterator that records its end, because PyTorch does not report the end of an iteration."""
     yield from iterator
     record_of(datapipe).ended = True
 
@@ -277,7 +278,7 @@ def with_seeds(entry: PipeEntry, record: PassRecord) -> PipeEntry:
 
 
 def with_pending(pipe: Any, record: PassRecord, loaded: PipeEntry) -> PipeEntry:
-    """Returns `loaded`, which no pass has resumed yet, with the settings for the next pass made since loading."""
+    """Returns the entry `loaded`, together with the settings for the next pass that were made after loading."""
     if loaded.left is not None:
         loaded = loaded._replace(given=(record.given,))
     loaded = with_seeds(loaded, record)
@@ -297,8 +298,8 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     """Begins a pass of a pipe, which invalidates its older iterators.
 
     Returns:
-        The number of the iterator, whether the iterator resumes from loaded state, the number of items that it must
-        drop, and whether the pass ends after these items.
+        A tuple: the number of the iterator, whether the iterator resumes from a loaded state, the number of items that
+        it must drop, and whether the pass ends after the dropped items.
     """
     token, record = token_of(datapipe), record_of(datapipe)
     graph = None if record.watches is False else Graph(datapipe)
@@ -361,7 +362,7 @@ def _note_growth(record: PassRecord, beginning: Beginning) -> None:
 
 
 def _find_replayed(graph: Graph) -> None:
-    """Records, for a pipe that begins and for its sources, whether the pipe or one of its sources is replayed."""
+    """Records, for each pipe of a graph, whether the pipe or one of its sources is replayed."""
     found: dict[int, bool | None] = {}
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
@@ -408,7 +409,7 @@ def _covers(kind: type) -> bool:
     says = max(depth_of(kind, "state_dict"), depth_of(kind, "load_state_dict"))
     says = min(says, depth_of(kind, "iteration_state"))
     while says < len(classes) and not issubclass(classes[says], iter_base()):
-        # The declaration of a mixin counts for the first class that lists the mixin as a base.
+        # A mixin's declaration counts as the declaration of the first class that lists the mixin as a base.
         says = min(i for i, cls in enumerate(classes) if classes[says] in cls.__bases__)
     return says < len(classes) and says <= depth_of(kind, "__iter__")
 
@@ -442,7 +443,7 @@ def forget_state(*datapipes: Any) -> None:
 
 
 def forget_below(datapipe: Any) -> None:
-    """Makes the next iterations of a pipe's sources start from the beginning, if the pipe starts their passes.
+    """If a pipe starts the passes of its sources, makes the next iterations of the sources start over.
 
     The source of the children of a fork continues as long as one of the children continues.
     """
@@ -466,8 +467,7 @@ def _forget(pipe: Any) -> None:
             record.loaded = PipeEntry(name_of(pipe))
         return
     if record.loaded is not None and record.loaded.left is not None:
-        # The pipe has loaded the state of a pass that is replayed. The next iteration is the pass after the replayed
-        # pass, and begins with the entry `left`.
+        # The loaded state requires a replay. The next iteration is the pass after the replay, and begins with `left`.
         seed = pending_seed(pipe)
         was_given = seed is not None and seed != record.given
         load_entry(pipe, record.loaded.left)
@@ -497,8 +497,7 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
     else:
         token.disarm()
     if entry.restores and is_restorable(pipe):
-        # A user's pipe without `reset` cannot start over after its state is loaded. A user's pipe without `reset`
-        # therefore loads its state only when the pipe resumes.
+        # A user's pipe without `reset` cannot start over with a loaded state, so the state is loaded only to resume.
         if can_reset(type(pipe)) or not is_iter_pipe(pipe):
             _take_state(pipe, pipe.load_state_dict, state)
     elif hasattr(type(pipe), "iteration_state"):
@@ -513,7 +512,7 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
 
 
 def _take_state(pipe: Any, take: Callable[[Any], object], state: Any) -> None:
-    """Loads the part of a state that belongs to a pipe."""
+    """Makes a pipe load its own part of a state, by calling `take`."""
     if not type(pipe).__module__.startswith("torchdata."):
         take(state)
         return

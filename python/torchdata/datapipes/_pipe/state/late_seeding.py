@@ -1,11 +1,12 @@
 """Seeds libraries that are imported in the middle of an epoch.
 
 Role: a child process seeds the global generators of the loaded libraries when an epoch begins. A user's function may
-import a library later, as often happens with spawn. Without this module, the library would seed its generator from the
-system's entropy, so the run could not be reproduced. Each library is therefore seeded right after its import, before
-the importing code continues. The code runs in workers and in the dispatching process. `process_reset_fn` provides the
-seeds of each epoch. States contain the pending seeds. A process that resumes from the beginning of an epoch needs these
-seeds, because it may already have imported a library that the original run imported later.
+import a library later, as often happens with the start method spawn. Without this module, the library would seed its
+generator from the system's entropy, so the run could not be reproduced. Each library is therefore seeded right after
+its import, before the importing code continues. This module's code runs in workers and in the dispatching process.
+`process_reset_fn` provides the seeds of each epoch. States contain the pending seeds. A process that resumes from the
+beginning of an epoch needs these seeds, because it may already have imported a library that the original run imported
+later.
 """
 
 from __future__ import annotations

@@ -49,22 +49,22 @@ class PipeEntry(NamedTuple):
             next pass of the pipe starts from the beginning.
         yielded: the number of items that the pass to resume has yielded.
         finished: whether the pass has yielded its last item.
-        state: the pipe's own state. If `restores` is False, this state contains only values that outlive a pass,
-            including the seed for the next pass.
+        state: the pipe's own state. If `restores` is False, the pipe's own state contains only values that outlive a
+            pass, including the seed for the next pass.
         seed: the argument to pass to `set_seed` of a user's pipe.
         follows: whether each seed is derived from the previous seed, as in a graph that `set_graph_random_seed` has
-            seeded. If `follows` is False, the seeds are drawn from the global generators.
-        skipped: by kind of exception, the number of items that `on_error` has skipped at the pipe in the pass.
-        later: the seed for the next pass, which is set after the replay has dropped items.
+            seeded. If `follows` is False, the seeds are drawn from the global random generators.
+        skipped: the number of items that `on_error` has skipped at the pipe in the pass, by kind of exception.
+        later: the seed for the next pass; the pipe receives this seed after the replay has dropped items.
         drop: the number of items to drop after the pass has begun. A pipe that drops items, or that has no declared
-            state, is *replayed*: the pipe and its sources begin as before, and continue to their saved position, or to
-            their end if `finished` is set.
+            state, is *replayed*: the pipe and its sources begin their pass in the original state, and read to their
+            saved position, or to their end if `finished` is set.
         seconds: the maximum time for computing the dropped items.
-        generators: the global generators at the beginning of the replay. After the replay, the process's generators
-            have the same states as before the replay.
-        ahead: how far the pipe's thread reads before the replay restores the generators (see `Lead`).
+        generators: the states of the global random generators at the beginning of the replay. After the replay, the
+            random generators have the same states as before the replay.
+        ahead: how far the pipe's thread reads before the replay restores the random generators (see `Lead`).
         left: the entry for the next pass, in case the reader abandons the current pass.
-        given: the seed that was pending when the entry was loaded, to detect a seed that is set afterwards.
+        given: the seed that was pending when the entry was loaded. If another seed is pending now, it was set later.
     """
 
     type: str

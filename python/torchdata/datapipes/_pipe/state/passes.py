@@ -1,7 +1,7 @@
 """Reads a pipe in successive passes, and restores positions within them, for loaders that read any iterable.
 
-Role: adapts a pipe to the interface of a `Stateful` iterable. Subclasses define the state. The code runs where the pipe
-is read.
+Role: adapts a pipe to the interface of a `Stateful` iterable. Subclasses define the state. This module's code runs
+where the pipe is read.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 Role: pure functions that convert the result of a pipe's `state_dict` to a value that the pipe cannot change later, and
 back. `None`, `bool`, `int`, `float`, `str`, `bytes`, flat lists and tuples of these types, and dicts of all these types
-remain unchanged. All other values, above all items, are stored as bytes under one key. A pipe has only one key with
-bytes, so that an item in two of its queues remains one object. Under `NESTED`, the bytes are a pickle that refers to no
-class, so loading the bytes runs no code. Items with classes are stored under `PICKLED`, which is loaded only if the
-caller trusts the state.
+remain unchanged. All other values, above all items, are stored as bytes under one key. The state of a pipe has only one
+key with bytes, so that an item in two queues of the pipe remains one object. Under `NESTED`, the bytes are a pickle
+that refers to no class, so loading the bytes runs no code. Items with classes are stored under `PICKLED`, which is
+loaded only if the caller trusts the state.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NESTED = "__nested__"
 #: The key that holds the whole state if the state is not a dict with string keys.
 _WHOLE = "__state__"
 
-#: Keys of dicts that represent other values.
+#: Keys that mark a dict as the representation of another value.
 _RESERVED = frozenset({PICKLED, NESTED})
 
 _ATOMS = frozenset({NoneType, bool, int, float, str, bytes})
@@ -102,7 +102,7 @@ def _taken(value: Any, copies: dict[int, Any]) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """Returns a copy of a plain value, or `_OTHER` for other values."""
+    """Returns a copy of a plain value, or `_OTHER` for a value that is not plain."""
     kind = type(value)
     if kind in _ATOMS:
         return value
@@ -120,7 +120,7 @@ def _copied(value: Any) -> Any:
 
 
 def _frozen(value: Any) -> Any:
-    """Returns an atom or a nested tuple of atoms unchanged, and `_OTHER` for other values."""
+    """Returns an atom or a nested tuple of atoms unchanged, and `_OTHER` for all other values."""
     kind = type(value)
     if kind in _ATOMS:
         return value

@@ -1,7 +1,7 @@
 """Stores data about each pipe outside its attributes: its token, which distinguishes its iterations, and its *record*.
 
-Role: stores the data of passes for `iteration` and `state`, which define its use. The code runs in the process and
-thread that iterates the pipe. A *pass* is one iteration of one pipe.
+Role: stores the data of passes for `iteration` and `state`; these modules define the meaning of the data. This module's
+code runs in the process and thread that iterates the pipe. A *pass* is one iteration of one pipe.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ NEVER = object()
 
 @dataclass(slots=True, eq=False)
 class Beginning:
-    """The state of a graph when the pass of its last pipe began. A replay of that pass starts from this state."""
+    """The state of a graph when the pass of its last pipe began. A replay of the pass starts from this state."""
 
-    #: The random generators of the process when the pass began.
+    #: The states of the process's random generators when the pass began.
     moved: dict[str, Any]
-    #: The generators to begin a replay with. The values differ from `moved` if the pass began with a replay.
+    #: The states of the generators for a replay. They differ from `moved` if the pass itself began with a replay.
     generators: dict[str, Any]
-    #: The number of items that the loaded state drops at the beginning.
+    #: The number of items that the pass drops at its beginning because of the loaded state.
     dropped: int = 0
-    #: The number of items that count as yielded when the pass begins, before any item is dropped.
+    #: The number of items that count as yielded when the pass begins, before the pass drops any item.
     yielded: int = 0
     #: Whether the loaded state already requires a replay of the whole graph.
     whole: bool = False
     since: float = field(default_factory=time.monotonic)
-    #: The iteration numbers of PyTorch's pipes.
+    #: The iteration number of each PyTorch pipe, by the pipe's id.
     torchs: dict[int, Any] = field(default_factory=dict)
     #: Each pipe of the graph with its entry, and the state to load into the pipe, if any.
     parts: list[tuple[Any, PipeEntry, Any]] = field(default_factory=list)
@@ -72,7 +72,7 @@ class PassRecord:
     seed: Any = None
     #: Whether a loader seeds the pipe. If True, the seeds of later passes in an epoch are derived from the first seed.
     seeded: bool = False
-    #: The seed for the next pass, from a loaded state.
+    #: The seed for the next pass that a loaded state contains.
     given: Any = None
     #: The seed that was set after the beginning of the pass to replay.
     later: Any = None
@@ -80,7 +80,7 @@ class PassRecord:
     watches: bool | None = None
     #: The state of the graph when the running pass began, if `watches` is True or the pipe belongs to PyTorch.
     beginning: Beginning | None = None
-    #: The fingerprint of the graph, if this pipe is the end of the graph and the state of the graph was saved.
+    #: The fingerprint of the graph that ends in this pipe, if the state of the graph was saved.
     fingerprint: Fingerprint | None = None
     #: Names of pipes that this pipe has created since its first pass.
     grown: list[str] = field(default_factory=list)
@@ -90,7 +90,7 @@ class PassRecord:
     claim: Any = None
     #: References to the pipes for which this pipe skips exceptions.
     claimed: list[Any] = field(default_factory=list)
-    #: References to two `Renewal` objects: of this pipe's running pass, and of the running pass of its reader.
+    #: A reference to the `Renewal` of the running pass. `read_by` refers to the `Renewal` of the reader's pass.
     renewal: Any = None
     read_by: Any = None
     #: The number of items that were skipped in the running pass, by kind of exception. Code must replace the dict

@@ -1,8 +1,8 @@
 """Shared code of readers of archives and compressed files: open archives, safe names, size limits and clear errors.
 
 Role: the module contains the base class of TarArchiveLoader, ZipArchiveLoader and RarArchiveLoader, and checks that the
-decompressing pipes also use. The code runs in the iterating process. An archive object owns the stream that it reads.
-Members refer to their archive and are reopened through it (see `utils/_streams.py`).
+decompressing pipes also use. This module's code runs in the iterating process. An archive object owns the stream that
+it reads. Members refer to their archive and are reopened through it (see `utils/_streams.py`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def check_max_ratio(pipe: str, value: Any) -> float | None:
 
 
 def refuse_bomb(size: int, compressed: int, max_ratio: float | None) -> None:
-    """Raises Refused if `size` bytes from `compressed` bytes is an unusually large ratio."""
+    """Raises Refused if `compressed` bytes decompress to `size` bytes, and this ratio is unusually large."""
     if max_ratio is None or size <= SMALLEST_BOMB or size <= max_ratio * max(compressed, 1):
         return
     raise Refused(
@@ -111,7 +111,7 @@ def seeks_cheaply(file_obj: Any) -> bool:
 
 
 def bare(stream: Any) -> Any:
-    """Returns the file object inside a wrapper. Calling this object directly is faster than calling the wrapper."""
+    """Returns the file object inside a wrapper. Reading from this object is faster than reading through the wrapper."""
     if getattr(stream, "closed", False):
         raise ValueError(f"the stream {stream!r} of the archive is closed")
     return stream.file_obj if isinstance(stream, StreamWrapper) else stream
@@ -126,8 +126,8 @@ def is_damage(error: Exception) -> bool:
 
 
 def explained(kind: type[Exception], what: str, error: Exception) -> Exception:
-    """Returns the error to raise for `error`, which names the archive. An error that is not due to damaged data keeps
-    its type.
+    """Returns an error that names the archive, to be raised instead of `error`. An error that is not due to damaged
+    data keeps its type.
 
     The error is returned, not raised, because a frame that raises an error and refers to it forms a reference cycle.
     The cycle would keep the files of all frames in the traceback open until garbage collection.
@@ -153,7 +153,7 @@ class CountedStream:
         self._start = position_of(file_obj) or 0
         #: Bytes that were peeked at but not read yet.
         self._ahead = b""
-        #: Bytes from the start to the current position of the stream.
+        #: The number of bytes from the start to the current position of the stream.
         self.count = 0
 
     def look(self, size: int) -> bytes:

@@ -2,8 +2,8 @@
 
 Role: each pipe converts pairs of path and compressed stream to pairs of path and decompressed stream. The pipes run in
 the process that iterates them. Data is decompressed only when a stream is read. The decompressed stream owns and closes
-the compressed stream. The recipe of the compressed stream reopens the decompressed stream, which decompresses
-everything up to its position.
+the compressed stream. To reopen a decompressed stream, the recipe reopens the compressed stream and decompresses
+everything up to the position.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _kind_by_suffix(path: str) -> CompressionType | None:
 
 
 class _Recipe:
-    """Describes how to open and read a compressed stream, with a placeholder instead of the stream, or without it."""
+    """Describes how to open and read a compressed stream. The recipe contains a placeholder for the stream, or none."""
 
     __slots__ = ("kind", "max_ratio", "path", "pipe", "source")
 
@@ -134,7 +134,7 @@ class _Recipe:
         return _Recipe(self.kind, self.path, self.pipe, self.max_ratio, stand_in)
 
     def explained(self, name: str, error: Exception) -> Exception:
-        """Returns the error to raise for `error`: one of the same type that names the pipe and the path."""
+        """Returns an error of the same type as `error` that names the pipe and the path."""
         name_item(error, self.path)
         what = f"{shown(self.path)} in {self.pipe}"
         if isinstance(error, Refused):
@@ -234,7 +234,7 @@ class Decompressor(_Decompressing):
     `load_from_tar` and `load_from_zip` accept.
 
     Args:
-        source_datapipe: yields pairs of path and binary stream. The stream is closed with the decompressed stream.
+        source_datapipe: yields pairs of path and binary stream. Closing a decompressed stream also closes its source.
         file_type: `"gzip"`, `"bz2"`, `"lzma"` (also xz), `"zstd"`, `"tar"` or `"zip"`, or one of `Decompressor.types`;
             None (the default) for the type by the suffix of the path, also in capitals and before the query of a URL:
             `.gz`, `.bz2`, `.xz`, `.zst`, `.tar`, `.zip`, and for tar archives `.tar.gz`, `.tar.xz`, `.tar.zst`, `.tgz`,
@@ -344,7 +344,7 @@ class Bz2FileLoader(_OfOneKind):
     """Decompresses bzip2 streams: yields pairs of path, without the suffix `.bz2`, and stream.
 
     Args:
-        datapipe: yields pairs of path and binary stream. The stream is closed with the decompressed stream.
+        datapipe: yields pairs of path and binary stream. Closing a decompressed stream also closes its source.
         length: the number of files that `len` returns; with -1 (the default), `len` raises TypeError.
         max_ratio: the largest ratio of the decompressed size to the compressed size, for sizes over 1 GiB. 100 by
             default; None for no limit.
@@ -370,7 +370,7 @@ class XzFileLoader(_OfOneKind):
     """Decompresses xz and lzma streams: yields pairs of path, without the suffix `.xz`, and stream.
 
     Args:
-        datapipe: yields pairs of path and binary stream. The stream is closed with the decompressed stream.
+        datapipe: yields pairs of path and binary stream. Closing a decompressed stream also closes its source.
         length: the number of files that `len` returns; with -1 (the default), `len` raises TypeError.
         max_ratio: the largest ratio of the decompressed size to the compressed size, for sizes over 1 GiB. 100 by
             default; None for no limit.

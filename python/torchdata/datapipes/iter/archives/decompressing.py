@@ -15,7 +15,7 @@ from torchdata._optional import optional_import
 
 __all__ = ["bzip2_reader", "gzip_reader", "lzma_reader", "zstd_reader"]
 
-#: Compressed bytes to request at a time.
+#: Number of compressed bytes to request at a time.
 _AT_ONCE = 64 << 10
 
 #: Bytes to decompress at a time if the whole stream is read or skipped.

@@ -1,8 +1,9 @@
 """Reads a stream forward by offset, as required by archive readers: `Forwards`.
 
 Role: this class connects an archive reader with a stream that cannot seek or that is compressed. The archive reader
-requests bytes by offset as from a file. The code runs in the iterating process. The reader borrows the stream, and
-keeps the last piece of bytes. Seeking back a little, or reading a small member, therefore does not call the stream.
+requests bytes by offset as from a file. This module's code runs in the iterating process. The reader borrows the
+stream, and keeps the last piece of bytes. A short seek backward, or a small member, therefore needs no call of the
+stream.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class _RarArchive(IndexedArchive):
 
     @staticmethod
     def error_of(what: str, error: Exception) -> Exception:
-        """Returns the error to raise for `error`, which names the archive."""
+        """Returns an error that names the archive, to be raised instead of `error`."""
         rarfile, what = _rarfile(), f"{what} in RarArchiveLoader"
         if not isinstance(error, rarfile.Error):
             return explained(rarfile.BadRarFile, what, error)
@@ -135,7 +135,7 @@ def _opened(file_obj: Any) -> Any:
 
 
 class _WhenRead:
-    """A member that is opened when it is first read, because compressed members start a program."""
+    """A member that is opened when it is first read, because opening a compressed member starts a program."""
 
     def __init__(self, open_member: Callable[[], Any]) -> None:
         self._open = open_member

@@ -3,7 +3,7 @@
 Role: the pipe turns pairs of path and archive stream into pairs of path and member stream, in the iterating process. A
 member is read from its archive on demand. The archive's stream, which the archive object owns, therefore stays open
 until its last member is closed or dropped. Archive objects also serve as recipes to reopen members (see
-`utils/_streams.py`): members that were saved together open their archive once.
+`utils/_streams.py`), so members that were saved together share one archive, which is opened only once.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class _Header(tarfile.TarInfo):
     """A member's header, in which damage is an error. `tarfile` treats damage after the first header as the archive's
     end.
 
-    One member may have many headers: long names, extended headers, maps of holes. The number and the size of these
+    One member may have many headers: long names, extended headers, maps of holes. The number and the size of a member's
     headers are limited.
     """
 
@@ -182,8 +182,8 @@ class _Header(tarfile.TarInfo):
             tarfile_.fileobj = stream
 
     def _proc_member(self, tarfile_: Any) -> Any:
-        """Counts each header. The method of `tarfile` that parses a header depends on Python's version, but all these
-        methods call `_proc_member`.
+        """Counts each header. The `tarfile` method that parses a header differs between Python versions, but each of
+        these methods calls `_proc_member`.
         """
         if isinstance(tarfile_.fileobj, _HeaderBytes):
             tarfile_.fileobj.count()
@@ -240,15 +240,15 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
         file_obj: the stream.
         mode: the mode, as for `tarfile.open`.
         max_ratio: the largest allowed ratio.
-        header: the offset of a header, for an uncompressed archive with a stream that is `BEFORE` bytes before this
+        header: the offset of a header in an uncompressed archive; the stream is positioned `BEFORE` bytes before this
             header. Bytes before the stream's position are not read. If `header` is 0, the stream is at its start.
     """
     tar: Any
     source: Any
     ahead, compression = "|" in mode or not seekable(file_obj), mode[2:] if len(mode) > 1 else "*"
     if header is not None:
-        # `tarfile` reads a header when it opens an archive. An empty archive is therefore opened, and its stream is
-        # then replaced.
+        # `tarfile` reads a header when it opens an archive. Therefore, this code opens an empty archive and then
+        # replaces its stream.
         tar = OpenTar.open(fileobj=io.BytesIO(bytes(2 * tarfile.BLOCKSIZE)), mode="r:", tarinfo=_Header)
         if header and not ahead:
             # if the stream is buffered, reading this byte now avoids a later request for the byte
@@ -274,7 +274,7 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
 
 
 def _forwards(source: Any, compression: str, ahead: bool, max_ratio: float | None) -> Forwards:
-    """Returns the decompressed contents of `source` by offset."""
+    """Returns an object that provides the decompressed contents of `source` by offset."""
     pieces_of = partial(_in_proportion, compression, max_ratio) if compression else _pieces_of_plain
 
     def rewind() -> Pieces:
@@ -353,8 +353,8 @@ class _TarArchive(Archive):
         return self.is_plain and seeks_cheaply(self.tar.fileobj)
 
     def read(self, size: int) -> bytes:
-        """Returns the next `size` bytes of the archive. Large sizes are read in pieces, because the archive may be
-        shorter.
+        """Returns the next `size` bytes of the archive. Large sizes are read in pieces, as the archive may contain
+        less.
         """
         fileobj: Any = self.tar.fileobj
         if size <= SMALLEST_BOMB:
@@ -495,7 +495,7 @@ class _SparseMember(LibraryMember):
 
     def readall(self) -> bytes:
         try:
-            # Only reading the whole file is limited, because sparse files may be large but can be read in pieces.
+            # Only `readall` applies the limit, because a large sparse file can be read in pieces.
             refuse_bomb(self._size, self._stored, self._archive.max_ratio)
         except Exception as error:
             raise self._archive.explained(self._name, error)
@@ -555,7 +555,7 @@ class TarArchiveLoader(ArchiveLoader):
         stand_in, place = super()._bookmark(path, stream)
         archive = self._archive
         if archive is not None and archive.source is stream is not stand_in and archive.place is not None:
-            # Because the stream starts at this position, no earlier bytes are requested from a store.
+            # Bytes before this position are not requested from a store when the stream is reopened.
             return detached(stream, archive.place - BEFORE), (*place, archive.start)
         return stand_in, place
 

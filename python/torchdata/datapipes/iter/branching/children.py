@@ -5,7 +5,7 @@ the source once and owns the items that wait for children. All these pipes run i
 
 The children of one main pipe are iterated in *rounds*. A new round begins when a child is iterated for the second time
 in a round. The new round restarts the source and invalidates the iterators of all other children. A child that is
-iterated afterwards joins the round.
+iterated after the beginning of a round joins this round.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class DealMain(Main):
     _buffered: int = state(0)
 
     def abandon(self) -> None:
-        """Closes the streams in waiting items. Each waiting item belongs to only one child."""
+        """Closes the streams in items that wait for a child. Each waiting item belongs to only one child."""
         for buffer in self._buffers:
             for item in buffer:
                 close_dropped(item)
@@ -224,7 +224,7 @@ class Child(IterDataPipe[Any]):
         return self.main_datapipe.read(self.instance_id)
 
     def _drop_broken(self) -> None:
-        """Makes the child continue after an item that raised, although its iterator has ended."""
+        """Makes the child continue after an item that raised an exception, although the child's iterator has ended."""
         self.main_datapipe._done.discard(self.instance_id)
 
     def __len__(self) -> int:

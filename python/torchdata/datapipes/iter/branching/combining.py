@@ -189,7 +189,7 @@ class MultiplexerLongest(IterDataPipe[Any]):
         ['a', 0, 1, 2]
     """
 
-    #: The number of the next input in turn. The end of an input is detected only when the input is next.
+    #: The number of the next input in turn. An input's end is detected only at the next request to this input.
     _turn: int = state(0)
 
     def __init__(self, *datapipes: Any) -> None:
@@ -227,9 +227,9 @@ class SampleMultiplexer(IterDataPipe[Any]):
 
     Args:
         pipes_to_weights_dict: the pipes to read, each with its positive weight.
-        seed: the seed of all choices, which `set_seed` and DataLoader2 then do not change. With a seed, the first
+        seed: the seed of all random choices; `set_seed` and DataLoader2 do not change this seed. With a seed, the first
             iteration of every new pipe makes the same choices as in torchdata 0.9; later iterations continue with the
-            same generator. With None (the default), every iteration has its own seed, as for `shuffle`.
+            same random generator. With `seed=None` (the default), every iteration has its own seed, as for `shuffle`.
 
     Raises:
         ValueError: no input is given, or a weight is not positive and finite.
@@ -270,7 +270,7 @@ class SampleMultiplexer(IterDataPipe[Any]):
         return self
 
     def reset(self) -> None:
-        """Uses all inputs again, and seeds the generator, unless the constructor received a seed."""
+        """Uses all inputs again, and seeds the random generator, unless the constructor received a seed."""
         self._left = list(range(len(self.pipes_and_weights)))
         if self.seed is None:
             self._epoch_seed = draw_seed(self._epoch_seed, record_of(self).seeded) if self._seed is None else self._seed

@@ -1,7 +1,7 @@
 """Pipes that join items by key: IterKeyZipper, MapKeyZipper.
 
-These pipes run in the process that iterates the pipeline. IterKeyZipper owns the items of its reference pipe that wait
-for their match, and the streams in these items.
+These pipes run in the process that iterates the pipeline. IterKeyZipper owns the buffered items of its reference pipe,
+and the streams in these items.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
     """Joins each item with the item of a reference pipe that has the same key.
 
     The results are in the order of `source_datapipe`. Items of the reference pipe that are read before their match are
-    kept in a buffer. Streams in items without a match are closed.
+    kept in a buffer. If an item has no match, the streams in the item are closed.
 
     Args:
         source_datapipe: the pipe to read.
@@ -46,7 +46,7 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
     Raises:
         TypeError: `ref_datapipe` is not an IterDataPipe, a function cannot be called, or `buffer_size` is not an
             integer.
-        ValueError: `buffer_size` is not positive; while iterating, two buffered reference items have the same key.
+        ValueError: `buffer_size` is not positive; or, while iterating, two buffered reference items have the same key.
         BufferError: while iterating, the reference pipe has ended without an item with the key, or the item was
             dropped.
 

@@ -168,14 +168,14 @@ class RandomSplitter(IterDataPipe[Any]):
     """Divides the items at random into groups of given sizes: returns one child for each group.
 
     Each child reads the whole source, so only one child can be read at a time. The split depends only on the seed and
-    on the order of the source. If this order is the same every time, each item belongs to the same group in every epoch
-    and process, and to the same group as in torchdata 0.9. Put `shuffle` and `sharding_filter` after the split.
-    `child.override_seed(seed)` chooses another split for all children.
+    on the order of the source. If the source has the same order every time, each item belongs to the same group in
+    every epoch and process, and to the same group as in torchdata 0.9. Put `shuffle` and `sharding_filter` after the
+    split. `child.override_seed(seed)` chooses another split for all children.
 
     Args:
         source_datapipe: the pipe to read.
-        weights: the sizes of the groups by their names. If they are integers that add up to the number of items, the
-            children have lengths.
+        weights: the sizes of the groups by their names. If the sizes are integers that add up to the number of items,
+            the children have lengths.
         seed: the seed of the split; None for a random seed that is drawn once.
         total_length: the number of items of the source; `len(source_datapipe)` by default.
         target: the name of the only group to return; None (the default) returns the list of all groups.
@@ -183,8 +183,8 @@ class RandomSplitter(IterDataPipe[Any]):
     Raises:
         TypeError: `weights` is not a dict of numbers, `seed` is not a valid seed, or `total_length` is not given and
             the length of the source is unknown.
-        ValueError: a weight is negative, all are zero, or `total_length` is negative; while iterating, the source has
-            more items than `total_length`.
+        ValueError: a weight is negative, all are zero, or `total_length` is negative; or, while iterating, the source
+            has more items than `total_length`.
         KeyError: `target` is not a group in `weights`.
 
     Example:

@@ -88,7 +88,7 @@ class Forker(IterDataPipe[Any]):
     """Lets several pipes read one pipe: returns a list of children that each yield all items.
 
     Args:
-        datapipe: the pipe to read, once for all children.
+        datapipe: the pipe to read; it is read only once for all children.
         num_instances: number of children. If `num_instances` is 1, the pipe itself is returned.
         buffer_size: maximum number of items that a child may be ahead of the slowest child, 1,000 by default; -1 for no
             limit.
@@ -138,7 +138,7 @@ class UnZipper(IterDataPipe[Any]):
     """Returns one child per column of the items, which are sequences of equal length.
 
     Args:
-        source_datapipe: the pipe to read, once for all children.
+        source_datapipe: the pipe to read; it is read only once for all children.
         sequence_length: number of columns.
         buffer_size: maximum number of items that a child may be ahead of the slowest child, 1,000 by default; -1 for no
             limit.
@@ -214,14 +214,14 @@ class Demultiplexer(IterDataPipe[Any]):
     """Splits a pipe by a function: returns a list of children that each yield the items of one class.
 
     Args:
-        datapipe: the pipe to read, once for all children.
+        datapipe: the pipe to read; it is read only once for all children.
         num_instances: number of children.
         classifier_fn: a function from an item to the number of its child, or None.
         drop_none: whether items of class None are dropped; if False (the default), they cause an error.
         buffer_size: maximum total number of items in the buffers of all children, 1,000 by default; -1 for no limit.
 
     Raises:
-        ValueError: `num_instances` is not positive; while iterating, a class is out of range.
+        ValueError: `num_instances` is not positive; or, while iterating, a class is out of range.
         TypeError: `classifier_fn` is not a function.
         BufferError: while iterating, the buffers contain more than `buffer_size` items.
 
@@ -268,7 +268,7 @@ class RoundRobinDemultiplexer(IterDataPipe[Any]):
     and so on.
 
     Args:
-        datapipe: the pipe to read, once for all children.
+        datapipe: the pipe to read; it is read only once for all children.
         num_instances: number of children. If `num_instances` is 1, the list contains the pipe itself, with a warning.
         buffer_size: maximum total number of items in the buffers of all children, 1,000 by default; -1 for no limit.
 

@@ -2,8 +2,8 @@
 
 Role: this module writes and reads the list, and determines which files the list may contain. Archives and servers
 determine the names, and other users may be able to write into the folder. The list is therefore checked: it must be a
-regular file, is read through its descriptor, and may contain only regular files under the section's folder. The code
-runs in the process of the section.
+regular file, is read through its descriptor, and may contain only regular files under the section's folder. This
+module's code runs in the process of the section.
 
 A list has one path per line, as torchdata 0.9 writes it. A newline in a path is written as `\\n`, and a backslash as
 two backslashes.
@@ -35,7 +35,7 @@ def is_reserved(path: str) -> bool:
 
 
 def dumped(members: Iterable[str]) -> bytes:
-    """Returns the list of some paths, as bytes."""
+    """Returns the given paths in the format of a list file."""
     escaped = (os.fsencode(member).replace(b"\\", b"\\\\").replace(b"\n", b"\\n") for member in members)
     return b"".join(b"%s\n" % line for line in escaped)
 

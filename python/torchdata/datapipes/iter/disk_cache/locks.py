@@ -3,8 +3,8 @@
 Role: a process that creates a cached file holds the file's lock while creating the file. A lock is `flock` on an empty
 file in the same folder, with a name derived from the file's name. The holder removes the lock file before it releases
 the lock. After acquiring a lock, a process therefore checks that the path still leads to the open lock file. The kernel
-releases the locks of a process that is killed. The code runs in any thread of any process. The table of held locks
-belongs to one process, and a forked child begins with an empty table.
+releases the locks of a process that is killed. This module's code runs in any thread of any process. The table of held
+locks belongs to one process, and a forked child begins with an empty table.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Lock:
     Attributes:
         excludes_processes: whether the lock excludes other processes. `excludes_processes` is False if the file system
             does not support locks.
-        thread: the thread that releases this lock before it waits for another lock; None for no thread.
+        thread: the thread that must release this lock before it waits for another lock; None if no thread must.
     """
 
     __slots__ = ("_fd", "_file", "excludes_processes", "thread")
@@ -97,7 +97,7 @@ def acquire(path: str, thread: int | None = None) -> Lock | None:
 
 
 def release_all_of(thread: int | None) -> None:
-    """Releases the locks that a thread gives up before it waits; None means all threads."""
+    """Releases the locks that the given thread must release before it waits; None means all threads."""
     with _mutex:
         for lock in [*_held.values()]:
             if lock.thread is not None and thread in (None, lock.thread):
@@ -211,7 +211,7 @@ def _release_all() -> None:
         lock.release()
 
 
-# Before a fork, threads that are opening a lock file finish, so that the child knows all lock files.
+# Before a fork, wait for threads that are opening a lock file, so that the child has a list of all lock files.
 os.register_at_fork(
     before=lambda: _mutex.acquire(), after_in_parent=lambda: _mutex.release(), after_in_child=_forget_inherited
 )

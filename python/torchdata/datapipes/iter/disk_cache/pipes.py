@@ -1,7 +1,7 @@
 """Pipes that store the results of other pipes in files: OnDiskCacheHolder, EndOnDiskCacheHolder.
 
-These pipes run in the process that iterates the pipeline. Any number of processes may share the files. `section` works
-between the two pipes, `locks` decides which process may write a file, and `atomic_files` writes it.
+These pipes run in the process that iterates the pipeline. Any number of processes may share the cached files. `section`
+works between the two pipes, `locks` decides which process may write a file, and `atomic_files` writes it.
 """
 
 from __future__ import annotations
@@ -37,25 +37,27 @@ _MODES = {"wb": "wb", "b": "wb", "wt": "wt", "w": "wt", "t": "wt", "": "wt"}
 class OnDiskCacheHolder(IterDataPipe[Any]):
     """Begins a section of the pipeline that stores its results in files; `end_caching` ends the section.
 
-    If the files of an item exist, the item skips the section, and the end of the section yields the paths. Other items
-    pass through the section, and its end writes the files. Any number of processes may share the files. Each file is
-    computed by one process, which holds its lock. Other processes compute other files first, and then wait for the
-    file. No process sees an incomplete file. If a process is killed, another process computes its file.
+    If the files of an item exist, the item skips the section, and the end of the section yields the paths. All other
+    items pass through the section, and the end of the section writes their files. Any number of processes may share the
+    cached files. Each file is computed by one process, which holds the file's lock. Meanwhile, all other processes
+    compute further files, and then wait for the locked file. No process sees an incomplete file. If a process is
+    killed, another process computes its file.
 
     Args:
         source_datapipe: the pipe to read.
         filepath_fn: a function from an item to the path of its file, or to several paths (a list, a tuple, or a
-            generator). By default (None), each item is the path of its file. If an item has files with other paths
-            (members of an archive), their list is stored next to the item's path, with the suffix `.torchdata_list`.
+            generator). If `filepath_fn` is None (the default), each item is the path of its file. If an item has files
+            with other paths (members of an archive), their list is stored next to the item's path, with the suffix
+            `.torchdata_list`.
         hash_dict: a mapping from path to checksum in hexadecimal digits; None (the default) for no check. Existing
-            files with another checksum are replaced; a computed file with another checksum is an error. The dict must
-            contain every yielded file, including members of archives.
+            files with another checksum are replaced; a computed file with another checksum is an error. `hash_dict`
+            must contain every yielded file, including members of archives.
         hash_type: the kind of checksums, `"sha256"` (the default) or `"md5"`.
         extra_check_fn: a function from a path to whether the existing file is valid; invalid files are replaced.
             `extra_check_fn` is called for every yielded file.
-        folder: the folder that must contain all files with paths that `filepath_fn` does not return. Files elsewhere
-            are yielded but computed again in the next epoch, so that a manipulated list cannot cause other files to be
-            yielded. By default (None), `folder` is the folder of the path that represents the item.
+        folder: the folder that must contain all files with paths that `filepath_fn` does not return. Files outside this
+            folder are yielded but computed again in the next epoch, so that a manipulated list cannot cause other files
+            to be yielded. If `folder` is None (the default), it is the folder of the path that represents the item.
 
     Raises:
         TypeError: an argument is not a function, or `folder` is not a path.
@@ -109,7 +111,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
             raise RuntimeError("Please call `end_caching()` before iteration.")
         if self._section is not None:
             return self._section.items()
-        # This iteration does not reach the end of the section, so no file is written or locked.
+        # This iteration does not pass its items to `end_caching`, so no file is written or locked.
         return (item for item in self.source_datapipe if self.found(self.paths_of(item)) is None)
 
     def __add__(self, other: Any) -> Any:
@@ -139,7 +141,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         return list(paths) if all(self._will_do(path, _look(path)) for path in paths) else None
 
     def folder_for(self, path: str) -> str:
-        """Returns the folder that must contain the files of the item with this path, if the files have other paths."""
+        """Returns the folder that must contain the files of the item that `path` represents."""
         return os.path.dirname(path) if self.folder is None else self.folder
 
     def _will_do(self, path: str, found: os.stat_result | None) -> bool:
@@ -163,7 +165,7 @@ def _look(path: str) -> os.stat_result | None:
 def _hash_check(filepath: str, hash_dict: dict[str, str], hash_type: str) -> bool:
     """Returns whether the file has the checksum in `hash_dict`; False if the dict lacks its path.
 
-    The name and parameters are the same as in 0.9, because user tests replace this function.
+    This function keeps the name and parameters of torchdata 0.9, because user tests replace it.
     """
     expected = hash_dict.get(filepath)
     return expected is not None and digest_of_file(filepath, hash_type) == expected.lower()
@@ -201,8 +203,8 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
     Raises:
         RuntimeError: `on_disk_cache` is missing before this pipe, or its section has ended; while iterating,
             `hash_dict` contains another checksum or none for a file, or the item of a file cannot be determined.
-        ValueError: both `filepath_fn` and `same_filepath_fn` are given, or the mode or the timeout is invalid; while
-            iterating, the name of a file is reserved for the cache's own files (`….torchdata_list`,
+        ValueError: both `filepath_fn` and `same_filepath_fn` are given, or the mode or the timeout is invalid; or,
+            while iterating, the name of a file is reserved for the cache's own files (`….torchdata_list`,
             `.torchdata-….part`, `.torchdata-….lock`), or a path is a URL with a part `..`.
         TimeoutError: while iterating, another process took too long; the message names the file and its lock.
         OSError: while iterating, a file cannot be written. The incomplete file is removed.
@@ -245,7 +247,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         self.mode = mode
         self.filepath_fn = holder.filepath_fn if same_filepath_fn else filepath_fn
         self.skip_read = skip_read
-        # The attribute makes both branches, for cached and for missing files, part of the state.
+        # Because of this attribute, the state includes the branches for cached files and for missing files.
         self.cache_holder = holder
         holder._end_caching_flag = True
 

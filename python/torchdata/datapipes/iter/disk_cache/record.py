@@ -16,20 +16,20 @@ from torchdata.datapipes.iter.streams.atomic_files import create_anew, temporary
 
 __all__ = ["Record", "mark_of"]
 
-#: "ready": all files exist. "missing": this process creates the files. "pending": not decided yet.
+#: "ready": all files exist. "missing": this process creates the files. "pending": another process may create the files.
 Kind = Literal["ready", "missing", "pending"]
 
 _NONE: frozenset[str] = frozenset()
 
 
 class Record:
-    """One item of the source in the section.
+    """An item that the section has read from its source.
 
     Attributes:
         item: the item.
         paths: the paths that represent the item.
         kind: whether the files of the item exist, or must be created.
-        targets: the absolute paths of `paths`, once a file is missing.
+        targets: the absolute forms of `paths`; set once a file is missing.
         written: the targets that were written.
         ready: paths that may be yielded once all earlier paths were yielded.
         members: further paths that were written for the item. The list of the item's files will contain these paths.

@@ -4,8 +4,8 @@ them, and their order.
 Role: each iteration of an `EndOnDiskCacheHolder` has one `Section`. The section reads the source and determines for
 each item whether its files exist (*ready*), must be created by this process (*missing*, with locks on the paths), or
 are being created by another process (*pending*). The section passes missing items to the pipes between `on_disk_cache`
-and `end_caching`, and determines which path is yielded next. The section runs in the thread that iterates the end of
-the cache. If a pipe of the section reads ahead in a thread, `items` runs in that thread.
+and `end_caching`, and determines which path is yielded next. The section runs in the thread that iterates
+`end_caching`. If a pipe of the section reads ahead in a thread, `items` runs in that thread.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Section"]
 #: Maximum number of items that were read and not yielded. The limit applies only while another process creates a file.
 _AHEAD = 1000
 
-#: Maximum number of locked items in the pipes, because each lock is an open file. Further items are not locked.
+#: Maximum number of locked items in the pipes, because each lock is an open file. Further items have no lock.
 _LOCKED = 100
 
 
@@ -147,7 +147,7 @@ class Section:
         return None
 
     def _take_found(self, record: Record, *, is_head: bool = True) -> bool:
-        """Returns whether all files exist. A complete record becomes ready, unless its list is long and read later."""
+        """Returns whether all files exist. If so, the record becomes ready, unless its list is long."""
         found = self._found(record.paths)
         if found is None:
             return False
@@ -267,7 +267,7 @@ class Section:
             self._queue.appendleft(record)
         else:
             while (earlier := self._flying[0]) is not record:
-                # A dropped item yields nothing. An item counts as dropped once a later item has a result.
+                # A dropped item yields nothing. The section counts an item as dropped once a later item has a result.
                 self._forgetful |= not earlier.members
                 self._finish(earlier)
             here = os.path.abspath(path)
@@ -287,7 +287,7 @@ class Section:
         record.release()
 
     def _list_members(self, record: Record) -> None:
-        """Lists the files that were created for a record, which makes it cached for all processes."""
+        """Writes the list of a record's created files, so that all processes treat the record as cached."""
         folder = self._folder_for(record.paths[0])
         lies_within = FolderSearch(folder)  # a file that has vanished is detected later
         outside = next((path for path in record.members if not lies_within(path) and os.path.lexists(path)), None)
@@ -347,7 +347,7 @@ class Section:
         }
 
     def load(self, dumped: dict[str, Any]) -> None:
-        """Loads a result of `dump`. The files of records that no pipe works on yet are checked a second time."""
+        """Loads a result of `dump`. Checks the files of records again that no pipe has begun to process."""
         queue = [Record.restored(record) for record in dumped["queue"]]
         self._queue, self._flying = deque(queue), [queue[place] for place in dumped["flying"]]
         self._one_to_one, self._one_to_many, self._forgetful, self._foreign_thread = dumped["seen"]

@@ -50,8 +50,8 @@ class BatchMapper(Unfolding, IterDataPipe[T_co]):
             key for a list of this column; a list or tuple of indices or keys for a list of lists of these columns.
 
     Raises:
-        TypeError: `fn` is not a function, or `batch_size` is not an integer; while iterating, the result of `fn` is not
-            iterable.
+        TypeError: `fn` is not a function, or `batch_size` is not an integer; or, while iterating, the result of `fn` is
+            not iterable.
         AssertionError: `batch_size` is not positive.
 
     Example:
@@ -118,7 +118,7 @@ class BatchAsyncMapper(Unfolding, IterDataPipe[Any]):
         ValueError: `async_fn` is not a coroutine function, `max_concurrency` is not positive, or the columns are wrong
             as for `map`.
         AssertionError: `batch_size` is not positive.
-        TypeError: a number is not an integer.
+        TypeError: `batch_size` or `max_concurrency` is not an integer.
 
     Example:
         >>> import asyncio

@@ -42,8 +42,9 @@ class Mapper(ItemByItem[T_co]):
         fn: the function. Lambdas and local functions also work with worker processes.
         input_col: the parts of an item that `fn` receives: None (the default) for the item itself, an index or key, or
             a list or tuple of these, to pass each as one argument.
-        output_col: where the result is stored, allowed only with `input_col`: an index or key, or -1 to append it. By
-            default (None), the result replaces the first input column, and all further input columns are removed.
+        output_col: where the result is stored, allowed only with `input_col`: an index or key, or -1 to append it. If
+            `output_col` is None (the default), the result replaces the first input column, and all further input
+            columns are removed.
 
     Raises:
         TypeError: `fn` is not a function.
@@ -108,10 +109,10 @@ class Collator(Mapper[T_co]):
         conversion: how to collate: a function of the batch; a dict from column name to function, for batches of dicts
             (each function receives the list of one column's values) or batches of one data frame (it receives the
             column, and the result is a named tuple); or a list of functions by column, for batches of tuples or lists.
-            Columns without a function are collated by `default_collate`, which is also the default.
+            Columns without a function are collated by `default_collate`, as are all columns by default.
         collate_fn: a function of the batch, used instead of `conversion`; None by default.
         to: "numpy" for arrays and "torch" for tensors, whether or not PyTorch is imported; only for `default_collate`.
-            With None (the default), the logger `torchdata` reports once at level INFO that batches are tensors.
+            If `to` is None (the default), the logger `torchdata` reports once at level INFO that batches are tensors.
 
     Raises:
         TypeError: a conversion is not a function, a dict or a list.
@@ -177,9 +178,9 @@ class FlatMapper(Unfolding, IterDataPipe[T_co]):
 
     Args:
         datapipe: the pipe to read.
-        fn: a function from an item (or its columns) to an iterable. By default (None), the members of the items, or of
-            their columns `input_col`, are yielded. If the function returns a generator, a resume calls the function
-            again for that item.
+        fn: a function from an item (or its columns) to an iterable. If `fn` is None (the default), the members of the
+            items, or of their columns `input_col`, are yielded. If the function returns a generator, resuming calls the
+            function again for this item.
         input_col: the parts of an item that `fn` receives, as for `map`.
 
     Raises:

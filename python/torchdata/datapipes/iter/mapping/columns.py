@@ -25,8 +25,8 @@ _LENGTHS = 256
 
 
 def _lacks(pipe: str, item: Any, columns: Iterable[Any]) -> bool:
-    """Returns whether one of `columns` is missing. Positions count from the start, so a negative position is always
-    missing. Raises TypeError if an item of this type cannot have such a column."""
+    """Returns whether one of `columns` is missing. Indices count from the start, so a column with a negative index is
+    always missing. Raises TypeError if the type of the item does not support the column."""
     for column in columns:
         try:
             item[column]
@@ -95,7 +95,7 @@ class Dropper(ItemByItem[T_co]):
             end), or keys of dicts. A missing column causes a warning.
 
     Raises:
-        TypeError: a column cannot be a key; while iterating, an item cannot have such a column.
+        TypeError: a column cannot be a key; or, while iterating, an item cannot have such a column.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -130,8 +130,8 @@ class Slicer(ItemByItem[T_co]):
 
     Raises:
         ValueError: `step` is 0.
-        TypeError: `stop` or `step` is not an integer, or a column cannot be a key; while iterating, an item cannot have
-            such a column.
+        TypeError: `stop` or `step` is not an integer, or a column cannot be a key; or, while iterating, an item cannot
+            have such a column.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -190,7 +190,7 @@ class Slicer(ItemByItem[T_co]):
 
 @functional_datapipe("flatten")
 class Flattener(ItemByItem[T_co]):
-    """Replaces columns that contain several members by these members, one level deep.
+    """Replaces each column that contains several members with these members, one level deep.
 
     In tuples and lists, columns that are tuples or lists are flattened; in dicts, columns that are dicts are flattened.
     Other columns stay unchanged. A member with a key that the item already has is left out, with a warning.
@@ -201,7 +201,7 @@ class Flattener(ItemByItem[T_co]):
             warning.
 
     Raises:
-        TypeError: a column cannot be a key; while iterating, an item cannot have such a column, or is not iterable.
+        TypeError: a column cannot be a key; or, while iterating, an item cannot have such a column, or is not iterable.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

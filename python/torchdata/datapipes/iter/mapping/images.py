@@ -1,7 +1,7 @@
 """The pipe that decodes images, optionally a random part of each: ImageDecoder.
 
-Role: the pipe calls `torchdata.images` in the process that iterates it. For each image, the pipe's generator is seeded
-from the seed of the epoch and the number of the image, so the pipe does not need a state.
+Role: the pipe calls `torchdata.images` in the process that iterates it. For each image, the pipe's random generator is
+seeded from the seed of the epoch and the number of the image, so the pipe does not need a state.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
 
     Args:
         datapipe: a pipe of images, or of items that contain one.
-        size: the size of the result: (height, width), or an integer for a square. By default (None), the result has the
-            size of the crop.
+        size: the size of the result: (height, width), or an integer for a square. If `size` is None (the default), the
+            result has the size of the crop.
         crop: the part that is taken before resizing: "random" for `torchdata.images.random_resized_crop`; "center" for
             `torchdata.images.center_crop`; a function of a generator (a `random.Random`), width and height that returns
             a box (left, top, right, bottom), such as `functools.partial(random_resized_crop, scale=(0.35, 1))`; or a
-            box. By default (None), the whole image is used.
+            box. If `crop` is None (the default), the whole image is used.
         flip: probability that left and right are exchanged, from 0 (the default) to 1.
         mode: "RGB" (the default), "L", "RGBA" or "I;16", as for `torchdata.images.decode`.
         layout: "HWC" (the default) or "CHW": channels last or first.
-        scale: "fast" decodes JPEG images at a half, a quarter or an eighth of their size, if that is not smaller than
-            the result.
+        scale: "fast" decodes JPEG images at a half, a quarter or an eighth of their size, if the decoded image is not
+            smaller than the result.
         resample: the filter, as for `torchdata.images.decode`.
         exif: whether images are rotated according to EXIF.
         truncated: "keep" returns the available part of truncated images instead of raising an error.
@@ -60,8 +60,8 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument has an unsupported value; while iterating, an image cannot be decoded. A note names the
-            path if an item contains one.
+        ValueError: an argument has an unsupported value; or, while iterating, an image cannot be decoded. A note names
+            the path if an item contains one.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -27,8 +27,8 @@ class Rows2Columnar(SameLength, IterDataPipe[dict[Any, list[Any]]]):
     Args:
         source_datapipe: the pipe to read. The items are batches; each row of a batch is a dict, or a sequence of the
             columns in order.
-        column_names: a collection of names. If rows are dicts, the keys to use (by default all keys of each row). If
-            rows are sequences, the names of their columns in order.
+        column_names: a collection of names. If rows are dicts, `column_names` contains the keys to use (by default all
+            keys of each row). If rows are sequences, `column_names` contains the names of their columns in order.
 
     Raises:
         TypeError: `column_names` is a string, or not a collection.

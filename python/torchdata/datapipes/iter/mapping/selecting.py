@@ -33,7 +33,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 @functional_datapipe("filter")
 class Filter(IterDataPipe[T_co]):
-    """Yields the items that a function returns True for. Streams in items that are not yielded are closed.
+    """Yields the items that a function returns True for. The filter closes the streams in items that it does not yield.
 
     Args:
         datapipe: the pipe to read.

@@ -23,37 +23,39 @@ T_co = TypeVar("T_co", covariant=True)
 
 @functional_datapipe("on_error")
 class OnError(IterDataPipe[T_co]):
-    """Skips items if an earlier pipe raises an exception for them, back to the source or to the previous `on_error`.
+    """Skips items for which an earlier pipe (after the previous `on_error`, if any) raises an exception.
 
-    An item that raises is left out and counted by exception type and pipe. Exceptions are skipped in functions (of
-    `map`, `filter`, `threadpool_map`, `groupby` and all further pipes), in readers of streams and archives, which leave
-    out the end of a broken stream, and in pipes that cannot use an item.
+    An item that causes an exception is left out, and counted by exception type and pipe. Exceptions are skipped in
+    functions (of `map`, `filter`, `threadpool_map`, `groupby` and all further pipes), in readers of streams and
+    archives, which leave out the end of a broken stream, and in pipes that cannot use an item.
 
     A generator ends when it raises. Exceptions from your own generators and iterables are therefore not skipped, and a
-    note in the exception explains this. Errors of store listings, `on_disk_cache` and `fullsync` are not skipped
-    either, nor are `KeyboardInterrupt`, `SystemExit`, `MemoryError` and exits of processes.
+    note in the exception explains this. `on_error` never skips errors of store listings, `on_disk_cache` and
+    `fullsync`, nor `KeyboardInterrupt`, `SystemExit`, `MemoryError` and exits of processes.
 
     Skipped items are part of a saved state: a resumed run skips the same items and continues to count. At the end of an
-    epoch, a `RuntimeWarning` contains the counts; with a `DataLoader2`, the counts of all workers.
+    epoch, a `RuntimeWarning` reports the counts of the process, or, with a `DataLoader2`, of all workers.
     `DataLoader2.stats()` returns the counts at any time.
 
     Args:
         datapipe: the pipe to read.
         how: "skip", the only value.
-        limit: maximum number of items that are skipped in an epoch, in each process. A float is a share of the items of
-            each pipe, checked from its 100th item on and at the end. By default (None), there is no limit.
+        limit: maximum number of items that are skipped in an epoch, in each process. A float is a share of each pipe's
+            items; the share is checked from the pipe's 100th item on, and at the end. If `limit` is None (the default),
+            any number of items may be skipped.
         log: the path of a file; each process appends a line of JSON for each skipped item; None (the default) for no
             file. The fields are the `epoch` of the loader, from 0 (null without a `DataLoader2`), the number of the
             `worker` ("dispatch" for the dispatching process, null for the main process), the `pipe`, the number of the
             `item` in this pipe and process, the `key`, `error`, `message` and `notes`. The key is the path of the file,
-            URL or archive member that a reader of this package was reading. If a function raised, the key describes the
-            function's first argument by a path or key, its first member, its `__key__`, or the scalar columns of a row.
-            Later epochs and runs append to the same file: the set of the keys lists each broken sample once.
+            URL or archive member that a reader of this package was reading. If a function raised an exception, the key
+            describes the function's first argument: by a path or key, its first member, its `__key__`, or the scalar
+            columns of a row. Later epochs and runs append to this file, so the set of keys lists each broken sample
+            once.
 
     Raises:
         ValueError: `how` has an unsupported value, or `limit` is negative or a share over 1.
         TypeError: `limit` is not a number.
-        TooManySkipped: while iterating, more than `limit` items have raised; a `RuntimeError`.
+        TooManySkipped (a `RuntimeError`): while iterating, more than `limit` items have raised exceptions.
 
     Example:
         >>> import warnings

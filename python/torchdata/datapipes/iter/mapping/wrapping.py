@@ -96,18 +96,18 @@ class IterableWrapper(IterDataPipe[T_co]):
 
     Lists, tuples, ranges, strings, NumPy arrays and other sequences restore their position in constant time. Datasets
     with `__len__` and `__getitem__` but without `__iter__`, such as PyTorch's, are read by index from 0 to their
-    length, so their position is also restored in constant time. A `sharding_filter` after such a dataset receives
-    indices and loads only the items of its own share.
+    length, so their position is also restored in constant time. A `sharding_filter` after a dataset that is read by
+    index receives indices, and loads only the items of its own share.
 
     If the iterable or its iterators have `state_dict` and `load_state_dict`, these methods restore the position (see
     `torchdata.nodes.Stateful`), and items are not reread. With `deepcopy=False`, the state that the iterable has
     between two epochs is saved, too.
 
-    Other iterables are reread up to the position. If the iterable draws from the global random generators, a resume
-    starts with the generators of the first reading. A resume compares a sample of the reread items with the first
-    reading. Different items, as in an unseeded random order, raise `RuntimeError` unless the loader's state is loaded
-    with `strict=False`. If the iterable draws from the global generators for each item, a `RuntimeWarning` is issued
-    instead, because code that draws between two items changes the following items.
+    Other iterables are reread up to the position. If the iterable draws from the global random generators, rereading
+    begins with the states that the generators had at the first reading. A sample of the reread items is compared with
+    the original items. Different items, as in an unseeded random order, raise `RuntimeError` unless the loader's state
+    is loaded with `strict=False`. If the iterable draws from the global generators for each item, resuming issues a
+    `RuntimeWarning` instead of an error, because code that draws between two items changes the following items.
 
     Args:
         iterable: the iterable to read. A generator function is called again in each epoch. A one-shot iterator that
@@ -133,11 +133,12 @@ class IterableWrapper(IterDataPipe[T_co]):
     data_attributes = frozenset({"iterable"})
     #: The stream over an iterable that can neither seek nor save its state.
     _stream: SampledStream | None = state(None, saved=False)
-    #: The stream over an iterable that has a state, or has iterators with a state, and the position where the next
-    #: iteration resumes.
+    #: The stream over an iterable if the iterable or its iterators have a state. `_loaded` is the position where the
+    #: next iteration resumes.
     _stateful: StatefulStream | None = state(saved=False, lasts=True)
     _loaded: StreamState | None = state(saved=False, lasts=True)
-    #: Whether the current pass reads the iterable itself, which is an iterator, and whether the previous pass did, too.
+    #: `_was_read`: whether the current pass reads the iterable itself, which is an iterator. `_is_used_up`: whether the
+    #: previous pass did so, too.
     _was_read = _is_used_up = False
     _is_told = False  # whether a warning was issued
     #: Whether items that are reread after a resume are compared with the original items.
@@ -234,7 +235,7 @@ class IterableWrapper(IterDataPipe[T_co]):
         return source
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the epoch of an iterable with `set_epoch`, and the state of the iterable or of its iterator. For an
+        """Returns the epoch, if the iterable has `set_epoch`, and the state of the iterable or of its iterator. For an
         iterable that has no state and cannot seek, returns a checksum of some items.
 
         The position is the number of items yielded.

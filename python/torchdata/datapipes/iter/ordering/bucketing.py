@@ -42,14 +42,15 @@ class BucketBatcher(IterDataPipe[DataChunk[Any]]):
         batch_num: number of batches in a bucket, 100 by default.
         bucket_num: number of buckets in a pool, 1 by default.
         sort_key: a function from a bucket (a list of items) to the sorted list, such as `sorted` or
-            `functools.partial(sorted, key=len)`. If None, items are not sorted.
-        use_in_batch_shuffle: whether one pool of items, and later `bucket_num` batches, are shuffled at a time. If
-            False, items are shuffled with a buffer of pool size, and batches with a buffer of bucket size.
+            `functools.partial(sorted, key=len)`. If `sort_key` is None, items are not sorted.
+        use_in_batch_shuffle: whether the pipe shuffles one pool of items at a time, and then `bucket_num` batches at a
+            time. If `use_in_batch_shuffle` is False, a buffer of pool size shuffles items, and a buffer of bucket size
+            shuffles batches.
 
     Raises:
-        AssertionError: a number is not positive.
-        TypeError: a number is not an integer or `sort_key` is not a function; while iterating, `sort_key` returned no
-            list.
+        AssertionError: `batch_size`, `batch_num` or `bucket_num` is not positive.
+        TypeError: `batch_size`, `batch_num` or `bucket_num` is not an integer, or `sort_key` is not a function; or,
+            while iterating, `sort_key` returned no list.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -131,7 +132,7 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
     """Makes batches of items of similar length with a limited total length.
 
     Items wait in a buffer, and the shortest item leaves the buffer first. A batch is yielded when the next item would
-    exceed `max_token_count`. The order of the items equals that of torchdata 0.9.
+    exceed `max_token_count`. The items have the same order as in torchdata 0.9.
 
     Args:
         datapipe: the pipe to read.

@@ -60,7 +60,8 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
     _given_up: int = state(0, copied=True, lasts=True)
     #: The settings of the sharding filters before this pipe when the cache was filled.
     _shares: tuple[Any, ...] = state(tuple, copied=True, lasts=True)
-    #: The items of the cache that the running epoch fills, their size in bytes, and the number of dropped items.
+    #: The items of the cache that the running epoch fills. `_bytes` is the size of these items, and `_filling_given_up`
+    #: is the number of items that were dropped.
     _filling: deque[T_co] = state(deque, items=True)
     _bytes: int = state(0)
     _filling_given_up: int = state(0)
@@ -136,7 +137,8 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
 
 
 def size_of(item: Any) -> int:
-    """Returns the bytes that an item needs, including its contents. An object that appears twice counts twice."""
+    """Returns the number of bytes that an item needs, including its contents. An object that appears twice counts
+    twice."""
     total, waiting = 0, [item]
     while waiting:
         obj = waiting.pop()
@@ -152,6 +154,6 @@ def size_of(item: Any) -> int:
 
 
 def _buffer_size(obj: Any) -> int:
-    """Returns the bytes of an array or tensor that `sys.getsizeof` may not include."""
+    """Returns the number of bytes of an array or tensor that `sys.getsizeof` may not include."""
     size = getattr(obj, "nbytes", None)
     return size if isinstance(size, int) and sys.getsizeof(obj) < size else 0

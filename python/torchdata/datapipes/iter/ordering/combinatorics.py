@@ -1,7 +1,7 @@
 """Pipes that change the order of items: Shuffler, InBatchShuffler, Sampler.
 
-These pipes run in the process that iterates the pipeline. Each shuffler owns a generator. Shuffler also owns a buffer
-of items. Sampler owns the order that its sampler returned.
+These pipes run in the process that iterates the pipeline. Each shuffler owns a random generator. Shuffler also owns a
+buffer of items. Sampler owns the order that its sampler returned.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ T = TypeVar("T")
 
 @functional_datapipe("shuffle")
 class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
-    """Shuffles with a buffer: each item that is read replaces a random item of the full buffer, which is yielded.
+    """Shuffles with a buffer: once the buffer is full, each item that is read replaces a random item, which is yielded.
 
-    The order depends only on the seed, and equals that of torchdata 0.9 for the same seed.
+    The order depends only on the seed. torchdata 0.9 yields the same order for the same seed.
 
     Args:
         datapipe: the pipe to read.
@@ -124,7 +124,7 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
 class InBatchShuffler(SameLength, Shuffling, IterDataPipe[DataChunk[Any]]):
     """Shuffles the members of each batch and keeps the order of the batches.
 
-    The order depends only on the seed, and equals that of torchdata 0.9 for the same seed.
+    The order depends only on the seed. torchdata 0.9 yields the same order for the same seed.
 
     Args:
         datapipe: a pipe of batches: lists or other sequences.
@@ -176,8 +176,8 @@ class Sampler(IterDataPipe[Any]):
 
     Args:
         datapipe: the source, which must have a length.
-        sampler: a class, for example one of torch's samplers. The class is called with `data_source=datapipe` and the
-            arguments below, and the instance is iterated.
+        sampler: a class, for example one of torch's samplers. The sampler class is called with `data_source=datapipe`
+            and the arguments below, and its instance is iterated.
         sampler_args: positional arguments of the sampler; None (the default) for no arguments.
         sampler_kwargs: keyword arguments of the sampler; None (the default) for no arguments.
 

@@ -37,13 +37,13 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     """Applies a function to every item and yields the members of several results in random order.
 
     A buffer holds `buffer_size` results. Each yielded member is the next member of a random result of the buffer, so
-    members of one result keep their order. When a result ends, the next result enters the buffer. The order depends
-    only on the seed, and equals that of torchdata 0.9 for the same seed.
+    members of one result keep their order. When all members of a result were yielded, the next result enters the
+    buffer. The order depends only on the seed. torchdata 0.9 yields the same order for the same seed.
 
     Args:
         datapipe: the pipe to read.
-        fn: a function from an item (or its columns) to an iterable. If None, the members of the items (or of their
-            columns `input_col`) are mixed. If the function returns a generator, resuming calls the function again.
+        fn: a function from an item (or its columns) to an iterable. If `fn` is None, the pipe mixes the members of the
+            items (or of their columns `input_col`). If it returns a generator, resuming calls it again.
         input_col: the parts of an item that `fn` receives, as for `map`.
         buffer_size: number of results in the buffer, 100 by default.
 
@@ -142,7 +142,8 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
 
     @contextmanager
     def _parking(self, buffer: list[Parts]) -> Iterator[None]:
-        """Context that closes the files and generators of buffered results if an iteration is abandoned or fails."""
+        """Context that closes the files and Python generators of buffered results if an iteration is abandoned or
+        fails."""
         try:
             yield
         except BaseException:
@@ -171,11 +172,10 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         return sum(map(len, map(on_columns(self.fn, self.input_col), copy.deepcopy(self.datapipe))))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the remaining results in the buffer, the waiting item, the generator, and seeds as for `shuffle`."""
+        """Returns the remaining results in the buffer, the waiting item, the random generator, and the seeds."""
         left = self._restored
         if left is None:
-            # Results without remaining members stay in the buffer, because random indices are drawn for the whole
-            # buffer.
+            # Results that have no members left are saved, too, because random indices are drawn for the whole buffer.
             left = [parts.state_dict() for parts in self._buffer]
         return {"parts": left, **self._declared_state()}
 

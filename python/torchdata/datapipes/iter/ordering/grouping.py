@@ -175,8 +175,8 @@ class Grouper(IterDataPipe[Any]):
     """Collects items with equal keys into groups and yields each group when it is full.
 
     When the buffer of ungrouped items is full, the largest group is yielded if it has at least `guaranteed_group_size`
-    items. If the largest group is smaller, this group is dropped or an error is raised, depending on `drop_remaining`.
-    At the end, the remaining groups are yielded, regardless of their size.
+    items. If the largest group has fewer items, this group is dropped or an error is raised, depending on
+    `drop_remaining`. At the end, the remaining groups are yielded, regardless of their size.
 
     Args:
         datapipe: the pipe to read.

@@ -43,26 +43,26 @@ class Packer(IterDataPipe[dict[str, Any]]):
 
     An item is a sequence (a list, a tuple, a one-dimensional array or tensor), which becomes the column `"input_ids"`,
     or a mapping from column to such sequences of equal length, such as the output of a tokenizer: `input_ids`,
-    `labels`, `attention_mask`. A row is a dict of the same columns. Each column contains the sequences in order, as a
-    list, an array or a tensor, like the items. Two columns are added:
+    `labels`, `attention_mask`. A row is a dict with the same columns as the items. Each column contains the sequences
+    in order, as a list, an array or a tensor, like the items. Two columns are added:
 
     - `position_ids` counts from 0 within each sequence (int64).
     - `cu_seqlens` contains the start of each sequence and the end of the last sequence (int32), as attention over
         sequences of different lengths requires. Rows contain different numbers of sequences, so leave `cu_seqlens` out
         of `add` if you stack rows into batches.
 
-    In both columns, the padding of a row counts as its last sequence.
+    Both added columns treat the padding of a row as its last sequence.
 
     The `method` determines the row that a sequence is placed in:
 
     - `"first_fit"`: the first open row that has room for the sequence. If no row has room, a new row is begun. If more
-      than `buffer_size` rows are then open, the row with the most tokens is yielded. The order of sequences changes,
-      and rows need little padding.
+      than `buffer_size` rows are then open, the row with the most tokens is yielded. This method changes the order of
+      the sequences, but rows need little padding.
     - `"in_order"`: the last row. If the sequence does not fit, the row is yielded and a new row is begun.
     - `"cut"`: the last row until it is full, and the next rows for the remaining tokens. Sequences are cut at the end
       of a row, so all rows except the last are full.
 
-    A state contains the rows that were not yielded: up to `buffer_size` rows with `"first_fit"`, otherwise one.
+    A state contains the rows that were not yielded: up to `buffer_size` rows with `"first_fit"`, otherwise one row.
 
     Args:
         datapipe: the pipe to read. Empty sequences are left out.
@@ -72,22 +72,22 @@ class Packer(IterDataPipe[dict[str, Any]]):
             it into parts of at most `max_tokens` that are packed separately; `"truncate"` keeps the first part;
             `"drop"` leaves the sequence out; `"error"` raises.
         buffer_size: number of rows that are open at a time with `"first_fit"`, 16 by default.
-        pad_value: the value that fills up rows to `max_tokens`; with None (the default), rows stay shorter. A
-            number is used for `input_ids` (or the only column); `labels` are then filled with -100 and `attention_mask`
-            with 0. Other columns require a mapping from column to number.
+        pad_value: the value that fills up rows to `max_tokens`; with None (the default), rows stay shorter. If
+            `pad_value` is a number, it fills `input_ids` (or the only column); `labels` are then filled with -100 and
+            `attention_mask` with 0. To fill other columns, pass a mapping from column to number.
         first_value: numbers by column that replace the first token of each sequence, such as `{"labels": -100}`.
-            Without this label, a model that shifts labels by one learns to predict the first token of a sequence from
-            the end of another sequence.
+            Without the label -100, a model that shifts labels by one learns to predict the first token of a sequence
+            from the end of another sequence.
         columns: the columns to pack, if mappings have further columns; None for all.
-        add: the columns of `"position_ids"` and `"cu_seqlens"` that are added; both by default. Columns of items with
-            these names are left out.
+        add: the columns of `"position_ids"` and `"cu_seqlens"` that are added; both by default. If an item already has
+            a column with one of these names, this column is left out.
         drop_last: whether `"cut"` leaves out a last row that is not full; False by default.
 
     Raises:
-        TypeError: a number is not an integer, or names are not a collection; while iterating, an item is not a
-            sequence, or a column changes its type.
-        ValueError: an argument is invalid; while iterating, columns of an item have different lengths, are missing or
-            lack padding, a sequence has several dimensions, or a sequence is too long and `long` is `"error"`.
+        TypeError: an argument has the wrong type; or, while iterating, an item is not a sequence, or a column changes
+            its type.
+        ValueError: an argument is invalid; or, while iterating, columns of an item have different lengths, are missing
+            or lack padding, a sequence has several dimensions, or a sequence is too long and `long` is `"error"`.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -178,7 +178,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
                 yield self._row(room, pieces)
 
     def _pieces(self, piece: Piece, size: int) -> Iterator[Piece]:
-        """Yields the pieces of a sequence, each no longer than a row or, with `"cut"`, than the room in the row."""
+        """Yields the pieces of a sequence. No piece exceeds a row or, with `"cut"`, the room in the row."""
         most = self.max_tokens
         if self.method == "cut":
             first = self._rows[-1][0] if self._rows else most
@@ -360,8 +360,8 @@ class _Tensors(_Arrays):
 
 
 def _kind_of(name: str, values: Any) -> type[_Lists]:
-    """Returns the kind of a sequence. Raises TypeError if the value is not a sequence, and ValueError if the value has
-    several dimensions, or none."""
+    """Returns the kind of a sequence. Raises TypeError if the value is not a sequence, and ValueError if the value does
+    not have exactly one dimension."""
     kind = _KINDS.get(type(values)) or _kind_of_class(type(values))
     if kind is _Lists:
         return _Lists

@@ -38,7 +38,7 @@ class Cycler(IterDataPipe[T_co]):
         [0, 1, 0, 1]
     """
 
-    #: The number of the current pass, and the number of items that all earlier passes have yielded.
+    #: The number of the current pass. `_pass_begin` is the number of items that all earlier passes have yielded.
     _pass: int = state(0)
     _pass_begin: int = state(0)
 
@@ -91,7 +91,7 @@ class Repeater(IterDataPipe[T_co]):
         [0, 0, 1, 1]
     """
 
-    #: The item that is being repeated, and the remaining repetitions after a resume.
+    #: The item that is being repeated. `_left` is the number of remaining repetitions after a resume.
     _item: Any = state(items=True)
     _left: int = state(0)
 

@@ -51,8 +51,8 @@ class ShardingFilter(IterDataPipe[T_co]):
     orders of its workers and raises an error if they differ.
 
     Items that are read by index are loaded only by the process that they are assigned to. Items are read by index if a
-    map pipe (by `to_iter_datapipe`, `shuffle` or `sample_by`), or a dataset without `__iter__` in an `IterableWrapper`,
-    is followed only by `shuffle`, `map` and `sharding_filter`. `map` calls its function on items that are read by index
+    map pipe (by `to_iter_datapipe`, `shuffle` or `sample_by`), or an `IterableWrapper` of a dataset without `__iter__`,
+    is followed only by `shuffle`, `map` and `sharding_filter`. If items are read by index, `map` calls its function
     only in the process that receives the items. If the source is an `IterableWrapper` of a range, list, tuple or array,
     the filter does not read items of other processes.
 
@@ -199,7 +199,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         Args:
             source: the iterator.
             is_unloaded: whether the iterator yields indices. An iterator over indices does not iterate the source pipe,
-                so the token of the source pipe does not show when the indices end.
+                so the source's token does not show when the indices end.
         """
         self._running = self._shard()
         self._yielded_before = token_of(self).yielded
@@ -248,7 +248,7 @@ class ShardingRoundRobinDispatcher(SameLength, IterDataPipe[T_co]):
     this pipe yields its items unchanged.
 
     Args:
-        source_datapipe: the last pipe that runs once.
+        source_datapipe: the last pipe that runs in the dispatching process.
         sharding_group_filter: `SHARDING_PRIORITIES.MULTIPROCESSING`, or None, which means the same.
 
     Raises:

@@ -40,7 +40,7 @@ class _Cluster:
 
     Args:
         endpoint: the URL of the cluster's proxy.
-        timeout: the time limit in seconds for one answer, and for all attempts to get an answer.
+        timeout: the time limit in seconds for one response, and for all attempts to get a response.
     """
 
     pipe: str
@@ -195,7 +195,7 @@ class _AISRecipe:
         return buffered(_AISObject(self))
 
     def get(self, start: int) -> Any:
-        """Requests the object from byte `start` on; returns the answer with unread contents."""
+        """Requests the object from byte `start` on; returns the response, with unread contents."""
         bucket, name = self.cluster.bucket(self.url)
         options = {"byte_range": f"bytes={start}-"} if start else {}
         where = f" from the cluster at {redacted(self.cluster.endpoint)}"
@@ -207,9 +207,10 @@ class _AISRecipe:
 
 
 class _AISObject(RemoteFile[_AISRecipe]):
-    """A file that reads an object. Sequential reads share one HTTP response, and a seek causes a new request."""
+    """A file object that reads an object of the cluster. Sequential reads share one HTTP response, and a seek causes a
+    new request."""
 
-    #: The offset of the next byte of the answer.
+    #: The offset of the next byte of the response.
     _answer_at = 0
 
     def _opened(self, recipe: _AISRecipe) -> _AISRecipe:
@@ -226,7 +227,7 @@ class _AISObject(RemoteFile[_AISRecipe]):
             answer.close()
 
     def _ask(self, recipe: _AISRecipe, start: int) -> Any:
-        """Sends a request; returns the headers of the answer."""
+        """Sends a request and returns the headers of the response."""
         self.drop_answer()
         answer = recipe.get(start)
         known, found = recipe.version, answer.headers.get(_VERSION, "")
@@ -286,7 +287,7 @@ class AISFileLoader(_OfCluster, LoadsObjects):
         ImportError: the version of aistore is too old.
         aistore.sdk.errors.AISError: while iterating, the cluster answers with an error, such as `ErrObjNotFound`.
         requests.exceptions.ConnectionError: while iterating, the cluster does not answer.
-        OSError: while reading, the cluster ends the answer early, or the object has changed.
+        OSError: while reading, the response of the cluster ends early, or the object has changed.
         ValueError: while iterating, an item is not an AIStore URL.
 
     Example:

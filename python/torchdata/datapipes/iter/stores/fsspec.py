@@ -158,8 +158,8 @@ class _FSSpecRecipe:
 class FSSpecFileOpener(OpensFiles):
     """Opens files by fsspec: yields pairs of URL and stream.
 
-    A stream closes its file when it is deleted. A stream can be pickled with its options, and is reopened by its URL:
-    at its position if the file system can seek, and with a RuntimeError if the file has changed.
+    A stream closes its file when the stream is deleted. A stream can be pickled with its options, and is reopened by
+    its URL: at its position if the file system can seek, and with a RuntimeError if the file has changed.
 
     Args:
         source_datapipe: yields URLs or local paths.
@@ -205,11 +205,11 @@ class FSSpecFileOpener(OpensFiles):
 class FSSpecSaver(SavesItems):
     """Saves the data of pairs of metadata and data by fsspec: yields the URL of each file when it is written.
 
-    A local file gets its name only when it is complete. Other file systems upload the data while it is written.
-    If writing fails, the upload is canceled, provided that the file system supports this.
+    A local file gets its name only when it is complete. All file systems that are not local upload the data while it is
+    written. If writing fails, the upload is canceled, provided that the file system supports this.
 
     Args:
-        source_datapipe: yields pairs of metadata and data: bytes for a binary mode, and a str otherwise.
+        source_datapipe: yields pairs of metadata and data, which is bytes for a binary mode, and a str for a text mode.
         mode: the mode of `open`, "w" by default; `"w"` and `"wb"` replace existing files.
         filepath_fn: a function from the metadata to the URL or local path; if None (the default), the metadata is the
             URL.

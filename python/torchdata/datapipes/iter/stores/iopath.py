@@ -133,8 +133,8 @@ class _IoPathRecipe:
 class IoPathFileOpener(_HasPathManager, OpensFiles):
     """Opens files by iopath: yields pairs of path and stream.
 
-    A stream closes its file when it is deleted. A stream can be pickled together with its path manager, which reopens
-    the file.
+    A stream closes its file when the stream is deleted. A stream can be pickled together with its path manager, which
+    reopens the file.
 
     Args:
         source_datapipe: yields local paths or URLs.
@@ -172,7 +172,7 @@ class IoPathSaver(_HasPathManager, SavesItems):
     a handler saves it to other storage, is replaced.
 
     Args:
-        source_datapipe: yields pairs of metadata and data: bytes for a binary mode, and a str otherwise.
+        source_datapipe: yields pairs of metadata and data, which is bytes for a binary mode, and a str for a text mode.
         mode: the mode of `open`, "w" by default.
         filepath_fn: a function from the metadata to the path; if None (the default), the metadata is the path.
         pathmgr: an `iopath.PathManager`; None (the default) for a new one for local paths, HTTP, OneDrive and, if boto3

@@ -1,8 +1,8 @@
 """Shared code of the pipes over file systems and object stores: masks, options, and listings with a position.
 
-Role: the module contains helper functions, and the base class of pipes that list names. The code runs in the process
-that iterates the pipe. No pipe holds a client, connection or file system. The iterating process creates connections, so
-that pipes can be pickled, and can be forked together with the process that built them.
+Role: the module contains helper functions, and the base class of pipes that list names. This module's code runs in the
+process that iterates the pipe. No pipe holds a client, connection or file system. The iterating process creates
+connections, so that pipes can be pickled, and can be forked together with the process that built them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ListsRoots(IterDataPipe[str]):
     lists the current root a second time. Subclasses define `_source` and `_entries`.
     """
 
-    #: The root that is being listed, and its last yielded entry (None: no entry yet).
+    #: The root that is being listed. `_last` is the entry of this root that was yielded last (None: no entry yet).
     _root: str | None = state()
     _last: Any = state()
 
@@ -61,7 +61,7 @@ class ListsRoots(IterDataPipe[str]):
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[str]:
-        # The source's epoch begins before the first item is requested, so that states do not describe its last epoch.
+        # The source's epoch begins here, so that a state before the first item does not describe the previous epoch.
         return self._names_of_all(iter(self._source()))
 
     def _names_of_all(self, roots: Iterator[Any]) -> Iterator[str]:
@@ -81,7 +81,7 @@ class ListsRoots(IterDataPipe[str]):
 def after_last(names: list[str], last: tuple[int, str] | None, pipe: object, root: str) -> Iterator[tuple[Any, str]]:
     """Yields the numbered names after `last`, a number and a name; all names if `last` is None.
 
-    If the listing has changed before the last name, the names after it are still yielded.
+    If names before the last name were added or removed, the names after the last name are still yielded.
 
     Raises:
         RuntimeError: the last name has disappeared.
@@ -141,7 +141,7 @@ class OpensFiles(ItemByItem[tuple[str, StreamWrapper]]):
         self.mode = check_mode(type(self).__name__, mode)
 
     def _recipe(self, name: str) -> Any:
-        """Returns the recipe to open the file, now and after its stream was pickled."""
+        """Returns the recipe that opens the file, both now and after the file's stream was pickled."""
         raise NotImplementedError
 
     def _result(self, name: Any) -> tuple[str, StreamWrapper]:

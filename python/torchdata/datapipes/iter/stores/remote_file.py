@@ -1,9 +1,9 @@
 """Objects of a store as files: shared code of S3 and AIStore, and the base class of the pipes that open objects.
 
-Role: the module defines the file object under the streams that the pipes yield. The file object sends its
-requests in the process that reads the file. A request opens an object, and the response is kept for the first read. If
-the next file is opened before the first read, the earlier file returns its connection, and sends another request when
-it is read. A buffer full of unread streams therefore holds no connections.
+Role: the module defines the file object under the streams that the pipes yield. The file object sends its requests in
+the process that reads the file. The request that opens an object returns a response, which is kept for the first read.
+If the next file is opened before the first read, the earlier file returns its connection, and sends another request
+when it is read. A buffer full of unread streams therefore holds no connections.
 """
 
 from __future__ import annotations
@@ -47,20 +47,21 @@ class RemoteFile(io.RawIOBase, Generic[R]):
     Subclasses define `_opened`, `drop_answer` and `readinto`.
 
     Args:
-        recipe: how to request the object. After a request, `self.recipe()` includes the version that is being read.
+        recipe: describes how to request the object. After a request, `self.recipe()` contains the version that was
+            requested.
     """
 
     def __init__(self, recipe: R) -> None:
         super().__init__()
         self.name = recipe.url
         self._position = 0
-        #: The answer that is being read, and the process that sent the request.
+        #: The response that is being read. `_pid` is the process that sent the request.
         self._answer: Any = None
         self._pid = os.getpid()
         self._recipe: R = recipe if recipe.version is not None else self._opened(recipe)
 
     def _opened(self, recipe: R) -> R:
-        """Opens the object for the first time; returns a recipe with its current version."""
+        """Opens the object for the first time, and returns a recipe that contains the object's current version."""
         raise NotImplementedError
 
     @property

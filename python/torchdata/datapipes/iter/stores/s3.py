@@ -68,7 +68,7 @@ class S3FileLister(GivenLength, ListsRoots):
     Args:
         source_datapipe: yields prefixes such as `s3://bucket` and `s3://bucket/folder/`.
         length: the number of objects that `len` returns; with -1 (the default), `len` raises TypeError.
-        request_timeout_ms: milliseconds without an answer after which a request fails; -1 (the default) for 3,000 ms.
+        request_timeout_ms: milliseconds without a response after which a request fails; -1 (the default) for 3,000 ms.
         region: the region of S3 buckets; empty (the default) uses the environment.
         masks: a shell pattern (`*.tar`) or a list of patterns for the whole URL; empty (the default) for all.
         endpoint_url: the server, such as `http://localhost:9000`, if it is not the provider's own (MinIO, Ceph, R2);
@@ -144,7 +144,7 @@ class S3FileLister(GivenLength, ListsRoots):
 
 
 def _just_before(text: str) -> str:
-    """Returns a text that sorts before the nonempty `text`, with few other texts in between."""
+    """Returns a text that sorts before the nonempty `text`, so that few other texts sort between them."""
     first, last = text[:-1], text[-1]
     if "1" <= last <= "~":
         return f"{first}{chr(ord(last) - 1)}~"
@@ -178,10 +178,10 @@ class S3FileLoader(LoadsObjects):
 
     Args:
         source_datapipe: yields URLs such as `s3://bucket/key`, `gs://bucket/key` and `az://container/key`.
-        request_timeout_ms: milliseconds without an answer after which a request fails; -1 (the default) for 3,000 ms.
+        request_timeout_ms: milliseconds without a response after which a request fails; -1 (the default) for 3,000 ms.
         region: the region of S3 buckets; empty (the default) uses the environment.
         buffer_size: maximum number of bytes per piece; None (the default) for 16 MiB. The first request for an object,
-            and requests after a seek, are smaller.
+            and the first request after a seek, fetch smaller pieces.
         multi_part_download: whether pieces of more than 4 MiB are fetched by several concurrent requests; None (the
             default) means True.
         endpoint_url: the server, such as `http://localhost:9000`, if it is not the provider's own; empty (the default)

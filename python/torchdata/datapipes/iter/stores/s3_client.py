@@ -82,7 +82,7 @@ class S3Settings:
 
     Args:
         pipe: the pipe's name, for messages.
-        request_timeout_ms: milliseconds without an answer after which a request fails; -1 for `DEFAULT_TIMEOUT_MS`.
+        request_timeout_ms: milliseconds without a response after which a request fails; -1 for `DEFAULT_TIMEOUT_MS`.
         region: the region; empty uses the environment.
         endpoint_url: the server; if empty, the environment determines it, and by default Amazon's server is used.
         config: further settings of obstore's `S3Store`.
@@ -98,11 +98,11 @@ class S3Settings:
 
     @property
     def timeout_ms(self) -> int:
-        """Milliseconds without an answer after which a request fails."""
+        """Milliseconds without a response after which a request fails."""
         return DEFAULT_TIMEOUT_MS if self.request_timeout_ms == -1 else self.request_timeout_ms
 
     def endpoint(self, url: str) -> str:
-        """Returns the server for `url`, or an empty str for the provider's own."""
+        """Returns the server for `url`, or an empty str for the provider's own server."""
         given = [value for key, value in self.config.items() if key.lower() in _ENDPOINT_KEYS]
         variables = _ENDPOINT_VARIABLES if url.startswith("s3:") else ()
         return next(filter(None, [self.endpoint_url, *given, *map(os.environ.get, variables)]), "")
@@ -145,7 +145,7 @@ class S3Settings:
 
 
 def _profile(given: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """Returns the region and the credential provider of the user's profile, unless `given` or the environment has them.
+    """Returns the region and the credential provider of the user's profile, unless `given` or the environment has both.
 
     boto3 reads the profile's files, and is imported only if the files exist.
     """

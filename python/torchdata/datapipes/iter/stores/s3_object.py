@@ -1,8 +1,8 @@
 """An S3 object as a file, which is read in pieces by range requests.
 
 Role: `S3FileLoader` yields streams over this file object. A recipe reopens the file object. The file object and the
-recipe belong to the reading process. Between two requests, a file holds no connection, except for the unread answer to
-its opening request (see `remote_file.py`).
+recipe belong to the reading process. Between two requests, a file holds no connection, unless the response to its
+opening request has not been read (see `remote_file.py`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class S3Recipe:
         return buffered(S3Object(self))
 
     def get(self, start: int, size: int) -> Any:
-        """Requests `size` bytes from `start` on; returns obstore's answer, or None if the object is empty."""
+        """Requests `size` bytes from `start` on; returns obstore's response, or None if the object is empty."""
         bucket, key = split_url(self.settings.pipe, self.url, needs_key=True)
         obstore, store = self.settings.connect(bucket, self.url)
         with explaining_s3(self.settings, "read", self.url):
@@ -87,7 +87,8 @@ class S3Object(RemoteFile[S3Recipe]):
     """A file over an object. Requests a new piece if the requested bytes are outside the current piece.
 
     Args:
-        recipe: how to request the object. After a request, `self.recipe()` includes the version that is being read.
+        recipe: describes how to request the object. After a request, `self.recipe()` contains the version that was
+            requested.
     """
 
     def __init__(self, recipe: S3Recipe) -> None:
@@ -163,7 +164,7 @@ class S3Object(RemoteFile[S3Recipe]):
         return piece
 
     def _opening_piece(self) -> memoryview:
-        """Returns the answer of the request that opened the object; empty if its connection has broken."""
+        """Returns the data that the opening request received; empty if its connection has broken."""
         answer, self._answer = self._answer, None
         if answer is None or self._pid != os.getpid():
             self._answer = answer

@@ -38,23 +38,24 @@ class ArrowReader(IterDataPipe[Any]):
 
     Args:
         source_datapipe: yields numbers of parts: `ArrowParts(table)` after `to_iter_datapipe` or `shuffle`, and pipes
-            such as `sharding_filter`; or lists of numbers, as after `batch`, which are read together as one part. A
-            table that `ArrowParts` accepts may be given instead, and is read in order.
+            such as `sharding_filter`; or lists of numbers, as after `batch`, which are read together as one part.
+            Instead of a pipe, the source may be a table that `ArrowParts` accepts; such a table is read in order.
         columns: the columns to read, in this order; None (the default) for all.
-        parts: the `ArrowParts` whose part numbers the source yields; by default, the only `ArrowParts` in the source.
+        parts: the `ArrowParts` that lists the yielded part numbers; by default, the only `ArrowParts` in the source.
         rows: whether each item is a row: a dict from column names to Python values. If `rows` is False, items are
             frames.
-        frame_size: rows per frame; the last frame of a part may have fewer. With None, each part becomes one frame.
+        frame_size: rows per frame; the last frame of a part may have fewer. If `frame_size` is None, each part becomes
+            one frame.
         library: the library of the frames: `"numpy"`, for dicts from column to array; `"pandas"`, `"polars"` or
             `"pyarrow"` (tables).
         dtype: as for `load_parquet_as_df`.
-        writable: whether arrays are writable. If False, arrays of numbers without nulls share Arrow's memory.
+        writable: whether arrays are writable. With `writable=False`, numeric arrays without nulls share Arrow's memory.
         use_threads: whether columns are decoded by several threads.
 
     Raises:
         TypeError: an argument has the wrong type, or the source does not contain `ArrowParts`.
-        ValueError: the table lacks a column, or the library is unknown; while iterating, a file lacks a column or has
-            another type for it, or a column of integers has nulls (see `load_parquet_as_df`).
+        ValueError: the table lacks a column, or the library is unknown; or, while iterating, a file lacks a column or
+            has another type for it, or a column of integers has nulls (see `load_parquet_as_df`).
         OSError: while iterating, a file cannot be opened or is damaged.
         ModuleNotFoundError: pyarrow or the library is not installed; the message says how to install it.
 
@@ -68,10 +69,10 @@ class ArrowReader(IterDataPipe[Any]):
         [{'a': array([1, 2])}, {'a': array([3])}]
     """
 
-    #: A state refers to a row of a part, so a resume may use another frame size.
+    #: A state refers to a row of a part, so a resumed run may use another frame size.
     tuning: ClassVar[frozenset[str]] = frozenset({"frame_size", "use_threads", "writable"})
 
-    #: The part or list of parts that is being read, and how many of its rows were yielded.
+    #: The part, or the list of parts, that is being read. `_row` is the number of yielded rows of this part.
     _part: int | list[int] | None = state()
     _row: int = state(0)
     #: The name of the part, which shows whether the table has changed.
@@ -153,7 +154,7 @@ class ArrowReader(IterDataPipe[Any]):
         self._part = None
 
     def _last_row(self) -> str | None:
-        """The last yielded row and its part; None for frames."""
+        """Describes the last yielded row and its part; returns None for frames."""
         return redacted(f"{self._name}, row {self._row - 1}") if self.rows else None
 
     def _check_name(self, part: int | list[int]) -> None:

@@ -28,7 +28,7 @@ _CHUNK = 1 << 20
 def appearing(path: str, *, replace: bool, ending: str = ".part") -> Iterator[str]:
     """Yields a temporary name for writing a local file, which then appears at `path` in one step.
 
-    After an error, nothing remains. A file that is not regular, such as a pipe, is written directly.
+    After an error, nothing remains. A file that is not regular, such as a named pipe, is written directly.
 
     Args:
         path: the final path; links are followed.
@@ -103,7 +103,7 @@ def open_regular(path: str, *, follow: bool = False) -> io.BufferedReader:
 
 
 def create_anew(path: str, mode: str = "wb") -> Any:
-    """Opens a new file for writing. An existing file is replaced, such as that of a killed writer or a malicious link.
+    """Opens a new file for writing. An existing file, such as a malicious link, is replaced.
 
     Raises:
         OSError: the file cannot be created.

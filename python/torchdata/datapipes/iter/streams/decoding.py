@@ -35,15 +35,16 @@ class RoutedDecoder(ItemByItem[tuple[str, Any]]):
     Args:
         datapipe: yields pairs of path and binary stream, or bytes.
         *handlers: functions of a key and content that return None for content that they cannot decode; the first has
-            priority. By default `basichandlers` and `imagehandler("torch")` of `torchdata.datapipes.utils.decoder`,
-            which returns NumPy arrays if PyTorch is not imported. Handlers of torch's own module also work.
+            priority. The default handlers are `basichandlers` and `imagehandler("torch")` of
+            `torchdata.datapipes.utils.decoder`; `imagehandler` returns NumPy arrays if PyTorch is not imported.
+            Handlers of torch's own module also work.
         key_fn: a function from the path to the key that handlers receive; by default the extension without its dot.
         allow_pickle: whether `basichandlers` reads `.pyd`, `.pickle` and `.pt` files; it does not affect other
-            handlers. By default (None), the environment decides.
+            handlers. If `allow_pickle` is None (the default), the environment decides.
 
     Raises:
-        TypeError: a handler or `key_fn` is not a function, or `allow_pickle` is not a bool; while iterating, an item is
-            not a pair, or a stream contains text.
+        TypeError: a handler or `key_fn` is not a function, or `allow_pickle` is not a bool; or, while iterating, an
+            item is not a pair, or a stream contains text.
         ValueError: while iterating, content cannot be decoded, or is a pickle that is refused; a note names the path.
 
     Example:

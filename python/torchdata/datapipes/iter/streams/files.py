@@ -62,8 +62,9 @@ class FileLister(GivenLength, IterDataPipe[str]):
         masks: a shell pattern (`*.jpg`) or a list of patterns for the file names; empty (the default) for all.
         recursive: whether subdirectories are listed; False by default.
         abspath: whether absolute paths are yielded; False by default.
-        non_deterministic: whether files are yielded in the order of the file system; False by default. If True, a state
-            in the middle of a directory is valid only while the file system keeps its order.
+        non_deterministic: whether files are yielded in the order of the file system; False by default. If
+            `non_deterministic` is True, a state that was saved in the middle of a directory is valid only as long as
+            the file system lists the directory in the same order.
         length: the number of files that `len` returns; with -1 (the default), `len` raises TypeError.
 
     Warns: UserWarning: no file was found.
@@ -78,10 +79,10 @@ class FileLister(GivenLength, IterDataPipe[str]):
     """
 
     _pending: list[str] = state(list)  # directories that are still to be listed; the last one is listed next
-    #: The directory that is being listed, and how many of its names were processed.
+    #: The directory that is being listed. `_names_seen` is the number of its names that were processed.
     _directory: str | None = state()
     _names_seen: int = state(0)
-    #: The first folder that was not entered, and the first file that did not match.
+    #: The first folder that was not entered. `_unwanted` is the first file that did not match.
     _passed_over: str | None = state(saved=False)
     _unwanted: str | None = state(saved=False)
 
@@ -105,7 +106,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
         self._set_length(length)
 
     def __iter__(self) -> Iterator[str]:
-        # The source's epoch begins before the first item is requested, so that states do not describe its last epoch.
+        # The source's epoch begins here, so that a state before the first item does not describe the previous epoch.
         return self._files(iter(self.datapipe))
 
     def _files(self, roots: Iterator[Any]) -> Iterator[str]:
@@ -190,7 +191,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
 class FileOpener(GivenLength, ItemByItem[tuple[str, StreamWrapper]]):
     """Opens files: yields pairs of path and stream.
 
-    A stream closes its file when it is deleted. The reader of a stream may close it earlier.
+    A stream closes its file when the stream is deleted. The reader of a stream may close it earlier.
 
     Args:
         datapipe: yields paths.

@@ -1,8 +1,8 @@
 """Pipes that make data frames: DataFrameMaker of rows, ParquetDataFrameLoader of Parquet files.
 
-Role: both pipes yield frames of pandas, polars or pyarrow, as the user chooses. ParquetDataFrameLoader also yields
-dicts of arrays. These pipes run in the process that iterates them. ParquetDataFrameLoader owns the file that it reads,
-and holds one row group at a time.
+Role: the pipes yield frames of pandas, polars or pyarrow, as the user chooses. ParquetDataFrameLoader also yields dicts
+of arrays. These pipes run in the process that iterates them. ParquetDataFrameLoader owns the file that it reads, and
+holds one row group at a time.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ class DataFrameMaker(IterDataPipe[Any]):
 
     Rows are tuples or lists with one value per column, mappings from column to value, or single values, which make
     frames of one column. The column names are taken from `columns`, from the dtype, or from the rows (mappings and
-    named tuples), in this order. Without names, the library numbers the columns: 0, 1, … in pandas, and column_0,
-    column_1, … in polars and pyarrow.
+    named tuples), in this order. Without column names, the library numbers the columns: 0, 1, … in pandas, and
+    column_0, column_1, … in polars and pyarrow.
 
     Args:
         source_dp: the pipe of rows.
         dataframe_size: rows per frame, 1,000 by default; the last frame may have fewer.
-        dtype: None (the default) if the library finds the types; a `pyarrow.Schema`; a mapping from column to a dtype
-            of the library; or one such dtype for all columns.
+        dtype: None (the default) lets the library infer the types; otherwise a `pyarrow.Schema`, a mapping from column
+            to a dtype of the library, or one such dtype for all columns.
         dtype_generator: a function that returns the dtype at the start of each iteration, for dtypes that cannot be
-            pickled. The function is used if `dtype` is None.
-        columns: the names of the columns. Mappings must contain all these columns; other keys are left out. Without
-            names, a frame has the keys of all its rows, with nulls for missing values.
+            pickled. `dtype_generator` is used if `dtype` is None.
+        columns: the names of the columns. Rows that are mappings must contain all columns of `columns`; other keys are
+            left out. Without column names, a frame has the keys of all its rows, with nulls for missing values.
         device: `""` or `"cpu"`.
         library: the library of the frames: `"pandas"`, `"polars"` or `"pyarrow"`. Polars uses threads, so worker
             processes need the start method spawn or forkserver.
 
     Raises:
         AssertionError: `dataframe_size` is not positive.
-        TypeError: `dtype` is a dtype of torcharrow, which is no longer maintained, or another argument has the wrong
-            type; while iterating, the rows of a frame have different kinds.
-        ValueError: the library is unknown or does not support the dtype, or the device is unknown; while iterating,
+        TypeError: an argument has the wrong type, or `dtype` is a dtype of torcharrow, which is no longer maintained;
+            or, while iterating, a frame has rows of different types.
+        ValueError: the library is unknown or does not support the dtype, or the device is unknown; or, while iterating,
             rows have too many or too few values, or a value does not fit its dtype.
         ModuleNotFoundError: the library is not installed; the message says how to install it.
 
@@ -118,22 +118,22 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
     Args:
         source_dp: yields paths of Parquet files, or pairs of path and seekable binary stream. Each stream is closed
             after it was read.
-        dtype: None (the default) for the types in the file; a `pyarrow.Schema` or a mapping from column to a dtype of
-            the library; or one dtype for all columns.
+        dtype: None (the default) keeps the types in the file; otherwise a `pyarrow.Schema`, a mapping from column to a
+            dtype of the library, or one dtype for all columns.
         columns: the columns to read, in this order; None (the default) for all. A nested column is `"parent.child"`.
         device: `""` or `"cpu"`.
         use_threads: whether columns are decoded by several threads.
         library: the library of the frames: `"pandas"`, `"polars"` or `"pyarrow"` (tables); or `"numpy"`, for dicts of
             arrays. Polars uses threads, so worker processes need the start method spawn or forkserver.
-        dataframe_size: rows per item, across row groups; the last item of a file may have fewer. By default (None),
-            each row group is one item.
+        dataframe_size: rows per item, across row groups; the last item of a file may have fewer. If `dataframe_size` is
+            None (the default), each row group is one item.
 
     Raises:
-        TypeError: `dtype` is a dtype of torcharrow, which is no longer maintained, or another argument has the wrong
-            type; while iterating, the source yields neither paths nor pairs.
+        TypeError: an argument has the wrong type, or `dtype` is a dtype of torcharrow, which is no longer maintained;
+            or, while iterating, the source yields neither paths nor pairs.
         ValueError: the library is unknown or does not support the dtype, the device is unknown, or `dataframe_size` is
-            not positive; while iterating, a file is not a Parquet file or is truncated (pyarrow.ArrowInvalid), lacks a
-            column, or has nulls that arrays cannot represent.
+            not positive; or, while iterating, a file is not a Parquet file or is truncated (pyarrow.ArrowInvalid),
+            lacks a column, or has nulls that arrays cannot represent.
         OSError: while iterating, a file cannot be opened or is damaged.
         ModuleNotFoundError: pyarrow or the library is not installed; the message says how to install it.
 
@@ -148,10 +148,10 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
         [{'a': array([1, 2, 3])}, {'a': array([4, 5])}]
     """
 
-    #: A state refers to a row of the file, so a resume may use another frame size.
+    #: A state refers to a row of the file, so a resumed run may use another frame size.
     tuning: ClassVar[frozenset[str]] = frozenset({"dataframe_size"})
 
-    #: The row group, and the row within it, after the last yielded item.
+    #: The position after the last yielded item: the row group, and the row in this group.
     _next: tuple[int, int] = state((0, 0), saved=False)
     #: Number of items to drop. A row group that contains only items to drop is not read.
     _unwanted: int = state(0, saved=False)

@@ -28,8 +28,8 @@ class JsonParser(ItemByItem[tuple[str, Any]]):
 
     Raises:
         TypeError: `json.loads` does not accept an option.
-        json.JSONDecodeError: while iterating, a text is not JSON; the message names path and position. If the text is
-            nested too deeply, another ValueError is raised.
+        json.JSONDecodeError: while iterating, a text is not JSON; the message names path and position. A text that is
+            nested too deeply raises a plain ValueError.
         UnicodeDecodeError: while iterating, bytes are not UTF-8, UTF-16 or UTF-32; its reason names the path.
 
     Example:

@@ -72,7 +72,7 @@ def position_of(stream: Any) -> int | None:
 class HoldsStream(IterDataPipe[T_co]):
     """A pipe that reads pairs of path and stream, and holds the current pair.
 
-    Subclasses define `_source`, `_read` and, if the position in a stream is more than an offset, `_bookmark`.
+    Subclasses define `_source`, `_read` and, if an offset cannot describe the position in a stream, `_bookmark`.
     """
 
     #: The current pair.
@@ -105,7 +105,7 @@ class HoldsStream(IterDataPipe[T_co]):
             stream.close()
 
     def __iter__(self) -> Iterator[Any]:
-        # The source's epoch begins before the first item is requested, so that states do not describe its last epoch.
+        # The source's epoch begins here, so that a state before the first item does not describe the previous epoch.
         # Each pair has its own generator, so that an exception in one generator does not end the chain.
         streams: Iterator[Iterator[Any]] = map(self._items_of, iter(self._source()))
         if self._held is not None:
@@ -122,7 +122,7 @@ class HoldsStream(IterDataPipe[T_co]):
         try:
             yield from self._read(path, stream, place)
         except BaseException as error:
-            # If garbage collection has closed a stream, the position in the stream is lost.
+            # If garbage collection has closed the stream, the position in the stream cannot be determined.
             collected = isinstance(error, GeneratorExit) and getattr(stream, "closed", False)
             if self._held is held and not collected:
                 self._held, self._place = self._bookmark_of(held)
@@ -145,8 +145,7 @@ class HoldsStream(IterDataPipe[T_co]):
         self._reading = False
 
     def _drop_broken(self) -> None:
-        """Drops a stream after reading it has raised an exception. The generator over the stream has already closed the
-        stream."""
+        """Drops a stream after reading it has raised an exception. The generator has already closed the stream."""
         self._held = self._place = None
         self._reading = False
 

@@ -32,7 +32,7 @@ class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
         joiner: a function from the list of a paragraph's lines to the paragraph; by default, `\n` joins the lines.
 
     Raises:
-        TypeError: `joiner` is not a function; while iterating, an item is not a pair.
+        TypeError: `joiner` is not a function; or, while iterating, an item is not a pair.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -48,7 +48,7 @@ class Saver(ItemByItem[str]):
 
     Raises:
         ValueError: the mode is unknown.
-        TypeError: `filepath_fn` cannot be called; while iterating, the data does not fit the mode.
+        TypeError: `filepath_fn` cannot be called; or, while iterating, the data does not fit the mode.
         ValueError: while iterating, the path is a URL (`s3://…`) with a part `..`.
         OSError: while iterating, a file cannot be written.
 
@@ -115,12 +115,12 @@ class HashChecker(ItemByItem[tuple[str, Any]]):
         source_datapipe: yields pairs of path and data: bytes, str (hashed as UTF-8) or a binary stream.
         hash_dict: the expected hash of each path, in hexadecimal digits.
         hash_type: `"sha256"` (the default) or `"md5"`.
-        rewind: whether a stream is set back to its start, which requires a seekable stream; True by default. If False,
-            the yielded stream is positioned at its end.
+        rewind: whether a stream is set back to its start, which requires a seekable stream; True by default. If
+            `rewind` is False, the yielded stream is positioned at its end.
 
     Raises:
         ValueError: `hash_type` is unknown.
-        TypeError: `hash_dict` is not a mapping; while iterating, a stream contains text instead of bytes.
+        TypeError: `hash_dict` is not a mapping; or, while iterating, a stream contains text instead of bytes.
         RuntimeError: while iterating, the hash differs, or `hash_dict` has no hash for the path.
         io.UnsupportedOperation: while iterating, a stream cannot be rewound.
 

@@ -26,9 +26,9 @@ _RANGE = r"\{([0-9]+)\.\.([0-9]+)\}"
 class ShardExpander(Unfolding, IterDataPipe[str]):
     """Expands names like `imagenet-{000..123}.tar` to the names of the single files.
 
-    `{first..last}` represents each number from the first to the last. If both numbers have the same number of digits
-    and the first begins with 0, all numbers are padded with zeros. If a name contains several ranges, the last range
-    changes fastest. Names without a range are yielded unchanged.
+    `{first..last}` represents each number from the first to the last. If the first and the last number have the same
+    number of digits and the first begins with 0, all numbers are padded with zeros. If a name contains several ranges,
+    the last range changes fastest. Names without a range are yielded unchanged.
 
     Args:
         source_datapipe: the pipe to read, of names.

@@ -93,14 +93,14 @@ class _Units(Iterator[Iterator[str]]):
 
     Args:
         file: an open text file that can seek, at the beginning of a line.
-        begin: the position of the file.
+        begin: the offset at which the file is positioned.
     """
 
     __slots__ = ("_file", "_in_last", "before", "begin")
 
     def __init__(self, file: io.TextIOWrapper, begin: int) -> None:
         self._file: io.TextIOWrapper | None = file
-        #: The offset of the last unit, and how many lines precede it.
+        #: `begin` is the offset of the last unit, and `before` is the number of lines before this unit.
         self.begin, self.before = begin, 0
         self._in_last = 0
 
@@ -130,7 +130,7 @@ class _Text(HoldsStream[Any]):
 
     source_datapipe: Any
 
-    #: The stream's position when the pipe received it, and how many of its lines were read before.
+    #: The stream's position when the pipe received the stream. Then, `_lines_before` lines are skipped.
     _start: int | None = state(saved=False)
     _lines_before: int = state(0, saved=False)
     _units: _Units | None = state(saved=False)
@@ -164,7 +164,7 @@ class _Text(HoldsStream[Any]):
         self._return_path = return_path
 
     def _lines(self, stream: Any, place: dict[str, Any] | None, strip: bool = False) -> Iterator[Any]:
-        """Returns the lines after `skip_lines` or after the position, stripped and decoded by C functions."""
+        """Returns the lines after the skipped lines or the saved position. C functions strip and decode them."""
         self._start = position_of(stream)
         self._lines_before = self._skip_lines if place is None else place["skip"]
         # This loop reads the bare file object, because a wrapper costs an additional Python frame per line.
@@ -186,7 +186,7 @@ class _Text(HoldsStream[Any]):
             if not first:  # the line consisted only of the byte order mark
                 return iter(())
         lines = chain((first,), lines)
-        # Unbound methods with `map` take half as long as operator.methodcaller.
+        # `map` with an unbound method takes half as long as `map` with operator.methodcaller.
         if strip and in_bytes:
             lines = map(bytes.strip, lines, repeat(b"\r\n"))
         elif strip:
@@ -202,7 +202,7 @@ class _Text(HoldsStream[Any]):
         return codecs.BOM_UTF8 if self._decode and codecs.lookup(self._encoding).name == "utf-8" else b""
 
     def _lines_read(self) -> int:
-        """Returns how many lines after `_start` and `_lines_before` were consumed for the yielded items."""
+        """Returns how many lines the yielded items consist of, without the skipped lines (`_lines_before`)."""
         raise NotImplementedError
 
     def _explained(self, error: Exception, path: str) -> Exception:

@@ -26,9 +26,9 @@ from torchdata.datapipes.utils._streams import detached
 
 __all__ = ["TFRecordExample", "TFRecordExampleSpec", "TFRecordLoader"]
 
-#: The items of the loader: an array, a tensor or a list by name.
+#: An item of the loader: a dict from the name of a feature to an array, a tensor or a list.
 TFRecordExample: TypeAlias = dict[str, Any]
-#: The spec of the loader: a shape and a dtype by name.
+#: The argument `spec` of the loader: a dict from the name of a feature to a pair of shape and dtype.
 TFRecordExampleSpec: TypeAlias = Mapping[str, tuple[tuple[int, ...] | None, Any] | None]
 
 #: Default limit for the size of a record in bytes. As Python objects, the smallest values of a record take about sixty
@@ -54,18 +54,19 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
         datapipe: yields pairs of path and binary stream. Each stream is closed after it was read. Compressed streams
             must be decompressed by an earlier pipe.
         spec: the features to read: a dict from name to a pair of shape and dtype. The shape is a tuple with at most one
-            length of -1, or None for the values as they are in the record. The dtype is a dtype of NumPy or torch, or
-            None for the record's own type; features of bytes require None and become nested lists. The steps of a
-            feature list are stacked if a dtype is given. If the pair is None, the feature stays unchanged. A name is
-            first searched in the context of a SequenceExample. Without a spec, all features are read unchanged.
+            length of -1, or None to keep the values as they are in the record. The dtype is a dtype of NumPy or torch,
+            or None for the record's own type; features of bytes require None and become nested lists. The steps of a
+            feature list are stacked if a dtype is given. If the pair is None, the feature stays unchanged. The name of
+            a feature is first looked up in the context of a SequenceExample. Without a spec, all features are read
+            unchanged.
         length: the number of records that `len` returns; with -1 (the default), `len` raises TypeError.
         verify_checksums: whether records with wrong checksums (CRC-32C) cause an error; True by default.
         max_length: maximum size of a record in bytes, 128 MiB by default; a longer record is refused before it is read.
-            With None, the limit is that of protocol buffers, 2 GiB. The values of a record may need sixty times its
-            size as objects.
+            With `max_length=None`, the limit is 2 GiB, as for all protocol buffers. As Python objects, the values of a
+            record may need sixty times as much memory as the record.
 
     Raises:
-        TypeError: `spec` is not a dict of pairs, or `length` or `max_length` is not an integer; while iterating, a
+        TypeError: `spec` is not a dict of pairs, or `length` or `max_length` is not an integer; or, while iterating, a
             stream contains text.
         ValueError: a shape or dtype in `spec` is invalid, or `max_length` is less than 1.
         RuntimeError: while iterating, a record is damaged or too long, lacks a feature of `spec` or does not fit it;

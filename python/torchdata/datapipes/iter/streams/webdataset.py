@@ -113,7 +113,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
             )
 
     def _refuse_scattered(self, sample: dict[str, Any]) -> None:
-        """Raises ValueError if other files of this sample came earlier, before the files of other samples."""
+        """Raises ValueError if files of other samples came between the files of this sample."""
         if not self.strict:
             return
         key, fields = sample["__key__"], frozenset(sample)

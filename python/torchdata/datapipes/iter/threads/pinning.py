@@ -1,8 +1,8 @@
 """PinMemory: copies batches into pinned memory ahead of use.
 
-Role: this is the last pipe of the graph in the main process. The thread of this pipe reads and pins one item ahead, so
-that training does not wait for either step, and copies to the GPU (`tensor.to(device, non_blocking=True)`) overlap with
-computing. The pipe owns the thread.
+Role: `PinMemory` is the last pipe of the graph in the main process. The thread of this pipe reads and pins one item
+ahead, so training does not wait for reading or pinning. Copies to the GPU (`tensor.to(device, non_blocking=True)`)
+overlap with computing. The pipe owns the thread.
 """
 
 from __future__ import annotations

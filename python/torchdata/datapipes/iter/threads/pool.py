@@ -73,7 +73,7 @@ class Pool:
 
     Args:
         function: the function that is called with each item.
-        max_workers: the maximum number of threads. Each submitted item starts a thread, up to this number.
+        max_workers: the maximum number of threads. Until this number is reached, each submitted item starts a thread.
         **options: `thread_name_prefix`, `initializer` and `initargs`, as for `concurrent.futures.ThreadPoolExecutor`.
     """
 
@@ -84,8 +84,7 @@ class Pool:
         self.take = self._queue.pop
         #: The error of the source, which follows the results.
         self.source_error: Exception | None = None
-        #: The hold on the queue that pauses the threads after a state was saved. The consumer releases this hold before
-        #: it requests the next item.
+        #: The object that keeps the threads paused after a state was saved, until the consumer requests an item.
         self.rest: ReadAheadHold | None = None
 
     def __len__(self) -> int:
@@ -106,7 +105,7 @@ class Pool:
         return self._work.is_inherited
 
     def submit(self, item: Any) -> None:
-        """Adds an item for the threads."""
+        """Adds an item that the threads will process."""
         self._queue.submit(item, type(item) in PLAIN_TYPES)
         self._work.start_thread()  # Ctrl-C may interrupt this call after the item was added
 
@@ -145,7 +144,7 @@ class Pool:
         submits items.
 
         If the function may change its items, this method waits for running calls, and delays further calls until the
-        consumer continues. No call therefore modifies items of the state while the state is saved.
+        consumer continues. Therefore, no call modifies the items of a state while the state is being saved.
 
         Raises:
             TimeoutError: a call took longer than `patience` seconds.
@@ -178,8 +177,8 @@ class Pool:
 
 
 def _entry(kind: str, content: Any, kept: tuple[Any] | None) -> tuple[str, Any]:
-    """Returns a queue entry in the form of a state. If a call has raised an error, the call is repeated, because the
-    error may not be picklable."""
+    """Converts an entry of the queue to the form that a state contains. If a call has raised an error, the call is
+    repeated, because the error may not be picklable."""
     if kind == "error" and kept is not None:
         return "item", kept[0]
     return kind if kind in ("result", "error") else "item", content

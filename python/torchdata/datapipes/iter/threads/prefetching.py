@@ -4,8 +4,8 @@ The source's iteration begins in the thread that iterates the pipe. A daemon thr
 bounded native queue, until the source ends or fails, or the reader stops. The pipe owns the queue and the thread. The
 thread does not refer to the pipe or its iterator, so the thread ends when the iterator is dropped.
 
-A forked child does not inherit the thread and does not touch the inherited queue. The child can start a new iteration
-of the pipe.
+A forked child does not inherit the thread and does not touch the inherited queue. The forked child can iterate the
+pipe.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _PrefetchData(ReadAhead):
     def __init__(self, name: str, source: Iterator[Any], buffer_size: int) -> None:
         super().__init__(name, min(buffer_size, sys.maxsize), "torchdata-prefetch")
         self.source: Iterator[Any] | None = source
-        #: The hold on the queue that `pause()` acquires and `resume()` releases.
+        #: The object that keeps the queue paused: `pause()` creates it, and `resume()` releases it.
         self.pause: ReadAheadHold | None = None
         #: Whether the iteration was abandoned and no next iteration follows.
         self.abandoned = False
@@ -71,7 +71,7 @@ class _PrefetchData(ReadAhead):
         return not self.queue.closed or not self.others() or self.released.wait(seconds)
 
     def buffered(self) -> tuple[list[Any], BaseException | None]:
-        """Returns the buffered items, and the error after them."""
+        """Returns the buffered items, and the error that follows them."""
         items: list[Any] = []
         error = None
         for _, kind, content, _ in self.queue.slots():
@@ -84,8 +84,8 @@ class _PrefetchData(ReadAhead):
     def leave(self, for_good: bool) -> None:
         """Makes the thread end after its current item.
 
-        If `leave` is called several times, the first call determines the reason. If `for_good` is True, the iteration
-        cannot continue, but only start over.
+        If `leave` is called several times, the first call determines the reason. If `for_good` is True, this iteration
+        cannot continue, and the next iteration starts over.
         """
         if not self._left:
             self._left, self.abandoned = True, for_good
@@ -157,9 +157,9 @@ class _PrefetchBase(IterDataPipe[T_co]):
     """
 
     _data: _PrefetchData | None = state(saved=False)
-    #: The buffered items of the loaded state, and the error after them.
+    #: The buffered items of the loaded state, and the error that follows these items.
     _restored: tuple[list[Any], BaseException | None] = state(([], None), items=True, saved=False)
-    #: The number of passes that have begun, and the `Halt` at which the thread of a later pass pauses, if any.
+    #: The number of passes that have begun. `_halt` is the point at which the thread of a later pass pauses, if any.
     _passes: int = state(0, saved=False, lasts=True)
     _halt: Halt | None = state(saved=False, lasts=True)
 
@@ -175,7 +175,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         self.buffer_size = check_int(name, "buffer_size", buffer_size, least=1, words=POSITIVE.format("buffer_size"))
 
     def _worker(self) -> Callable[[_PrefetchData], None]:
-        """Returns the function for the thread. The function must not keep the pipe alive."""
+        """Returns the function that the thread runs. The function must not keep the pipe alive."""
         raise NotImplementedError(f"{type(self).__name__} must define _worker")
 
     def _prepare_restored(self, items: list[Any]) -> list[Any]:
@@ -292,8 +292,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
                 pause.release()
 
     def _held(self, data: _PrefetchData) -> ReadAheadHold:
-        """Pauses the thread and returns the hold that keeps the thread paused. Raises TimeoutError if the source took
-        longer than `patience` seconds for an item."""
+        """Pauses the thread and returns an object that keeps the thread paused until it is released. Raises
+        TimeoutError if the source took longer than `patience` seconds for an item."""
         hold = data.queue.hold()
         try:
             if not hold.wait(self.patience) or not data.await_release(self.patience):

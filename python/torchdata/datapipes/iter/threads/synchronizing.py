@@ -61,14 +61,14 @@ class _StepData(_PrefetchData):
 
     Args:
         source: the pipe or iterator to read.
-        again: if positive, the number of items to reread without a vote, because the ranks already voted on them; if
-            negative, the number of votes to repeat without an item, because this rank was ahead of the other ranks.
+        again: a positive number of items to reread without a vote, because the ranks have already voted on them; or a
+            negative number of votes to repeat without an item, because this rank was ahead of the other ranks.
     """
 
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
         super().__init__("FullSync", source, buffer_size=1)
         self.again, self.repeats = max(0, again), max(0, -again)
-        #: This lock is held while an item moves from `voted_on` to the queue, and while both are inspected.
+        #: This lock is held while an item moves from `voted_on` to the queue, or while code inspects both.
         self.lock = threading.Lock()
         #: The queue slot for the item of the current vote, if any.
         self.slot: int | None = None
@@ -79,7 +79,7 @@ class _StepData(_PrefetchData):
         self.failure: BaseException | None = None
         #: The failure of the ranks that the consumer has not raised yet.
         self.untold: BaseException | None = None
-        #: Whether to count the items that this rank leaves out, and the result: a number, and whether it is exact.
+        #: Whether to count the items that this rank leaves out. `rest` is the result, and whether it is exact.
         self.counts_rest = False
         self.rest = (0, True)
 
@@ -110,7 +110,7 @@ class _StepData(_PrefetchData):
         return True
 
     def count_rest(self, source: Iterator[Any]) -> None:
-        """Counts the remaining items when another rank has none, by reading them for a few seconds at most."""
+        """If another rank has no more items, counts the remaining items by reading them for a few seconds at most."""
         left, until = 1, time.monotonic() + _COUNTING
         while not self.abandoned and time.monotonic() < until:
             if next(source, _END) is _END:
@@ -194,8 +194,8 @@ class _Hold:
 class _StepReader(Iterator[Any]):
     """The consumer's end of the queue.
 
-    Dropping the iterator does not notify the other ranks yet, because only the next use of the pipe shows whether the
-    loop of this rank was interrupted or left for the next epoch.
+    Dropping the iterator does not notify the other ranks yet. Only the next use of the pipe shows whether this rank's
+    loop was interrupted, or left for the next epoch.
     """
 
     __slots__ = ("_data", "_hold", "_on_rest", "_pop")
@@ -224,7 +224,7 @@ class _StepReader(Iterator[Any]):
 
 
 def _verdict(number: int, group: RankGroup) -> str:
-    """Describes the meaning of another rank's vote for this rank."""
+    """Describes what another rank's vote means for this rank."""
     if number >= group.world_size:
         what = f"rank {number - group.world_size} raised an exception while it read its items"
     else:
@@ -251,20 +251,20 @@ def _failing(error: BaseException) -> Iterator[Any]:
 class FullSync(_PrefetchBase[T_co]):
     """Ends the iteration on all ranks of a distributed job after the same number of items: when the first rank ends.
 
-    If a rank raises, exits, or shuts its loader down within an epoch, all remaining ranks raise an error within the
-    timeout, and the error names this rank. If a rank leaves its loop for the next epoch, the loops of all ranks end as
-    soon as it begins that epoch. `DistributedReadingService` appends this pipe automatically. The pipe reads one item
-    ahead, and stays in the main process if there are workers. Put pipes that read ahead in a thread (`prefetch`,
-    `pin_memory`) before `fullsync`. Pausing a reading thread after `fullsync` (for `limit()` or a saved state) would
-    wait for other ranks.
+    If a rank raises an exception, exits, or shuts its loader down within an epoch, all remaining ranks raise an error
+    within the timeout, and the error names this rank. If a rank leaves its loop for the next epoch, the loops of all
+    ranks end as soon as this rank begins the next epoch. `DistributedReadingService` appends this pipe automatically.
+    The pipe reads one item ahead, and stays in the main process if there are workers. Put pipes that read ahead in a
+    thread (`prefetch`, `pin_memory`) before `fullsync`. If such a pipe came after `fullsync`, pausing its thread (for
+    `limit()` or a saved state) would wait for other ranks.
 
     Args:
         datapipe: the pipe to read. Every rank has its own pipe.
         timeout: the number of seconds that a rank waits for all ranks at each item, 1,800 by default.
         process_group: the ranks that end together: a `ProcessGroup` of torch, a `DeviceMesh` of one dimension, or an
-            object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. By default
-            (None), all ranks of `torch.distributed` end together. Ranks of torch use separate connections, which are
-            opened at the first iteration on all these ranks.
+            object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. If
+            `process_group` is None (the default), all ranks of `torch.distributed` end together. Ranks of torch use
+            connections of their own, which are opened when all these ranks begin their first iteration.
 
     Raises:
         ValueError: `timeout` is zero, negative or over three years, the mesh has several dimensions, or this rank does
@@ -339,7 +339,7 @@ class FullSync(_PrefetchBase[T_co]):
         return _StepReader(data, hold, self._warn_of_rest)
 
     def _warn_of_rest(self, left: int, is_all: bool) -> None:
-        """Warns once about items that this rank leaves out, if an even split would leave out fewer."""
+        """Warns once if this rank leaves out more items than an even split would leave out."""
         graph = Graph(self.source_datapipe)
         shares = max(hooks_of(pipe)._number_of_shares() for pipe in graph)
         if left <= shares:
@@ -360,16 +360,15 @@ class FullSync(_PrefetchBase[T_co]):
         ranks do not vote on reread items, so all ranks continue with the same vote.
 
         Args:
-            count: the number of items to reread. If negative, the number of yielded items on which the ranks must still
-                vote.
+            count: the number of items to reread. If negative, `count` is the number of yielded items without a vote.
         """
         self._again = count
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the buffered item, the item that is being voted on, and the exception of this rank's source.
 
-        Failures of other ranks are not included. If other ranks ended or failed during a vote, the item of this vote is
-        included, because it was not yielded.
+        The state does not contain errors of other ranks. If other ranks ended or failed during a vote, the item of this
+        vote is included, because it was not yielded.
         """
         items, error = self._restored
         data = self._data
@@ -407,7 +406,7 @@ class FullSync(_PrefetchBase[T_co]):
         self._untold = data.untold
 
     def _raise_untold(self) -> None:
-        """Raises a failure of other ranks that occurred after this rank had left its loop.
+        """Raises the error of other ranks that failed after this rank had left its loop.
 
         Without this error, the next iteration would wait for the failed ranks until the timeout.
         """
@@ -419,7 +418,7 @@ class FullSync(_PrefetchBase[T_co]):
         """Ends the thread of the last iteration and drops the items that it had read ahead.
 
         Raises:
-            RanksLostError: other ranks have exited, which this rank detects when it reports that it left its loop.
+            RanksLostError: other ranks have exited; this rank detects the exits when it reports that it left its loop.
             PrefetchTimeoutError: other ranks did not take part in time.
         """
         super().reset()
@@ -431,8 +430,8 @@ class FullSync(_PrefetchBase[T_co]):
         This method does not wait for the other ranks, and does nothing if the iteration is already over.
 
         Args:
-            for_good: whether this rank will not continue, so that all ranks fail. If `for_good` is False, only the
-                current epoch of all ranks ends.
+            for_good: whether this rank leaves the iteration for good, so that all ranks fail. If `for_good` is False,
+                only the current epoch of all ranks ends.
         """
         if self._data is not None and not self._data.is_inherited:
             self._data.leave(for_good)

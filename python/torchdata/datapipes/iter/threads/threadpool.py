@@ -109,22 +109,23 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
     source.
 
     A state contains the results that are ready, and the items without a result. Saving a state waits for running calls,
-    because they may change their items. Calls for numbers, strings and bytes are not awaited, and are repeated after a
-    resume.
+    because they may change their items. Saving does not wait for calls with numbers, strings and bytes; these calls are
+    repeated after a resume.
 
     Args:
         source_datapipe: the pipe to read.
         fn: the function. The function must be safe to call from several threads at once.
         input_col: the parts of an item that `fn` receives, as for `map`.
         output_col: where the result is stored, as for `map`.
-        scheduled_tasks: maximum number of items in the pool, including finished results, while a result is used; 128 by
-            default. To keep all threads busy, this number must exceed `max_workers`.
+        scheduled_tasks: maximum number of items that are in the pool while the reader uses a result, including finished
+            results; 128 by default. To keep all threads busy, this number must exceed `max_workers`.
         max_workers: maximum number of threads; by default 4 more than the number of processors, and at most 32.
         **threadpool_kwargs: further arguments of `concurrent.futures.ThreadPoolExecutor`: `thread_name_prefix`,
             `initializer` and `initargs`.
 
     Raises:
-        TypeError: `fn` is not a function, a number is not an integer, or `threadpool_kwargs` has an unknown argument.
+        TypeError: `fn` is not a function, `scheduled_tasks` or `max_workers` is not an integer, or `threadpool_kwargs`
+            has an unknown argument.
         ValueError: `scheduled_tasks` or `max_workers` is not positive, or the columns are invalid, as for `map`.
 
     Example:
@@ -191,7 +192,7 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
         self._close_pool()
         fn = self.fn if self.input_col is None else replacing_columns(self.fn, self.input_col, self.output_col)
         workers = self.max_workers or min(32, (os.cpu_count() or 1) + 4)
-        # More threads than concurrent tasks would be idle.
+        # Threads beyond the number of concurrent tasks would be idle.
         pool = Pool(fn, min(workers, self.scheduled_tasks + 1), **{**_OPTIONS, **self.threadpool_kwargs})
         results = _Results(iter(self.datapipe), pool, self.scheduled_tasks)
         if self._restored is not None:

@@ -81,7 +81,7 @@ class Retrying:
         return {"max_retries": self.max_retries, "count": None}
 
     def policy(self) -> Any:
-        """Returns a `urllib3.Retry` for one request, or for one interruption in the body of an answer."""
+        """Returns a `urllib3.Retry` for one request, or for one interruption in the body of a response."""
         from urllib3 import Retry
 
         retrying = self
@@ -195,7 +195,7 @@ class Client:
         return self.get(connections.session(), url, url, headers)
 
     def get(self, session: Any, url: Any, named: Any, headers: Mapping[str, str]) -> Any:
-        """Returns a successful response with an unread body. Messages use `named` instead of `url` if they differ."""
+        """Returns a successful response with an unread body. If `named` and `url` differ, messages contain `named`."""
         import requests
         from urllib3.exceptions import MaxRetryError, ReadTimeoutError
 

@@ -1,7 +1,7 @@
-"""Files of Google Drive: finds the download of a link, also if a confirmation page precedes it.
+"""Finds the download of a link to Google Drive, even if a confirmation page precedes the download.
 
-Role: GDriveReader uses this client, and OnlineReader uses it for links to Google Drive. The client runs in the
-iterating process. At most the first 128 KiB of a page are read, and the page is closed before the next request.
+Role: GDriveReader uses this client for all links, and OnlineReader uses it for links to Google Drive. The client runs
+in the iterating process. At most the first 128 KiB of a page are read, and the page is closed before the next request.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class DriveClient(Client):
     """Sends the requests of a pipe for files of Google Drive."""
 
     def title(self, url: Any, response: Any) -> str:
-        """Returns the file's name from the server, without folders because users join it to their own folders.
+        """Returns the file name that the server sent. Folders are removed, because users join the name to a folder.
 
         Raises:
             RuntimeError: the server provides no valid file name.

@@ -1,4 +1,4 @@
-"""Reading the pages that Google Drive shows before a download.
+"""Reads the pages that Google Drive shows before a download.
 
 Role: `gdrive.py` imports this module only when it receives a page, because importing the parser takes long.
 """

@@ -50,7 +50,7 @@ class _UrlReader(SameLength, IterDataPipe[tuple[str, StreamWrapper]]):
         return self._http
 
     def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
-        # The source's epoch begins before the first item is requested, so that states do not describe its last epoch.
+        # The source's epoch begins here, so that a state before the first item does not describe the previous epoch.
         return self._opened(iter(self.source_datapipe))
 
     def _opened(self, urls: Iterator[Any]) -> Iterator[tuple[str, StreamWrapper]]:
@@ -81,17 +81,17 @@ class HttpReader(_UrlReader):
         skip_on_error: whether URLs that cannot be opened are skipped with a warning; False by default. Errors while a
             stream is read are always raised.
         max_retries: number of times that a request is repeated after a temporary fault: no connection, a broken
-            connection, silence, or one of the answers 408, 429, 500, 502, 503 and 504. The waits between the requests
-            grow, or follow `Retry-After`, up to a minute. If a connection breaks during a transfer, only the remaining
-            part is requested, if the server supports range requests. Received data resets the number of retries.
-            `DataLoader2.stats()` counts the retries.
+            connection, silence, or one of the status codes 408, 429, 500, 502, 503 and 504. The waits between the
+            requests grow, or follow `Retry-After`, up to a minute. If a connection breaks during a transfer, only the
+            remaining part is requested, if the server supports range requests. Received data resets the number of
+            retries. `DataLoader2.stats()` counts the retries.
         **kwargs: options of `requests.get`, such as `headers`, `auth`, `params`, `proxies`, `verify` or
             `allow_redirects`.
 
     Raises:
         ModuleNotFoundError: `requests` is not installed.
         TypeError: `requests` does not accept an option, or `timeout` is not a number.
-        ValueError: `timeout` is not positive, or `max_retries` is negative; while iterating, an item is not an HTTP
+        ValueError: `timeout` is not positive, or `max_retries` is negative; or, while iterating, an item is not an HTTP
             URL.
         requests.RequestException: while iterating, a server cannot be reached, is silent, or answers with an error.
         urllib3.exceptions.HTTPError: while reading a stream, the connection breaks or is silent.
@@ -137,9 +137,9 @@ class _DriveReader(_UrlReader):
 class GDriveReader(_DriveReader):
     """Opens files of Google Drive by their links: yields pairs of file name and binary stream.
 
-    The name is the last part of the server's answer and never a path, so it is safe to join it to a folder. Links of
-    the forms `…/uc?id=ID`, `…/file/d/ID/view` and `…/open?id=ID` are supported, and the confirmation page of large
-    files is confirmed. Streams behave as with `HttpReader`.
+    The file name is the last part of the name that the server sends, and never a path, so it is safe to join it to a
+    folder. Links of the forms `…/uc?id=ID`, `…/file/d/ID/view` and `…/open?id=ID` are supported, and the confirmation
+    page of large files is accepted automatically. Streams behave as with `HttpReader`.
 
     Args:
         source_datapipe: yields links.

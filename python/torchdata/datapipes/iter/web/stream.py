@@ -20,7 +20,7 @@ __all__ = ["HttpRecipe", "HttpStream", "open_url"]
 
 #: Bytes to read ahead, so that most lines are read without a network call.
 _BUFFER = 1 << 16
-#: Bytes to request at a time if a stream is read to its end, or if earlier bytes are dropped.
+#: Number of bytes to request at a time if a stream is read to its end, or if earlier bytes are dropped.
 _PIECE = 1 << 20
 
 
@@ -94,7 +94,7 @@ class HttpRecipe:
         self.client, self.url, self.version = client, url, version
 
     def open(self) -> HttpStream:
-        """Returns a stream that requests the file on the first read, from the position that the stream then has."""
+        """Returns a stream that requests the file on the first read, from its position at that time."""
         return HttpStream(self)
 
     def ask(self, offset: int) -> tuple[Any, int]:
@@ -217,7 +217,7 @@ class _Body(io.RawIOBase):
         return data
 
     def _may_retry(self, error: Exception) -> bool:
-        """Waits for the delay after an interrupted body, and returns whether to request the remaining bytes."""
+        """Waits before a retry after an interrupted body, and returns whether to request the remaining bytes."""
         from urllib3.exceptions import MaxRetryError
 
         retry = self.recipe.client.retrying.policy() if self._retry is None else self._retry
@@ -288,10 +288,10 @@ def _twin(error: Exception) -> Exception:
 class HttpStream(io.BufferedReader):
     """A binary stream of a file at a URL, as yielded by the pipes over HTTP.
 
-    The stream reads forward only. `seekable()` is False, so that archive readers read it only forward. `seek` can move
-    forward; before the first read, `seek` determines where the server begins. If the connection breaks, the remaining
-    bytes are requested. The pipe's `max_retries` limits the number of consecutive attempts without data. After the last
-    attempt, every further read raises the same error.
+    The stream reads forward only. `seekable()` is False, so that archive readers read the stream only forward. `seek`
+    can move forward; before the first read, `seek` sets the offset at which the server begins to send. If the
+    connection breaks, the remaining bytes are requested. The pipe's `max_retries` limits the number of consecutive
+    attempts without data. After the last attempt, every further read raises the same error.
 
     Args:
         recipe: the recipe to open the stream, for the first time or again.
