@@ -12,8 +12,8 @@ from torchdata._signatures import signature_of
 from torchdata.dataloader2.services.multiprocessing import MultiProcessingReadingService
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-#: The replacements for arguments of other loaders that correspond to an argument of a reading service. A pair of braces
-#: stands for the value of the argument.
+#: The replacements for arguments of other loaders that correspond to an argument of a reading service. In a
+#: replacement, `{!r}` stands for the value of the argument.
 _OF_A_SERVICE = {
     theirs: f"reading_service=MultiProcessingReadingService(num_workers, {ours}={{!r}})"
     for theirs, ours in {

@@ -31,9 +31,9 @@ class ClosableLoader(Protocol):
         """Ends the epoch and the reading service, as `DataLoader2.shutdown` documents."""
 
 
-#: The open loaders of this process, which are shut down at interpreter exit. The keys are the ids of their `Ending`
-#: objects. A WeakSet is unsuitable, because it runs Python code when a loader is freed, and a KeyboardInterrupt in that
-#: code would be lost.
+#: The open loaders of this process, which are shut down at interpreter exit. Each key is the id of the loader's
+#: `Ending` object. A WeakSet is unsuitable, because it runs Python code when a loader is freed, and a KeyboardInterrupt
+#: in that code would be lost.
 _open_loaders: dict[int, weakref.ref[ClosableLoader]] = {}
 
 

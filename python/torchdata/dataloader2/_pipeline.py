@@ -91,8 +91,8 @@ class Pipeline:
         return contract_of(self.service)
 
     def require_pipe(self) -> None:
-        """Raises TypeError if the loader was created with an object that is not a pipe. A service may replace the
-        pipe."""
+        """Raises TypeError if the loader was created with an object that is not a pipe. After a service has taken over
+        the graph, no check is made, because the service may have replaced the pipe."""
         if not self.is_taken_over:
             require_pipe(self.datapipe)
 
@@ -174,8 +174,8 @@ class Pipeline:
         return [work for work in works if work is not None]
 
     def leave_ranks(self, for_good: bool) -> None:
-        """Notifies other ranks that this rank ends its epoch. If `for_good` is True, this rank will never continue, so
-        all other ranks fail."""
+        """Notifies other ranks that this rank ends its epoch. If `for_good` is True, this rank will not continue, so
+        all other ranks raise an error."""
         for pipe in Graph(self.datapipe):
             if isinstance(pipe, FullSync):
                 pipe.leave(for_good)

@@ -61,7 +61,7 @@ class Seeds:
         self.is_restored = True
 
     def agree(self) -> None:
-        """Reseeds the generator as ranks do when they agree on seeds."""
+        """Reseeds the generator from its own shared seed, as each rank does after the ranks have agreed on a seed."""
         self.generator.seed(self.generator.generate_shared_seed())
         self.initial = copy.copy(self.generator)
 

@@ -232,8 +232,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         """Creates a loader of a dataset, with the usual pipeline: shuffle, shard, batch, collate.
 
         The items of a dataset with `__getitem__` are divided by their indices, so each item is loaded once. Each worker
-        reads an iterable, or the indices of a sampler, completely and keeps its share. The order must therefore be the
-        same in all workers; different orders are an error. To read an iterable in one process only, use
+        reads an iterable, or the indices of a sampler, completely and keeps its share. An error is raised if workers
+        read the items in different orders. To read an iterable in one process only, use
         `IterableWrapper(dataset).sharding_round_robin_dispatch()`. Some iterables divide themselves among workers, for
         example in Hugging Face datasets, webdataset, litdata and mosaicml-streaming. The loader does not divide an
         iterable that divides itself. For other datasets, the items and batches are the same for any number of workers.
@@ -374,8 +374,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
                 is included if its pickle has at most 1 MiB.
 
         Raises:
-            RuntimeError: the loader lacks a pipe; or items come in any order (`in_order=False`), pipes in the main
-                process combine them, and the state was not saved between two items.
+            RuntimeError: the loader has no pipe; or the order of items is not fixed (`in_order=False`), pipes in the
+                main process combine items, and the state is not requested between two items.
             TypeError: `with_pipe` is True and the pipe cannot be pickled (the message names the attribute), or the
                 loader reads something that is not a pipe.
             ValueError: fewer than `items_ago` items were delivered in this epoch.
@@ -421,8 +421,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             RuntimeError: an item was requested before, or the loader was shut down.
             TimeoutError: a thread that reads ahead for an earlier iterator does not end.
             TypeError, ValueError: `state` is not a state of a loader, is damaged, has another version, belongs to
-                another pipeline, needs missing modules, or contains values that must not be unpickled. These two errors
-                leave the loader unchanged.
+                another pipeline, needs missing modules, or contains values that must not be unpickled. A `TypeError` or
+                `ValueError` leaves the loader unchanged.
         """
         with self._ending.changing:
             if self._terminated:
@@ -530,9 +530,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         return [] if processes is None else [processes]
 
     def picture(self) -> Picture:
-        """Draws the loader's processes with their counts. Before the first epoch, draws its pipeline. See
-        `stats().picture()`.
-        `stats().picture()`."""
+        """Draws the loader's processes with their counts. Before the first epoch, draws the loader's pipeline instead.
+        See `stats().picture()`."""
         from torchdata._drawing.picture import Picture
 
         return Picture(self._torchdata_graph())

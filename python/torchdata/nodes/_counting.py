@@ -29,7 +29,7 @@ class NodeRecorder(BatchRecorder):
 
     name = NODES
 
-    #: The page of the statistics that contains the rows of the nodes, and the row of the loader.
+    #: The statistics that contain the rows of the nodes, and the number of the loader's row.
     _bound: tuple[Counting, int] | None = None
 
     def begin_graph(self, iterator: SharedIterator, root: BaseNode[Any]) -> None:

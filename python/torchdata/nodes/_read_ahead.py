@@ -1,14 +1,14 @@
 """Reads a source ahead in threads, with an exact position, for ParallelMapper, Prefetcher and PinMemory.
 
 Role: the thread that reads a node uses `ReadSource`, and the threads that read ahead use `_Work`. One thread at a time
-takes an item from the source. The thread then calls the function with the item, while another thread takes the next
-item. Items are numbered in the order in which they are taken. The queue stores the results, returns them in order if
+takes an item from the source. While this thread calls the function with the item, another thread takes the next item.
+Items are numbered in the order in which they are taken. The queue stores the results, returns them in order if
 required, and tracks the position: a snapshot of the source, and the numbers of the items that were yielded after the
 snapshot. A state does not contain items in progress, because they are reread after the state is loaded.
 
-The source is never moved back. If the program leaves an epoch, the source is read up to the point that read-ahead would
-have reached, and begins its next epoch from this point. The counters and random draws of the source therefore depend on
-the number of yielded items, not on timing.
+The source never returns to an earlier position. If the program leaves an epoch early, the source is read up to the
+maximum read-ahead, and begins its next epoch from this position. As a result, the counters and random draws of the
+source depend on the number of yielded items, not on timing.
 
 Threads refer to the work and the source but never to the node, so that the threads end when the node is deleted.
 """
@@ -52,10 +52,10 @@ class _Work(ReadAhead):
     Args:
         name: the name of the node in messages and in names of threads.
         limit: the maximum number of items that are taken but not yet yielded.
-        reader: reads the source, which was reset.
+        reader: the object that reads the source after a reset.
         wanted: the number of items that the source must have; an earlier end is an error.
         **options: the arguments `in_order`, `place` and `grows` of the queue. `place` consists of a snapshot of the
-            source, the number of items to drop after the snapshot, and the numbers of later items to drop as well.
+            source, the number of items to drop directly after the snapshot, and the numbers of later items to drop.
             `grows` consists of the maximum of `limit` for small items, the number of consecutive small items so far,
             and the number of items that may have been taken but not yielded; None for a fixed limit.
     """
@@ -139,7 +139,7 @@ class _Work(ReadAhead):
             self.queue.break_off(slot, ValueError(text))
 
     def _call(self, function: Callable[[Any], Any], slot: int, item: Any, index: int, snapshot: Any) -> int | None:
-        """Stores the result for an item. Returns the next slot of the queue, if a slot is free now."""
+        """Calls the function with an item and stores the result. Returns another slot if one is free, otherwise None."""
         try:
             result = function(item)
         except StopIteration as error:
@@ -152,7 +152,7 @@ class _Work(ReadAhead):
         return None
 
     def read_on(self) -> None:
-        """Reads and drops items, in a separate thread. At that time, no other thread reads the source."""
+        """Reads and drops items up to `read_on_to`. Runs in a separate thread, while no other thread reads the source."""
         with contextlib.suppress(BaseException):
             while self.reader.index < self.read_on_to:
                 self.reader.advance()
@@ -281,8 +281,8 @@ class ReadSource:
 
         Args:
             read_on: whether to read the source up to the point that read-ahead would have reached, because the next
-                epoch begins from this point. If this takes longer than `patience` seconds, the source keeps its current
-                position.
+                epoch begins from this point. If reading on takes longer than `patience` seconds, the source keeps its
+                current position.
 
         Raises:
             TimeoutError: the source took longer than `patience` seconds for an item.
@@ -345,8 +345,8 @@ class ThreadedNode(PassingNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`. The threads of the last run end, and new threads read ahead from the new position.
 
-        If the last epoch is not over, the source is first read ahead up to the limit. The state of the source (for
-        example, the number of epochs in a sampler) therefore does not depend on how far the threads had read.
+        If the last epoch is not over, the source is first read ahead up to the limit. As a result, the state of the
+        source (for example, the number of epochs in a sampler) does not depend on how far the threads had read.
 
         Raises:
             TimeoutError: the source took more than a minute for one item.

@@ -146,7 +146,8 @@ class BaseNode(Iterator[T]):
     def shutdown(self) -> None:
         """Ends all threads and processes of the node and of its sources. This method may be called several times.
 
-        The state can still be saved. A node with threads or processes must be reset before further items are read.
+        After a shutdown, the state of the node can still be saved. A node with threads or processes must be reset
+        before further items are read.
         """
         for source in sources_of(self):
             source.shutdown()

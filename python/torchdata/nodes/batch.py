@@ -189,7 +189,7 @@ class Unbatcher(BaseNode[T]):
         """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         if self._skipped and initial_state is None:
             # The program has loaded a state within a batch, but begins a new epoch instead of reading the rest of the
-            # batch. The batch must be read first, because the source's next epoch starts after this batch.
+            # batch. The batch is read first, so that the source begins its next epoch after this batch.
             with contextlib.suppress(Exception):
                 self._advance()
         fields = StateFields("Unbatcher", initial_state)

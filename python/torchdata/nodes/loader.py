@@ -215,7 +215,7 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
     _num_yielded = 0
     #: The number of items of the epoch that were yielded before the loaded state was saved.
     _given_before = 0
-    #: The item that `has_next` has read in advance, and the position before this item.
+    #: `_item`: the item that `has_next` has read in advance. `_before_item`: the position before this item.
     _item: Any = _NONE
     _before_item: Any = None
     #: If the epoch of a loaded state was over, the number of its items; else None. If the graph ends after exactly this
@@ -225,8 +225,8 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
     def __init__(self, loader: Loader[T]) -> None:
         super().__init__()
         end_at_exit(self.turn)
-        # The iterator does not refer to the loader, which refers to the iterator. Deleting the last reference to a
-        # loader must release everything.
+        # The iterator does not refer to the loader, because a reference cycle would keep the loader alive after its
+        # last reference was deleted.
         self.root = loader.root
         self._recorder, self._restarts = loader._recorder, loader.restart_on_stop_iteration
         self._advance = self._first
@@ -241,7 +241,8 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
         super().reset(initial_state)
 
     def state_was_loaded(self, loader: Loader[T]) -> None:
-        """Records that the loader loaded a state. If the iterator has yielded no item, it resumes from this state."""
+        """Records that the loader loaded a state. An iterator that has not yielded an item resumes from the loaded
+        state."""
         self._item = _NONE
         self._advance = partial(self._take_state_of, weakref.ref(loader))
 

@@ -189,8 +189,8 @@ class ParallelMapper(PassingNode[T]):
         multiprocessing_context: the start method of processes: `"fork"`, `"spawn"` or `"forkserver"`; None for Python's
             default.
         max_concurrent: the maximum number of items that are taken from the source but not yet yielded; at most
-            `num_workers`. By default (None), the maximum is twice `num_workers`. With processes, this default grows
-            while items and results are small (numbers, short strings, and tuples of these): by one for each eight
+            `num_workers`. By default (None), the maximum is twice `num_workers`. With processes, the default maximum
+            grows while items and results are small (numbers, short strings, and tuples of these): by one for each eight
             yielded items, up to 128 times `num_workers`. If several small items are available, they are sent together.
         snapshot_frequency: the number of items between saved states of the source, as for `Prefetcher`; with
             `prebatch`, the number of batches.

@@ -44,7 +44,7 @@ class SnapshotStore(Protocol):
         ...
 
     def pop_version(self, version: int) -> Any | None:
-        """Returns the snapshot with this version, or None. The snapshot and older ones are removed."""
+        """Returns the snapshot with this version, or None. Removes all snapshots up to this version."""
         ...
 
     def append_initial_snapshot(self, snapshot: Any) -> None:
@@ -88,7 +88,7 @@ class QueueSnapshotStore(SnapshotStore):
             self._changed.notify_all()
 
     def pop_version(self, version: int) -> Any | None:
-        """Returns the snapshot with this version, or None. The snapshot and older ones are removed."""
+        """Returns the snapshot with this version, or None. Removes all snapshots up to this version."""
         found = None
         with self._changed:
             while self._snapshots and self._snapshots[0][0] <= version:

@@ -26,10 +26,10 @@ class DispatchedSource(IterDataPipe[Any]):
     checksum of the items that it has read.
 
     Attributes:
-        open_stream: creates an iterator over the items for this worker. The worker runtime sets `open_stream`, and
-            pickling omits it.
+        open_stream: creates an iterator over the items for this worker. The worker runtime sets the function
+            `open_stream`, which is not pickled.
         share: returns the number of the pass, and the count and checksum of the items that were read in this pass. The
-            worker runtime also sets `share`, and pickling omits it.
+            worker runtime sets the function `share`, which is not pickled.
     """
 
     open_stream: Callable[[], Iterator[Any]] | None = state(saved=False, lasts=True)
@@ -55,7 +55,7 @@ class _DummyIterDataPipe(IterDataPipe[Any]):
     """In 0.9, the placeholder in a worker's graph that the worker's main function connected to the dispatching process.
 
     User-defined replacements of `process_init_fn` search the graph for this pipe, which represents the dispatched
-    items. The graph contains a `DispatchedSource` instead, so the search finds nothing and the replacements do nothing.
+    items. Graphs now contain a `DispatchedSource` instead, so the search finds no pipe and changes nothing.
     """
 
 
@@ -185,7 +185,7 @@ def find_replicable_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
 
 
 def _reads_outside_circles(graph: Graph) -> dict[int, list[DataPipe]]:
-    """Returns the sources of each pipe by id, without sources in a cycle that are closer to the graph's end."""
+    """Returns each pipe's sources by id. In a cycle, a source that is closer to the graph's end is omitted."""
     distance = {id(graph.end): 0}
     waiting = deque([graph.end])
     reads: dict[int, list[DataPipe]] = {}

@@ -45,7 +45,7 @@ def is_random(datapipe: Any) -> TypeGuard[Any]:
 
 def random_pipes(datapipes: Iterable[DataPipe]) -> list[Any]:
     """Returns the pipes that accept a seed, and makes them derive the seeds of later passes from the first seed of an
-    epoch. If later passes drew new seeds, a resumed epoch could not repeat them.
+    epoch. If pipes drew new seeds in later passes, a resumed epoch could not repeat these seeds.
     """
     found = [*filter(is_random, datapipes)]
     for pipe in found:
@@ -156,7 +156,7 @@ def apply_sharding(
     told: set[int] = set()
 
     def descend(graph: DataPipeGraph, behind: Any) -> None:
-        """Visits a part of the graph. `behind` is the next filter toward the end of the graph, if any."""
+        """Visits a part of the graph. `behind` is the next filter between this part and the graph's end, or None."""
         for pipe, sources in graph.values():
             if (id(pipe), id(behind)) in seen:
                 continue

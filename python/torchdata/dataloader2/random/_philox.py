@@ -60,8 +60,8 @@ class PhiloxEngine:
         return copy.deepcopy(self)
 
     def spawn(self, index: int) -> PhiloxEngine:
-        """Returns the engine with number `index`. Engines with different numbers are independent of this engine and of
-        each other.
+        """Returns a new engine for the number `index`. Engines with different numbers are independent of this engine
+        and of each other.
 
         Raises:
             AssertionError: no seed was set, or `index` is negative.

@@ -73,7 +73,7 @@ class ReadingServiceInterface(ABC):
         _resume: a method `_resume(resume_fn=None)` that continues to read ahead; the attribute is None if the service
             cannot be paused.
         _limit: a method `_limit(num_batches, limit_fn=None)` that receives each limit; None if the service does not
-            receive limits. The loader itself counts the items.
+            receive limits. The loader, not the service, counts the items.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, ReadingServiceInterface
@@ -251,7 +251,7 @@ class CheckpointableReadingServiceInterface(ReadingServiceInterface):
 
 
 class _NoService(ReadingServiceInterface):
-    """The service of a loader without a service. `_NoService` reads the graph with the pipes' own seeds."""
+    """The placeholder for a missing service. The graph stays as it is, with the seeds of its pipes."""
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
         return datapipe
@@ -264,7 +264,7 @@ class _NoService(ReadingServiceInterface):
 
 
 class _Answers(ReadingServiceInterface):
-    """The default answers for a service of another class, which has only the methods of torchdata 0.9."""
+    """Adapts a service of another class, which has only the methods of torchdata 0.9, and supplies default answers."""
 
     def __init__(self, service: Any) -> None:
         self._service = service

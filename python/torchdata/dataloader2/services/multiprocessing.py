@@ -72,9 +72,10 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     `on_timeout="restart"` also replaces processes that hang, and the warning shows the Python stacks of these
     processes. A process hangs if the main process has waited `timeout` seconds for it, and no pipe in the process has
-    yielded an item. A filter that drops all items is therefore slow, but does not hang. If a function needs `timeout`
-    seconds for one item, its process counts as hanging, except when `patience` gives it more time. The timeout doubles
-    for each process that was killed at the same item, and is at least a minute while a process starts.
+    yielded an item. A filter that drops all items is slow, but does not hang, because the pipes before the filter yield
+    items. If a function needs `timeout` seconds for one item, its process counts as hanging, except when `patience`
+    gives it more time. The timeout doubles for each process that was killed at the same item, and is at least a minute
+    while a process starts.
 
     Args:
         num_workers: number of worker processes; 0 (the default) runs everything in the main process. "auto" chooses the
@@ -104,10 +105,10 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             processor, for at least a tenth of the time. None (the default) for `timeout`.
         snapshot_budget: bytes that the snapshots of all workers may use in the main process; 64 MiB by default, None
             for no limit. If the pipes of a worker hold more data than their part of the budget (`shuffle` or
-            `in_memory_cache` of large items), the worker sends no snapshot until a state is requested. A restart then
-            recomputes the items since an earlier snapshot, or since the beginning of the epoch. A restart also repeats
-            the epoch that filled a cache, so that the cache is filled again. If the cached items were modified, the
-            snapshot at the start of an epoch always contains the cache.
+            `in_memory_cache` of large items), the worker sends no snapshot until a state is requested. Without a recent
+            snapshot, a restart recomputes the items since an earlier snapshot, or since the beginning of the epoch. A
+            restart also repeats the epoch that filled a cache, so that the cache is filled again. If the cached items
+            were modified, the snapshot at the start of an epoch always contains the cache.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -373,11 +374,11 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         set_graph_random_seed(end, copy.copy(seed_generator))  # the seeds drawn here must not change the next epoch
         if self._worker_output is not None:
             generator = copy.copy(seed_generator)
-            # Seeds are sent as bytes, because pickling an object calls each reducer that torch has registered.
+            # Seeds are sent as bytes, because pickling an object would call the reducers that torch has registered.
             in_workers, dispatching = (epochs.and_then(iter_reset_fn) for epochs in self._epochs)
             self._divide_anew(self._worker_output)
-            # The last seed is for the dispatching process. The number of the dispatching process is irrelevant, because
-            # this process draws only shared seeds.
+            # The last generator is for the dispatching process. The number of the dispatching process is irrelevant,
+            # because this process draws only shared seeds.
             seeds = [*(seeds_of(generator, shard) for shard in self._shards), generator.spawn(len(self._shards))]
             number = len(self._shards)
             self._worker_output.start_epoch(
@@ -386,7 +387,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return None
 
     def _divide_anew(self, output: WorkerOutput) -> None:
-        """Starts other workers if a new epoch has other shards than the last epoch.
+        """Replaces the workers if the new epoch has different shards from the last epoch.
 
         State that pipes keep beyond an epoch belongs to a shard, so a graph with such state keeps its shards.
         """

@@ -21,8 +21,8 @@ from torchdata.dataloader2.state.position import Shard
 from torchdata.datapipes._pipe.checks import check_int
 
 _NAME = "RayReadingService"
-#: The number of items that a worker may prepare in advance: more than on one machine, because a message from the main
-#: process takes milliseconds to arrive.
+#: The default number of items that a worker may prepare in advance. The number is high, because a message from the main
+#: process to another machine takes milliseconds.
 _AHEAD = 1_000
 #: The options of an actor that the user must not set, with the reasons.
 _OWN = {

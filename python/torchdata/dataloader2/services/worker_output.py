@@ -131,7 +131,7 @@ class WorkerOutput(IterDataPipe[Any]):
         self._resume_at = position if strict else unverified(position), strict
 
     def start_epoch(self, commands: Callable[[int], tuple[Any, Any]]) -> None:
-        """Starts an epoch in the workers, which begin to compute items. The next iteration reads this epoch."""
+        """Starts an epoch in the workers, which begin to compute items. The next iteration returns these items."""
         self._commands = commands
         self._epochs += 1
         self._passes_before = self._passes
@@ -188,10 +188,10 @@ class WorkerOutput(IterDataPipe[Any]):
 
     @property
     def shares(self) -> list[int] | None:
-        """The number of items of each shard in the epoch; None if a shard without items may still yield some.
+        """The number of items that each shard has yielded; None if a shard without items may still yield an item.
 
-        If the main process takes items in turn, a second item of any worker shows that a worker without items has
-        ended. A dispatching process distributes items evenly among all workers.
+        If items are taken from the workers in turn, and any worker yields a second item, every worker without an item
+        has ended. A dispatching process distributes items evenly among all workers.
         """
         run = self.run
         if not self.in_order or self.dispatches:
@@ -205,8 +205,8 @@ class WorkerOutput(IterDataPipe[Any]):
         return self._passes == self._passes_before + 1
 
     def untold(self, position: WorkersPosition | None) -> str | None:
-        """Returns the reason why a position lacks the state that processes keep from earlier passes, or None if nothing
-        is missing.
+        """Returns the reason why a position lacks state that processes kept from earlier passes; None if the position
+        is complete.
 
         Args:
             position: the position of the workers; None for the beginning of the epoch.
@@ -230,9 +230,9 @@ class WorkerOutput(IterDataPipe[Any]):
         )
 
     def read_out(self) -> None:
-        """Reads the end of the workers' epoch, if the epoch resumed after its last item.
+        """If the epoch resumed after its last item, waits until the workers end the epoch.
 
-        Without this wait, no reader would request the end of the workers' epoch.
+        The wait is necessary, because no pipe requests another item from the workers.
 
         Raises:
             RuntimeError: the workers yielded another item instead of ending the epoch.

@@ -1,6 +1,6 @@
 """The identity of a loader's pipeline, for comparison with states: its bytes, their number, and a fingerprint.
 
-Role: computed once, when a state is requested or before a service takes over the graph. Owned by the loader.
+Role: owned by the loader, which computes the identity once: on request, or before a service takes over the graph.
 """
 
 from __future__ import annotations

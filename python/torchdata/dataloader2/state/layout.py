@@ -4,8 +4,8 @@ Role: pure functions. No other module contains the keys of the layout. This modu
 code.
 
 States are stored in files and downloaded from hubs. The checksums of the fields detect damage, but do not prove who
-wrote the state. `parse` therefore checks the type and range of each value, also in snapshots, before the value is used.
-The pipe in a state is a pickle. Values of pipes that need pickle are also stored as pickles.
+wrote the state. Because a state may be forged, `parse` checks the type and range of each value, also in snapshots,
+before the value is used. The pipe in a state is a pickle. Values of pipes that need pickle are also stored as pickles.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _POSITION = "iteration_state"
 _CHECKSUMS = "checksums"
 #: The fingerprint of the pipeline, and the size of its pickle in bytes.
 _PIPELINE = "pipeline"
-#: The ranks of the job. The key is absent without ranks.
+#: The ranks of the job. A state that was saved without ranks lacks this key.
 _RANKS = "ranks"
 
 #: The version of the layout that this module writes. States of torchdata 0.9 have no version, and no keys other than
@@ -71,8 +71,8 @@ _MOST = 1 << 46
 #: The maximum number of shards in a valid state.
 _MOST_SHARDS = 1 << 20
 
-#: The minimum number of items for measuring the speed of an epoch. In shorter epochs, most of the time is the startup
-#: of the workers.
+#: The minimum number of items for measuring the speed of an epoch. In shorter epochs, most of the time is spent on
+#: starting the workers.
 _FEW = 100
 
 #: The types of the fields of a position; some fields may be None.
@@ -83,8 +83,8 @@ _SEALED = ("graph", "generators", "beginning")
 #: Types of values that are represented by their printed form in the text of a field.
 _ATOMS = frozenset({NoneType, bool, int, float, str})
 
-#: Types of the parts of a field that a checksum covers. Other types are excluded, because the printed form of an
-#: arbitrary object may vary.
+#: Types of the parts of a field that a checksum covers. Values of other types are excluded, because their printed form
+#: may vary between processes.
 _SUMMED = frozenset({NoneType, bool, int, bytes})
 
 
@@ -164,7 +164,7 @@ def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[
 
 
 def _outline(value: Any) -> str:
-    """Returns a value as text. A sealed snapshot is represented by its seal, which contains a checksum."""
+    """Returns a value as text. A sealed snapshot appears only as its seal, which contains a checksum."""
     words: list[str] = []
     _add_words(value, words)
     return "".join(words)
@@ -313,8 +313,8 @@ def _ranks(ranks: Any) -> SavedRanks | None:
 def _randomness(packed: Any, is_of_0_9: bool) -> Randomness | None:
     """Returns the randomness in a state; None if the state has none.
 
-    The generators of torchdata 0.9 are pickles, and draw other numbers. These pickles are ignored, so the next epoch
-    uses the user's seed again.
+    Generators of torchdata 0.9 are ignored, because they are pickles and draw other numbers. The next epoch uses the
+    user's seed instead.
     """
     if packed is None:
         return None
@@ -411,7 +411,7 @@ def _dealt(dealt: Any, workers: int) -> KeptDealt:
 
 
 def _account(account: Any, whose: str) -> Account:
-    """Returns a number of items and their checksum."""
+    """Validates and returns a pair: a number of items, and the checksum of these items."""
     items, checksum = account
     if type(items) is not int or not 0 <= items < _MOST or type(checksum) is not int or not 0 <= checksum < 2**64:
         raise ValueError(f"{whose} has {items!r} items")
@@ -493,6 +493,6 @@ def generators_in(snapshot: Any) -> dict[str, Any]:
 
 
 def entries_in(snapshot: Any) -> list[PipeEntry]:
-    """Returns the positions of the pipes that are sealed in a loader's state. The result is empty if only generators
-    are sealed."""
+    """Returns the positions of the pipes that are sealed in a loader's state. The list is empty if the snapshot
+    contains only generators."""
     return [*(opened(snapshot, "the graph of this loader state").entries or ())]

@@ -44,7 +44,7 @@ class Shard:
     splits: bool = False
 
     def of_rank(self, rank: int, ranks: int) -> Shard:
-        """Returns the same shard for a rank in a job with another number of ranks."""
+        """Returns a copy of the shard that keeps the items of `rank` among `ranks`, and counts as moved."""
         return replace(self, rank=rank, ranks=ranks, moved=True)
 
 
@@ -72,8 +72,8 @@ class WorkersPosition(NamedTuple):
 
 
 class Processes(NamedTuple):
-    """The number of shards, whether a dispatching process ran, and whether the main process read the shards in strict
-    turn."""
+    """The processes of an epoch: the number of shards, whether a dispatching process ran, and whether the main process
+    took one item of each shard in turn."""
 
     shards: int
     dispatches: bool
@@ -119,19 +119,19 @@ class Position(NamedTuple):
 
         Args:
             given: the number of items that were delivered.
-            known: new values of other fields.
+            known: new values for other fields of the position.
         """
         return self._replace(given=given, drop=given - self.given, **known)
 
 
 class Filled(NamedTuple):
-    """The epoch in which a worker has filled its caches. A process that resumes repeats this epoch to refill the
-    caches.
+    """The epoch in which a worker has filled its caches. To refill its caches, a process that resumes repeats the
+    epoch.
 
     Args:
         seeds: the exported seed generator of the epoch.
-        start: the sealed snapshot from the beginning of the epoch; None if the graph had not been used before. Empty
-            bytes mean the snapshot that contains this object.
+        start: the sealed snapshot from the beginning of the epoch; None if the graph had not been used before. `start`
+            is empty if this object is a part of that snapshot.
         checksum: the checksum of the items that the snapshot leaves out; None if the snapshot contains all items.
     """
 

@@ -22,7 +22,7 @@ _SEEDS = frozenset({"_seed", "_epoch_seed"})
 
 
 def position_of(found: tuple[Any, int, Any], dispatches: bool, in_order: bool) -> WorkersPosition:
-    """Returns the contents of the engine's books as the position in a state."""
+    """Converts the positions that the engine has recorded to the form that a state contains."""
     positions, turn, dealt = found
     shards = [
         ShardPosition(given, None if snapshot and reason_in(snapshot[3]) else snapshot) for given, snapshot in positions
@@ -93,8 +93,8 @@ def _of_dispatching(
 
 
 def unverified(place: WorkersPosition) -> WorkersPosition:
-    """Returns the same position without the checksums of items that will be recomputed. These items stay without
-    checksums in later states of the epoch.
+    """Returns the same position without the checksums of items that will be recomputed. States that are saved later in
+    the epoch also lack these checksums.
     """
     dealt = [None] * len(place.shards) if place.dispatching is None else place.dispatching[1]
     shards = []
