@@ -139,7 +139,7 @@ class _Work(ReadAhead):
             self.queue.break_off(slot, ValueError(text))
 
     def _call(self, function: Callable[[Any], Any], slot: int, item: Any, index: int, snapshot: Any) -> int | None:
-        """Calls the function with an item and stores the result. Returns another slot if one is free, otherwise None."""
+        """Calls the function with an item, and stores the result. Returns another slot of the queue if one is free."""
         try:
             result = function(item)
         except StopIteration as error:
@@ -152,7 +152,7 @@ class _Work(ReadAhead):
         return None
 
     def read_on(self) -> None:
-        """Reads and drops items up to `read_on_to`. Runs in a separate thread, while no other thread reads the source."""
+        """Reads and drops items up to `read_on_to`, in a separate thread while no other thread reads the source."""
         with contextlib.suppress(BaseException):
             while self.reader.index < self.read_on_to:
                 self.reader.advance()

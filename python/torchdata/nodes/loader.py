@@ -241,8 +241,7 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
         super().reset(initial_state)
 
     def state_was_loaded(self, loader: Loader[T]) -> None:
-        """Records that the loader loaded a state. An iterator that has not yielded an item resumes from the loaded
-        state."""
+        """Records that the loader loaded a state. An iterator without a yielded item resumes from this state."""
         self._item = _NONE
         self._advance = partial(self._take_state_of, weakref.ref(loader))
 

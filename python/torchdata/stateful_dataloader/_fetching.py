@@ -153,7 +153,8 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
 
     #: Whether Ctrl-C interrupted the dataset within a sample, which loses the sample or ends a generator.
     is_broken = False
-    #: The number of exceptions since the last sample, and the last exception, if it passed through a generator.
+    #: `_in_a_row`: the number of exceptions since the last sample. `_doubtful`: the last exception, if it passed
+    #: through a generator.
     _in_a_row = 0
     _doubtful: Exception | None = None
 
@@ -241,7 +242,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
                 return
 
     def _count(self, before: int, raised: int) -> None:
-        """Counts the samples of the batch from number `before` on, and the `raised` samples that raised exceptions."""
+        """Updates the position and the checksum by the samples from `before` on, and by `raised` failed samples."""
         if self._in_a_row and len(self._data) > before:
             self._in_a_row, self._doubtful = 0, None
         if self.position is None:
@@ -278,7 +279,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         return False
 
     def _check_end(self) -> None:
-        """Raises the last exception again if this exception has probably ended the iterator."""
+        """Raises the last exception once more if this exception has probably ended the iterator."""
         error, self._doubtful = self._doubtful, None
         if error is None:
             return

@@ -177,7 +177,7 @@ def _other_order(there: LoaderFacts, here: LoaderFacts) -> str:
 
 
 def _other_size(state: EpochState, loader: Any) -> str:
-    """Returns the error message for a different batch size; empty if the position in samples is known."""
+    """Returns the error message for another batch size; empty if the saved position can be converted."""
     index_sampler = loader._index_sampler
     old, new = state.order.batch_size, getattr(index_sampler, "batch_size", None)
     if old is None or new is None or old == new:

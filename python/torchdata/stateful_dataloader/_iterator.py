@@ -66,8 +66,8 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._order = IndexOrder(loader, self._drawing, loader.num_workers * (loader.prefetch_factor or 0))
         #: The properties of the loader that must be the same in a loader that loads the state.
         self._facts = facts_of(loader)
-        #: The loader, if it loaded a state since this iterator was created, and the iterator that resumes from this
-        #: state.
+        #: `_loading`: the loader, if it has loaded a state since this iterator was created. `_successor`: the iterator
+        #: that resumes from this state.
         self._loading: Any = None
         self._successor: Iterator[Any] | None = None
         #: `is_finished`: whether the epoch is over. `_lives_on`: whether the loaded state is from the end of an epoch,

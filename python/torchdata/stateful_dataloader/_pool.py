@@ -78,8 +78,8 @@ class WorkerPool(Group):
         context, workers = loader.multiprocessing_context or get_context(), min(num_shards, loader.num_workers)
         full_stats = loader._recorder.full
         super().__init__(context, workers, job, num_shards=num_shards, commands=_ORDERS, full_stats=full_stats)
-        #: For each shard, the outstanding orders by number and index, and the number of these orders that the worker
-        #: has taken; the other orders wait for space in the link.
+        #: `orders`: for each shard, the outstanding orders, as pairs of number and index. `_taken`: for each shard, the
+        #: number of these orders that the worker has taken. The other orders wait for space in the link.
         self.orders: list[deque[tuple[int, Any]]] = [deque() for _ in range(num_shards)]
         self._taken = [0] * num_shards
         if (restarts := self.replace_exited(_Restarts, Survived.chosen(loader), in_order)) is not None:
@@ -100,7 +100,7 @@ class WorkerPool(Group):
         self._stream: ItemStream
 
     def _finish_when_shut_down(self) -> None:
-        """Makes `shutdown` finish the epoch first, so that a worker that waits for space drops its batch."""
+        """Makes `shutdown` end the epoch first, so that a worker that waits for space in its link drops its batch."""
         self._shutdown.beforehand = partial(self.collector.finish_epoch, self._epoch)
 
     #: `LocalPool` stores the first snapshots of its shards in this attribute, whereas worker processes send their
@@ -116,7 +116,8 @@ class WorkerPool(Group):
             ahead: how many batches each worker may be ahead of the main process.
             shared_seed: the epoch's seed for pipes of torch.
             positions: for each shard, the snapshot to load; None starts from the beginning.
-            fresh: whether the epoch of `positions` is over, so that only state that is kept between epochs is loaded.
+            fresh: whether `positions` are from outside of an epoch, so that only state that is kept between epochs is
+                loaded.
             first: the shard that returns the first batch.
 
         Raises:
@@ -200,7 +201,7 @@ class WorkerPool(Group):
             self._taken[worker] += 1
 
     def _shown(self, order: tuple[int, Any]) -> tuple[int, Any]:
-        """Returns an order as it is sent to the worker; for an iterable dataset, without an index."""
+        """Returns an order in the form in which it is sent. For an iterable dataset, the index is omitted."""
         return (order[0], None) if self._is_iterable else order
 
     def wait(self, hand: list[Any]) -> None:
@@ -237,7 +238,7 @@ class WorkerPool(Group):
 
 #: Maximum number of batches that wait in pinned memory.
 _AHEAD = 2
-#: Seconds to wait for the pinning thread to leave an epoch. The thread may still copy a batch or replace a worker.
+#: Seconds to wait for the pinning thread to leave an epoch. Meanwhile, the thread may copy a batch or replace a worker.
 _LEAVING = 60.0
 
 

@@ -95,8 +95,8 @@ class ReadingPosition(NamedTuple):
             return self
         if self.base is not None or self.later:
             return self.base
-        # No epoch had begun, so the states are from before the first epoch. At that time, only a dataset that is its
-        # own iterator has an iterator state.
+        # The states are from before the first epoch, when only a dataset that is its own iterator has an iterator
+        # state.
         own = self.iterator if self.dataset is None else self.dataset
         return ReadingPosition(own, None, self.collate, unbegun=True)
 
@@ -126,18 +126,18 @@ class OrderState(NamedTuple):
         sampler: the state of the sampler.
         iterator: the state of the sampler's iterator.
         is_users: whether `sampler` and `iterator` are states of a user's sampler.
-        is_batched: whether the iterator belongs to a `BatchSampler`, so that a new loader knows the keys of its state.
+        is_batched: whether the iterator belongs to a `BatchSampler`, so that the keys of its state are known.
         indices: the indices that the sampler drew before its state, but that the user has not received.
         indices_since: the number of indices that the sampler drew after its state.
         ahead: for a sampler without a state, the number of indices (or samples, in batches of this package) that it had
             returned but the user had not received.
         used_up: whether the sampler had ended.
-        draws: an entry for each draw of the sampler that followed draws of other code. An entry contains the states of
-            the generators and the number of indices before the sampler's draw.
+        draws: an entry for each draw that the sampler made after other code had drawn from a generator. An entry
+            contains the states of the generators and the number of indices before the sampler's draw.
         digest: a checksum of the sampler's indices.
         generators: the states of the generators at the time of the state, in the saved form.
         at_iter: the states of the generators when the iterator was created, for a sampler without a position.
-        at_first: the states before the first index, of generators that have changed since `at_iter`.
+        at_first: the states before the first index was drawn, for generators that have changed since `at_iter`.
         batch_size: the number of samples per batch, if the sampler provides it.
         epoch: the epoch of a `DistributedSampler`.
     """
@@ -225,14 +225,15 @@ class _Trail:
 
     If an iterable dataset has returned no item in an epoch, there is no snapshot within this epoch. The position at
     which the previous epoch was left does not determine how the next epoch begins, because some datasets continue from
-    this position and others start over. Repeating the recorded steps produces the same position for all datasets.
+    this position and others start over. Repeating the steps of the trail leads to the same position in both kinds of
+    datasets.
 
     Args:
-        base: a snapshot within an epoch, at its end, or before the first epoch, maybe frozen; None if unknown.
+        base: a snapshot, possibly frozen, from within an epoch, its end, or before the first epoch; None if unknown.
         since: the number of batches that were read after the snapshot in the same epoch.
         later: the number of batches that were read in each later epoch.
         is_whole: whether the dataset loaded this snapshot in this process, or the snapshot is from the end of an epoch.
-            If False, the trail must contain at least one batch after the snapshot, because a generator applies a loaded
+            If `is_whole` is False, at least one batch must follow the snapshot, because a generator applies a loaded
             state only with its first item.
     """
 
@@ -247,7 +248,7 @@ class _Trail:
         return bool(self.since or self.later)
 
     def position(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns a position with the current states. A resume repeats the trail to reach this position."""
+        """Returns a position with the current states. To reach it, a resume repeats the steps of the trail."""
         base = self.thawed()
         bare = base and ReadingPosition(*base[:3], ended=base.ended, unbegun=base.unbegun)
         random = base.random if base else {}
@@ -259,7 +260,8 @@ class _Trail:
 
 
 class Trails:
-    """The last two trails (`_Trail`) of an iterable dataset. The older trail has more batches than the newer trail.
+    """The last two trails (`_Trail`) of an iterable dataset. The older trail starts from an earlier snapshot, and
+    therefore contains more batches.
 
     Args:
         position: the snapshot that the dataset has loaded; None before the first epoch.

@@ -247,7 +247,7 @@ class BatchIndices(Iterator[list[int]]):
         return state
 
     def give_sampler(self, state: Any) -> None:
-        """Restores the wrapped sampler, if the state contains a state of this sampler."""
+        """Restores the wrapped sampler, if `state` contains the sampler's state."""
         sampler = self._batches.sampler
         if is_stateful(sampler) and state is not None and "sampler_state" in state:
             give(sampler, state["sampler_state"])

@@ -206,7 +206,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         self.error_log = None if error_log is None else os.fspath(error_log)
         #: The number of epochs that have begun, which `error_log` contains.
         self._epochs_begun = 0
-        # PyTorch refuses to replace samplers. The new samplers have the same order, so `vars` bypasses this check.
+        # PyTorch's loader refuses to replace its samplers. `vars` bypasses this check, because the new samplers have
+        # the same order.
         own = vars(self)
         if sampler is None and type(self.sampler) is torch.utils.data.RandomSampler:
             own["sampler"] = RandomSampler(self.sampler.data_source, generator=generator)
@@ -291,8 +292,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         Args:
             state_dict: a result of `state_dict`; with an empty dict, the next loop begins an epoch.
             strict: whether the next loop raises `ValueError` if the order differs, or if an iterable dataset or a
-                sampler without a state yields different items when it is reread. With False, the loop skips the saved
-                number of batches instead, so samples may be repeated or missing.
+                sampler without a state yields different items when it is reread. With `strict=False`, the loop skips
+                the saved number of batches instead, so samples may be repeated or missing.
 
         Raises:
             TypeError: `state_dict` is not a dict.
