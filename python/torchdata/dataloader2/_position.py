@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from torchdata.dataloader2._pipeline import Pipeline
     from torchdata.dataloader2._seeds import Seeds
 
-#: Pipes that hold items of their source, which they yield in the same order.
+#: Pipes that buffer items of their source, and yield the items in the same order.
 HOLDING = (Prefetcher, PinMemory, FullSync)
 
 
@@ -81,10 +81,11 @@ class Tracker:
         self.hands_on = False
         #: Whether the number of delivered items alone determines the state of the pipes in the main process.
         self._only_counts = self._may_count = False
-        #: Whether this epoch resumed from a state, and whether recomputed items are compared with the originals.
+        #: `_is_resumed`: whether this epoch resumed from a state. `_is_strict`: whether recomputed items are compared
+        #: with the originals.
         self._is_resumed, self._is_strict = False, True
-        #: The number of delivered items when the loader last continued after an interrupted item, and the number of
-        #: workers' items that the main process lost by the interruption.
+        #: `_cut_at`: the number of delivered items when the loader last continued after an interrupted item. `_lost`:
+        #: the number of workers' items that the main process lost by the interruption.
         self._cut_at = self._lost = 0
         #: The number of items that earlier runs of the epoch delivered.
         self._before = 0
@@ -102,7 +103,8 @@ class Tracker:
         #: The number of epochs begun before the last epoch, if the last epoch was interrupted at its beginning;
         #: otherwise None.
         self._epochs_before: int | None = None
-        #: The time when this run of the epoch began, and the seconds that earlier runs had taken.
+        #: `_since`: the time when this run of the epoch began. `_seconds_before`: the seconds that earlier runs had
+        #: taken.
         self._since, self._seconds_before = time.monotonic(), 0.0
         #: The reason why the main process's part of the graph could not be saved; None if it could be saved.
         self.unsaved: str | None = None
@@ -269,7 +271,7 @@ class Tracker:
             epoch.
         """
         if entry.restores:
-            # After a resume, pipes count workers' items from the start of this run, so earlier items are subtracted.
+            # After resuming, pipes count workers' items from the start of this run, so earlier items are subtracted.
             return entry.yielded - self._yielded_before if output.is_in_first_pass else entry.yielded
         if not output.is_in_first_pass or output.delivered or (token_of(output).finished and not output.is_unread):
             return None
@@ -438,7 +440,7 @@ class Tracker:
         except Exception as error:
             self.end = str(error)  # storing the error itself would keep the processes alive
             return
-        # Without a mark at the end of the epoch, a resume restores an earlier mark, and rereads the rest of the epoch.
+        # Without a mark at the end of the epoch, resuming restores an earlier mark, and rereads the rest of the epoch.
         is_at_end = position is not None and self._marks[-1] is not before and position.graph is self._marks[-1].graph
         if position is not None and is_at_end and position.graph is not None and position.workers is not None:
             position = position._replace(graph=self._with_output_read_out(position.graph, output))

@@ -114,7 +114,8 @@ class SavedPositions:
     def suit_seeds(self, service: ReadingServiceInterface, seeds: Seeds) -> None:
         """Chooses between seeds that ranks agree on and the seeds of a run without ranks.
 
-        Ranks draw all seeds from an agreed seed, but a resumed epoch does so only if the saved epoch did.
+        Ranks normally draw all seeds from an agreed seed. A resumed epoch uses an agreed seed only if the saved epoch
+        used one.
         """
         agreed = self.ranks is not None and not self.ranks[2]
         if not agreed:

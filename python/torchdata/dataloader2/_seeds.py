@@ -52,7 +52,7 @@ class Seeds:
         self.initial = copy.copy(self.generator)
 
     def go_on(self) -> None:
-        """Restores the seeds of the resumed epoch to their values at its beginning."""
+        """Restores the seeds to their values at the beginning of the resumed epoch."""
         self.generator = copy.copy(self.initial)
         self.is_restored = False
 

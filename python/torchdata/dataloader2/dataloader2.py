@@ -98,7 +98,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         wait_warning: share of an epoch that the program may wait for the loader, 0.3 by default. The first epoch of at
             least 10 seconds that exceeds this share causes a `RuntimeWarning` with the result of `diagnose()`. None, or
             `TORCHDATA_WAIT_WARNING=0` in the environment, disables the warning.
-        of_torchs_loader: not accepted. For an argument of torch's `DataLoader`, the error names the replacement.
+        of_torchs_loader: not accepted. If an argument of torch's `DataLoader` is passed, the error message names the
+            replacement.
 
     Raises:
         TypeError: an argument has the wrong type, or the pipe or the service cannot be copied; the message names the
@@ -265,7 +266,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
         Raises:
             TypeError: `dataset` is not a dataset, or another argument has the wrong type.
-            ValueError: a number is too small, or two arguments exclude each other.
+            ValueError: a numeric argument is too small, or two arguments exclude each other.
 
         Example:
             >>> from torchdata.dataloader2 import DataLoader2
@@ -498,8 +499,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     def __getstate__(self) -> dict[str, Any]:
         """Returns the data for creating an unstarted copy of the loader, including the attributes of a subclass.
 
-        The copy and the loader share no object that either of them changes. The copy resumes from the loaded state if
-        the loader has not begun an epoch since.
+        The copy and the loader share no object that is modified later. The copy resumes from the loaded state if the
+        loader has not begun an epoch since.
         """
         pipeline, run, seeds = self._pipeline, self._run, self._seeds
         loaded: Any = pipeline.service_state, run.resume_at, run.saved_positions, self._keeper.loaded

@@ -268,7 +268,7 @@ class _Caller:
 
     def __init__(self, child: ChildLoop) -> None:
         self._sender, self._where, self._counting = child.sender, child.setup.where, child.counting
-        #: None if the function could not be loaded, in which case `failure` contains the reason.
+        #: The function; None if the function could not be loaded, in which case `failure` contains the reason.
         self._function: Any = None
         self.failure: tuple[Any, ...] | None = None
 

@@ -259,8 +259,8 @@ class ReadSource:
         return snapshot, steps, ahead
 
     def state(self) -> dict[str, Any]:
-        """Returns the position after the last result: a snapshot of the source, and the numbers of later items
-        yielded."""
+        """Returns the position after the last result: a snapshot of the source, and the numbers of the items that were
+        yielded after the snapshot."""
         position = self.work.queue.place()
         assert position is not None
         snapshot, steps, given, ahead = position

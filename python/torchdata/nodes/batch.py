@@ -174,7 +174,7 @@ class Unbatcher(BaseNode[T]):
     _batch: Any = ()
     #: The position of the source before the batch; None if the batch will not be reread.
     _before: Any = None
-    #: The number of members of the batch that were yielded, and the length of the batch.
+    #: `_index`: the number of members of the batch that were yielded. `_length`: the length of the batch.
     _index = _length = 0
     #: The number of members of the next batch that were yielded before the loaded state was saved.
     _skipped = 0

@@ -81,7 +81,8 @@ class Loader(ObservedLoader, Generic[T]):
         self._it: LoaderIterator[T] | None = None
         #: Whether the iterator began its epoch only because a state was requested.
         self._began_for_state = False
-        #: The lock that is held while an epoch begins, and the id of the process that created the lock.
+        #: `_beginning`: the lock that is held while an epoch begins. `_process`: the id of the process that created the
+        #: lock.
         self._beginning, self._process = threading.RLock(), os.getpid()
 
     def __iter__(self) -> Iterator[T]:
@@ -218,8 +219,8 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
     #: `_item`: the item that `has_next` has read in advance. `_before_item`: the position before this item.
     _item: Any = _NONE
     _before_item: Any = None
-    #: If the epoch of a loaded state was over, the number of its items; else None. If the graph ends after exactly this
-    #: number of items, the loaded epoch is over, and the next epoch begins.
+    #: The number of items of the loaded epoch, if this epoch was over; otherwise None. If the graph ends after exactly
+    #: this number of items, the loaded epoch is over, and the next epoch begins.
     _restart_at: int | None = None
 
     def __init__(self, loader: Loader[T]) -> None:

@@ -211,9 +211,9 @@ class ParallelMapper(PassingNode[T]):
             applies to all processes.
 
     Raises:
-        TypeError: `source` is not a node, `map_fn` is not a function, or a number is not an integer.
-        ValueError: a number is out of range; `method`, `multiprocessing_context`, `on_worker_exit` or `on_timeout` is
-            unknown; or `on_timeout` is "restart" without a `timeout`.
+        TypeError: `source` is not a node, `map_fn` is not a function, or a numeric argument is not an integer.
+        ValueError: a numeric argument is out of range; `method`, `multiprocessing_context`, `on_worker_exit` or
+            `on_timeout` is unknown; or `on_timeout` is "restart" without a `timeout`.
 
     Example:
         >>> from torchdata.nodes import IterableWrapper, ParallelMapper

@@ -1,9 +1,9 @@
-"""Provides the random generators that a loader uses for orders and seeds. A resume restores the positions of the
+"""Provides the random generators that a loader uses for orders and seeds. Resuming restores the positions of the
 generators for orders and seeds, even if the program has seeded the global generators differently.
 
 Role: runs in the main process, with one object per loader. A loader draws from torch's global generator or from its own
-generator, as PyTorch's loader does. A state contains the positions of the generators for orders and seeds. A resume
-sets the loader's own generators to the saved positions. The global generators belong to the program, so a resume does
+generator, as PyTorch's loader does. A state contains the positions of the generators for orders and seeds. Resuming
+sets the loader's own generators to the saved positions. The global generators belong to the program, so resuming does
 not set them. For a global generator, the loader uses a *displaced* copy, which starts from the saved position and
 advances whenever the program draws from the real generator. When the loader draws, the real global generator advances
 by the same number of words. If the program seeds or sets a global generator, the loader uses the new values.
@@ -73,8 +73,8 @@ class Drawing:
         #: global generator.
         self._displaced: dict[str, tuple[Any, Any]] = {}
         self._is_under_way = False
-        #: The states of the global generators when a state was loaded, and how often each generator had been restored
-        #: by then.
+        #: For each global generator, its state when the loader's state was loaded, and how often the generator had been
+        #: restored.
         self._at_load: dict[str, tuple[Any, int]] = {}
 
     def now(self, keys: Set[Any] | None = None) -> Moment:
@@ -214,7 +214,7 @@ class Drawing:
         """Converts generator states to plain values for a saved state.
 
         Args:
-            moment: the generators.
+            moment: the states of the generators.
             first: earlier states of the same generators, relative to which the states are encoded. Pass the same states
                 to `decoded`.
         """
@@ -292,7 +292,7 @@ class Draws:
         """Begins an epoch.
 
         Args:
-            first: the generators before the first index; empty if no index will be read.
+            first: the states of the generators before the first index; empty if no index will be read.
             noted: the draws that a loaded state has recorded for this epoch.
             digest: the checksum of the indices that were read; None if no indices were read.
         """
@@ -308,7 +308,7 @@ class Draws:
         self.last: dict[Any, int] = {}
 
     def before(self) -> None:
-        """Records the generators. This method must be called before an index is read."""
+        """Records the states of the generators. This method must be called before an index is read."""
         self._before = self._drawing.marks()
         moved = {key for key, mark in self._left.items() if mark != self._before[key]}
         self._moment = self._drawing.now(moved) if moved else {}

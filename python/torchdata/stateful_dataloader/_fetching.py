@@ -151,7 +151,7 @@ class Indexed(_Fetcher, _MapDatasetFetcher):
 class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
     """Works like PyTorch's fetcher for iterable datasets, but continues after an omitted sample."""
 
-    #: Whether Ctrl-C interrupted the dataset within a sample, which loses the sample or ends a generator.
+    #: Whether Ctrl-C interrupted the dataset within a sample, so that the sample is lost or a generator has ended.
     is_broken = False
     #: `_in_a_row`: the number of exceptions since the last sample. `_doubtful`: the last exception, if it passed
     #: through a generator.
@@ -160,9 +160,10 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
 
     def __init__(self, *how: Any, skips: bool) -> None:
         super().__init__(*how, skips=skips)
-        #: The number of samples that were returned or have raised an exception; None after a resume within an epoch.
+        #: The number of samples that were returned or have raised an exception; None after resuming within an epoch.
         self.position: int | None = 0
-        #: The samples of the current batch that were already read, and whether the read was interrupted.
+        #: `_data`: the samples of the current batch that were already read. `_is_cut_off`: whether the read was
+        #: interrupted.
         self._data: list[Any] = []
         self._is_cut_off = False
         #: A checksum of some samples up to the previous batch, and a checksum that also covers the current batch, to
@@ -214,7 +215,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         return self._collated(data if self.auto_collation else data[0], data)
 
     def _is_interrupted(self, error: BaseException) -> bool:
-        """Returns whether the dataset raised an exception and its iterator can be recreated."""
+        """Returns whether `error` has passed through a generator, or was raised in a separate iterator."""
         traceback, is_within = error.__traceback__, False
         while traceback is not None:
             is_within = traceback.tb_frame.f_code.co_filename != __file__

@@ -73,7 +73,8 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         self._marks: dict[str, Any] = {}
         #: The state of the collate function at the beginning, for a dataset that is reread from its beginning.
         self._collate: Any = None
-        #: The last index that was drawn, and the number of batches that were returned before the batch of this index.
+        #: `_index`: the last index that was drawn. `_before`: the number of batches that were returned before the batch
+        #: of this index.
         self._index: Any = _NONE
         self._before = 0
         #: The counts of skipped samples before the current batch, if samples may be skipped.
@@ -196,7 +197,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         except Exception:
             self._index = _NONE
             raise
-        except BaseException:  # after Ctrl-C, the next call reads this batch, here or after a resume
+        except BaseException:  # after Ctrl-C, the next call reads this batch, here or after resuming
             if self._is_under_way:
                 index, self._index = self._index, _NONE
                 self._order.put_back(index)

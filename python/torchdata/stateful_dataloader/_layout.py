@@ -51,7 +51,7 @@ OURS = "_torchdata_rs"
 _MANY = 1 << 53
 #: The maximum number of workers in a valid state.
 _WORKERS = 1 << 16
-#: The maximum number of batches that a resume recomputes from abandoned epochs.
+#: The maximum number of batches that resuming recomputes from abandoned epochs.
 _AGAIN = 1 << 24
 #: The maximum number of batches between two snapshots of torchdata 0.11.
 _STEPS = 1 << 31

@@ -107,7 +107,7 @@ class IndexOrder:
         self._is_kept = False
 
     def note_random(self) -> None:
-        """Saves the generators. Call this function before the sampler's iterator is created."""
+        """Saves the states of the generators. Call this function before the sampler's iterator is created."""
         self._at_iter = {} if self._is_plain else self._drawing.now()
         self._at_first = None
 
@@ -128,7 +128,7 @@ class IndexOrder:
         self._kept: deque[tuple[int, Any, Any, Moment]] = deque()
         #: Whether indices that were drawn earlier are still outstanding, so that a state must contain these indices.
         self._has_holes = False
-        #: The number of indices that the sampler has returned, and whether the sampler has ended.
+        #: `drawn`: the number of indices that the sampler has returned. `_ended`: whether the sampler has ended.
         self.drawn, self._ended = 0, False
 
     def draw(self) -> Any:
@@ -241,7 +241,7 @@ class IndexOrder:
         """Adds the data for rereading a sampler from its beginning: the initial states of the generators, the number of
         returned indices, and the recorded draws. Generators that have not changed are included only once.
 
-        On a resume, a checksum shows whether the sampler returns the same indices.
+        When a state is loaded, a checksum shows whether the sampler returns the same indices.
         """
         has_ended = self._ended or self._is_used_up
         if isinstance(self._iterator, BatchIndices):
@@ -284,7 +284,7 @@ class IndexOrder:
             state = state._replace(indices=waiting[:1])
         elif given > number:
             state = state._replace(indices_since=given - number)
-        # After a resume, the sampler repeats the draws that followed the saved state, so the generators must start from
+        # After resuming, the sampler repeats the draws that followed the saved state, so the generators must start from
         # their states at that time.
         drawn = {key for key, last in self._draws.last.items() if last >= number}
         return state, {key: one for key, one in then.items() if isinstance(key, int) or key in drawn}

@@ -70,8 +70,8 @@ class WorkerPool(Group):
     def __init__(self, loader: Any, job: Job, owner: Callable[[], Any]) -> None:
         self._is_iterable, self._timeout = job.reading.is_iterable, loader.timeout if loader.timeout > 0 else None
         in_order: bool = loader.in_order
-        #: Whether workers read only the indices that the main process orders, instead of reading ahead while there is
-        #: space. Persistent workers get orders even for an iterable dataset, because they complete their outstanding
+        #: Whether workers read only the indices that the main process orders. Otherwise, workers read ahead while there
+        #: is space. Persistent workers get orders even for an iterable dataset, because they complete their outstanding
         #: orders if the program leaves an epoch.
         self.is_ordered = not self._is_iterable or (job.persistent and not job.lasts_one_epoch)
         self._epoch, self._first, num_shards = 0, 0, max(1, job.num_shards)

@@ -22,7 +22,7 @@ __all__ = [
 
 #: A placeholder for a value that a new loader cannot know.
 UNKNOWN: Any = object()
-#: The maximum number of abandoned epochs without a second batch that a resume repeats.
+#: The maximum number of abandoned epochs without a second batch that resuming repeats.
 _MOST = 256
 #: The number of skipped samples by kind of exception, and the number of all samples including skipped ones.
 Counts = tuple[dict[str, int], int]
@@ -49,15 +49,17 @@ class ReadingPosition(NamedTuple):
         dataset: the state of the dataset; None if the dataset has no state or is its own iterator.
         iterator: the state of the dataset's iterator.
         collate: the state of the collate function.
-        random: the generators at the snapshot. Without workers, the generators at the time when the state was saved.
-        since: the batches read after the snapshot: their number, or their indices for a map-style dataset.
+        random: the states of the generators at the snapshot. Without workers, the states of the generators when the
+            loader's state was saved.
+        since: the number of batches that were read after the snapshot; for a map-style dataset, the indices of these
+            batches.
         ended: whether the dataset had ended.
         digest: a checksum of some samples of the epoch, if the position is a number of batches.
-        base: the snapshot before the epochs in `later`, which a resume loads first; None if no epoch had begun.
+        base: the snapshot before the epochs in `later`, which resuming loads first; None if no epoch had begun.
         later: the number of batches that were read in each epoch that began after the snapshot; None for a snapshot
             within the epoch.
         unbegun: whether the snapshot is from before the first epoch.
-        then: the saved generators from the beginning of the epoch, if they differ from `random`.
+        then: the saved states of the generators from the beginning of the epoch, if they differ from `random`.
         now: the states of the generators for recomputing the last `now_since` batches.
         now_since: the number of batches that were read with the generators `now`.
         unstarted: in a worker, whether the main process took the snapshot before its first loop.
@@ -90,7 +92,7 @@ class ReadingPosition(NamedTuple):
 
     @property
     def origin(self) -> ReadingPosition | None:
-        """The snapshot that a resume loads before it rereads batches; None without a snapshot."""
+        """The snapshot that resuming loads before it rereads batches; None without a snapshot."""
         if self.later is None:
             return self
         if self.base is not None or self.later:
@@ -192,7 +194,7 @@ class EpochState(NamedTuple):
         base_seed: the seed from which the workers' seeds are derived.
         shared_seed: the epoch's seed for pipes of torch.
         next_worker: the worker that returns the next batch.
-        passing_over: for a state of torchdata 0.11, the number of batches that a resume must read and drop.
+        passing_over: for a state of torchdata 0.11, the number of batches that resuming must read and drop.
         kind: PyTorch's kind of the dataset; a loaded state does not contain it.
         is_own_iterator: whether an iterable dataset is its own iterator, so that the keys of its state are known.
     """
@@ -248,7 +250,7 @@ class _Trail:
         return bool(self.since or self.later)
 
     def position(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns a position with the current states. To reach it, a resume repeats the steps of the trail."""
+        """Returns a position with the current states. To reach it, resuming repeats the steps of the trail."""
         base = self.thawed()
         bare = base and ReadingPosition(*base[:3], ended=base.ended, unbegun=base.unbegun)
         random = base.random if base else {}
@@ -401,7 +403,7 @@ class Progress:
         return position._replace(random=encoded_of_worker(position.random, base_seed, worker))
 
     def saved_of_program(self) -> ReadingPosition:
-        """Returns the saved form of a position from a loader without workers, for a worker that resumes from it."""
+        """Converts a position from a loader without workers to the saved form for a worker that resumes."""
         position = self.reached()
         then, later = position.random or {}, position.later
         now, behind = position.now, position.now_since

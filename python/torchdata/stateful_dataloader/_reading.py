@@ -5,12 +5,12 @@ Role: runs in the process that reads the dataset, which is the main process or a
 of an epoch.
 
 A `ReadingPosition` contains a snapshot of the states, taken within an epoch or at its end, and the batches that were
-read after the snapshot (`since`). A resume loads the snapshot, and then reads and drops the batches in `since`. With
+read after the snapshot (`since`). Resuming loads the snapshot, and then reads and drops the batches in `since`. With
 this method, no snapshot is needed at each batch.
 
 Until an iterable dataset has returned a batch in its epoch, its next items depend on the positions at which the
 previous epochs were left. A `ReadingPosition` from before the first batch contains the last snapshot before these
-epochs (`base`), and the number of batches of each epoch that began after the snapshot (`later`). A resume loads `base`,
+epochs (`base`), and the number of batches of each epoch that began after the snapshot (`later`). Resuming loads `base`,
 and repeats the epochs in `later`. A `base` that was saved before the first epoch has `unbegun=True`, and is loaded only
 if the dataset's current states differ.
 
@@ -96,7 +96,8 @@ class EpochReader:
         self._generators = generators
         self._fetcher: Any = None
         self._trails = Trails()
-        #: The number of batches requested from this fetcher, and the number of calls of `read` in this epoch.
+        #: `_fetched`: the number of batches requested from this fetcher. `count`: the number of calls of `read` in this
+        #: epoch.
         self._fetched = self.count = 0
         #: `_is_over`: whether the dataset has ended. `_is_uncounted`: whether the trails do not count the last batch
         #: yet, because the program may not have received the batch. `_is_cut_off`: whether a batch was interrupted, for
@@ -109,7 +110,7 @@ class EpochReader:
         self._trial: _Trial | None = None
         #: Whether the reader takes snapshots without a request. `_cadence` determines when.
         self._keeps, self._cadence = False, SnapshotCadence(_KEPT_EVERY)
-        #: The clock that measures batches, and the number of the next batch to measure.
+        #: `_clock`: the clock that measures batches. `_timed_next`: the number of the next batch to measure.
         self._clock: BatchClock | None = None
         self._timed_next = _NEVER
 
@@ -396,7 +397,7 @@ class EpochReader:
             self._trails.count()
 
     def _fetch(self, index: Any) -> Any:
-        """Returns the next batch. The first batch after a resume may be read twice (see `_fetch_first`)."""
+        """Returns the next batch. The first batch after resuming may be read twice (see `_fetch_first`)."""
         if self._is_over:  # a reader that was restored at the end of the epoch has no fetcher
             raise StopIteration
         self._fetched += 1
@@ -430,7 +431,7 @@ class EpochReader:
         return freeze(state_of(dataset)), freeze((inner, self.has_ended))
 
     def _fetch_first(self, trial: _Trial, index: Any) -> Any:
-        """Reads an epoch's first batch after a resume, to detect a dataset that applies the loaded state repeatedly."""
+        """Reads an epoch's first batch after resuming, to detect a dataset that applies the loaded state repeatedly."""
         before = {name: read(name) for name in GLOBAL}
         batch = ended = None
         try:

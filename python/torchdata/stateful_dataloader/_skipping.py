@@ -72,7 +72,7 @@ class Skipped:
         self._place = str(codes[0]) if len(codes) == 1 else type(loader.dataset).__qualname__
         self._limit, self._log, self._epoch = loader.error_limit, loader.error_log, loader._epochs_begun
         loader._epochs_begun += 1
-        #: The counts. The counts of skipped samples. New counts replace this tuple, which is never modified.
+        #: The counts of skipped samples. New counts replace this tuple, which is never modified.
         self.counts: Counts = counts or ({}, 0)
         self._has_ended = False
         self._last = ""

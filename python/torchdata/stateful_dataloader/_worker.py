@@ -458,7 +458,7 @@ class Batches(Iterator[Unit]):
         looks = now >= watch.due
         first = looks and watch.look_in_time(now)
         if not self._tells:
-            return b"" if looks else None  # a resume need not reread batches if no generator was used
+            return b"" if looks else None  # resuming need not reread batches if no generator was used
         if not cadence.is_due(now, took) and not first:  # earlier snapshots lack the generators that `watch` has found
             return None
         frozen = self._frozen_position()

@@ -69,7 +69,7 @@ class RandomIndices(Iterator[int]):
         #: The generator's state before the order was drawn; None if the order was not drawn yet.
         self._origin: bytes | None = None
         self._chunks: Iterator[list[int]] = iter(())
-        #: The indices that were drawn together, and the position of the next index among them.
+        #: `_chunk`: the indices that were drawn together. `_place`: the position of the next index in `_chunk`.
         self._chunk, self._place = list[int](), 0
 
     def __next__(self) -> int:
@@ -192,7 +192,7 @@ class BatchIndices(Iterator[list[int]]):
         self._batches = batches
         self._iterator: Iterator[int] | None = None
         self.samples_yielded = 0
-        #: Whether the sampler has ended, and the number of its indices that were dropped.
+        #: `has_ended`: whether the sampler has ended. `_dropped`: the number of its indices that were dropped.
         self.has_ended, self._dropped = False, 0
 
     @property

@@ -87,7 +87,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         in_order: whether batches are returned in the order of their indices. With `in_order=False`, batches are
             returned as soon as they are ready.
         snapshot_every_n_steps: the number of batches between snapshots of datasets and samplers. A state is
-            nevertheless exact at each batch, because a resume rereads and drops the batches after the last snapshot.
+            nevertheless exact at each batch, because resuming rereads and drops the batches after the last snapshot.
             Snapshots that take long are taken less often.
         on_worker_exit: what happens if a worker process exits. "error" raises `WorkerExitedError`. "restart" replaces
             the worker, issues a `RuntimeWarning`, and continues: no batch is lost or repeated, and the order is the

@@ -153,9 +153,9 @@ def _is_replicable(datapipe: DataPipe) -> bool:
 def find_replicable_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
     """Returns the ends of the branches that may be copied to worker processes.
 
-    A pipe with `is_replicable()` False must exist only once, as must all pipes that read from it, directly or
-    indirectly. The remaining pipes form branches. If one branch contains another branch, only the end of the larger
-    branch is returned. In a cycle, a pipe does not count as a reader of pipes closer to the end of the graph.
+    A pipe with `is_replicable()` False, and each pipe that reads from it directly or indirectly, must exist only once.
+    The remaining pipes form branches. If one branch contains another branch, only the end of the larger branch is
+    returned. In a cycle, a pipe does not count as a reader of pipes closer to the end of the graph.
 
     Args:
         graph: the graph, or a result of `traverse_dps`.

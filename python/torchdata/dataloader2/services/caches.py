@@ -35,7 +35,7 @@ class Caches:
     """The caches in the graph of one worker.
 
     Args:
-        most: the number of bytes up to which snapshots contain the cached items; None for no limit.
+        most: the maximum size in bytes of cached items in a snapshot; None for no limit.
     """
 
     def __init__(self, most: int | None) -> None:
@@ -43,7 +43,8 @@ class Caches:
         #: The graph, and its caches. A cache is given by a pipe and the name of the attribute that holds the items.
         self._graph: DataPipe | None = None
         self._caches: Sequence[tuple[Any, str]] = ()
-        #: Whether no epoch has begun yet, and whether all caches were empty at the beginning of the running epoch.
+        #: `_is_new`: whether no epoch has begun yet. `_was_empty`: whether all caches were empty when the running epoch
+        #: began.
         self._is_new, self._was_empty = True, False
         #: The epoch that has filled the caches, or fills them now. `_lacks_start` is True until the first snapshot of
         #: this epoch is known.

@@ -21,7 +21,7 @@ from torchdata.datapipes._pipe import random as own_random
 from torchdata.datapipes._pipe.exchanging import ShardGlobals, one_at_a_time
 from torchdata.datapipes.iter.threads.prefetching import end_threads
 
-#: The number of latest items for which the shard is remembered.
+#: The number of recent items for which the shard of each item is remembered.
 _REMEMBERED = 1 << 12
 
 
@@ -35,8 +35,8 @@ class _Delivered(NamedTuple):
 
 
 class LocalShards:
-    """Runs the shards of one epoch in this process, and yields one item of each shard in turn. This object takes the
-    role of `Children` and their collector.
+    """Runs the shards of one epoch in this process, and yields one item of each shard in turn. `LocalShards` provides
+    the methods of `Children` and of the collector of `Children`.
 
     Args:
         program: the program to run for each shard.
@@ -59,7 +59,8 @@ class LocalShards:
         #: Snapshots of all shards, each with the number of items delivered before it: the position where this run
         #: began, and at most the last two snapshots.
         self._snapshots: list[tuple[int, Sequence[Kept | None]]] = []
-        #: Whether an item is being computed, and whether an item was interrupted. Both prevent snapshots.
+        #: `_is_busy`: whether an item is being computed. `_is_stopped`: whether an item was interrupted. Both prevent
+        #: snapshots.
         self._is_busy = self._is_stopped = False
         #: Whether an interrupted item was lost in this run. After a loss, only later snapshots can be used, because a
         #: resume from an earlier snapshot would yield the lost item.

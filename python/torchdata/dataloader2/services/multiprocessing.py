@@ -461,7 +461,7 @@ def _limit(limit_fn: Callable[[DataPipe, int | None], DataPipe], num_batches: in
 
 
 def _countable(items: int) -> int:
-    """Returns the argument as a valid window: at least one item, and at most the engine's maximum."""
+    """Returns the number limited to valid values: at least one item, and at most the engine's maximum."""
     return min(max(1, items), sys.maxsize)
 
 

@@ -383,7 +383,7 @@ class GraphProgram(EpochProgram):
         """Returns the state of the graph and of the global generators after the last item.
 
         Returns None if the graph cannot be saved, in the second and later passes over an epoch's items, and if code may
-        have changed cached items that the snapshot would omit. If no snapshot is made, a resume starts from an earlier
+        have changed cached items that the snapshot would omit. If no snapshot is made, resuming starts from an earlier
         snapshot, or from the beginning of the epoch.
 
         Raises:

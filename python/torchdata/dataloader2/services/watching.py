@@ -39,7 +39,7 @@ def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
     """
     # torch's filter is a virtual subclass of `ShardingFilter` but does not take samples, so `isinstance` is not used.
     filters = [pipe for pipe in graph if ShardingFilter in type(pipe).__mro__]
-    # If items that raise are skipped, the functions of the user determine the number of items.
+    # If `on_error` skips items, the functions of the user determine the number of items.
     is_known = is_seeded and not any(isinstance(pipe, OnError) for pipe in graph)
     return [
         (pipe, _sources_of(graph, pipe))

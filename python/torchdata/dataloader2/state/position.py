@@ -88,8 +88,8 @@ class Position(NamedTuple):
         drop: the number of items that were delivered after the snapshot of the main process's part of the graph.
         ended: whether the epoch had ended.
         graph: the sealed state of the main process's part of the graph; None if this part has no relevant state.
-        generators: the sealed global generators, if the main process runs functions of the user.
-        beginning: the generators at the beginning of the epoch, if a resume needs them to begin the epoch anew.
+        generators: the sealed states of the global generators, if the main process runs functions of the user.
+        beginning: the states of the generators at the beginning of the epoch, if resuming must begin the epoch anew.
         workers: the positions of the workers.
         in_main: whether no worker processes ran the graph.
         seconds: the duration of the epoch so far.
@@ -145,7 +145,7 @@ class Content(NamedTuple):
 
     Args:
         entries: the positions of pipes; None if the snapshot contains only generators.
-        generators: the global generators.
+        generators: the states of the global generators.
         read_out: whether the worker had reached the end of its dispatched items.
         filled: the epoch that has filled the caches, or fills them now; None if this epoch cannot be repeated.
     """
@@ -196,7 +196,7 @@ class LoaderState(NamedTuple):
         ranks: the rank of the loader, and the number of ranks; None without ranks.
         is_of_0_9: whether torchdata 0.9 saved the state, which then has no version and no position.
         saved: the state in the form in which it was loaded.
-        recomputed: the name, the number of items and the duration in seconds of each part that a resume must recompute.
+        recomputed: the name, the number of items and the duration in seconds of each part that resuming must recompute.
     """
 
     pipe: Any

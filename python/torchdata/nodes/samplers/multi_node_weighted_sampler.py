@@ -45,7 +45,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
             item becomes a dict with this key and `"data"`.
 
     Raises:
-        TypeError: a source is not a node, or a number is not an integer.
+        TypeError: a source is not a node, or a numeric argument is not an integer.
         ValueError: `source_nodes` is empty, `weights` has other names or contains values other than positive finite
             numbers, `stop_criteria` is unknown, or the rank is out of range; while reading, an item already has a key
             named `"dataset_key"`.
