@@ -43,8 +43,7 @@ _INSTEAD_OVER_DATASET = {
 
 
 def refuse_arguments(arguments: Mapping[str, Any], taken: Callable[..., Any], whose: str = "DataLoader2") -> None:
-    """Raises TypeError if a loader got keywords that it does not accept. The message names a replacement, or the valid
-    arguments."""
+    """Raises TypeError if a loader got unknown keywords. The message names a replacement, or the valid arguments."""
     known = _INSTEAD if whose == "DataLoader2" else _INSTEAD_OVER_DATASET
     for name, value in arguments.items():
         if name in known:

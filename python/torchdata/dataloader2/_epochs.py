@@ -270,8 +270,7 @@ class EpochRun:
         self.delivery.begun = False
 
     def _leave_shards(self) -> None:
-        """Makes the loader's own service run the next epoch, if the main process has run the shards of the last
-        epoch."""
+        """Makes the loader's own service run the next epoch, if the main process ran the last epoch's shards."""
         output, pipeline = self.position.output, self.pipeline
         if output is not None and output.is_local and not output.lasts and not lasts(pipeline.datapipe):
             pipeline.take_back()
@@ -290,8 +289,8 @@ class EpochRun:
         return position
 
     def close(self, because: BaseException | None = None, *, at_end: bool = False) -> None:
-        """Notifies the service, once, that the epoch has ended. Threads that still read get an error, unless the
-        epoch has ended.
+        """Notifies the service, once, that the epoch has ended. Threads that still read get an error, unless the epoch
+        has ended.
 
         Args:
             at_end: whether all items of the epoch were delivered.

@@ -98,8 +98,7 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
             self._run.close(at_end=True)
 
     def _on_error(self, error: Exception) -> None:
-        """Ends the epoch after an error. If ending the epoch raises another error, it is added to the first error as a
-        note."""
+        """Ends the epoch after an error. If ending the epoch also fails, the first error gets a note."""
         self._run.close(because=error)
         fold(error)
 

@@ -100,11 +100,9 @@ class Tracker:
         #: The position at the end of the last epoch, if the next epoch depends on the position, or the reason why the
         #: position is unknown.
         self.end: Position | str | None = None
-        #: The number of epochs begun before the last epoch, if the last epoch was interrupted at its beginning;
-        #: otherwise None.
+        #: The number of epochs begun before the last epoch, if the last epoch was interrupted at its beginning.
         self._epochs_before: int | None = None
-        #: `_since`: the time when this run of the epoch began. `_seconds_before`: the seconds that earlier runs had
-        #: taken.
+        #: `_since`: the time when this run of the epoch began. `_seconds_before`: the seconds of earlier runs.
         self._since, self._seconds_before = time.monotonic(), 0.0
         #: The reason why the main process's part of the graph could not be saved; None if it could be saved.
         self.unsaved: str | None = None
@@ -263,11 +261,10 @@ class Tracker:
         )
 
     def _read_by_main(self, entry: PipeEntry, output: WorkerOutput) -> int | None:
-        """Returns the number of workers' items that the main process's part of the graph counts as read after it
-        resumes.
+        """Returns the number of workers' items that the main process's pipes count as read after resuming.
 
         Returns:
-            None if the main process's part has read all workers' items, or if a pipe in this part must reread the whole
+            None if the main process's part has read all workers' items, or if a pipe in this part must reread the
             epoch.
         """
         if entry.restores:
@@ -482,8 +479,7 @@ class Tracker:
 
 
 def _only_counts(graph: Graph) -> bool:
-    """Whether every pipe after the workers' output yields one item for each item that it reads, and buffers no other
-    data."""
+    """Whether every pipe after the workers' output yields one item per input item, and buffers no other data."""
     return _below_counting(graph, WorkerOutput) is not None
 
 

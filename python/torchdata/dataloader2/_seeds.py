@@ -45,8 +45,7 @@ class Seeds:
             self.generator.seed(self.seed)
             self.is_due = False
         elif not self.is_restored:
-            # Spawned generators depend only on the seed, and not on the numbers already drawn, so each epoch needs
-            # another seed.
+            # Spawned generators depend only on the seed, not on the draws, so each epoch needs another seed.
             self.generator.seed(None if self.seed is None else self.generator.generate_shared_seed())
         self.is_restored = False
         self.initial = copy.copy(self.generator)

@@ -98,12 +98,10 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         wait_warning: share of an epoch that the program may wait for the loader, 0.3 by default. The first epoch of at
             least 10 seconds that exceeds this share causes a `RuntimeWarning` with the result of `diagnose()`. None, or
             `TORCHDATA_WAIT_WARNING=0` in the environment, disables the warning.
-        of_torchs_loader: not accepted. If an argument of torch's `DataLoader` is passed, the error message names the
-            replacement.
+        of_torchs_loader: not accepted. For arguments of torch's `DataLoader`, the error message names a replacement.
 
     Raises:
-        TypeError: an argument has the wrong type, or the pipe or the service cannot be copied; the message names the
-            attribute.
+        TypeError: an argument has the wrong type, or an attribute of the pipe or the service cannot be copied.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -240,8 +238,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         iterable that divides itself. For other datasets, the items and batches are the same for any number of workers.
 
         If an iterable or a sampler has a method `set_epoch` and an attribute `epoch`, workers receive the epoch that
-        you have set before each epoch. Before you resume from a state inside an epoch, set the epoch in which the state
-        was saved.
+        you have set before each epoch. Before you resume inside an epoch, set the epoch in which the state was saved.
 
         Args:
             dataset: an object with a length and `__getitem__`, such as PyTorch's `Dataset`; an iterable that can be
@@ -299,8 +296,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         RuntimeError.
 
         Raises:
-            RuntimeError: the loader was shut down or lacks a pipe, or this process is a forked child of the main
-                process.
+            RuntimeError: the loader was shut down or has no pipe, or this process is a forked child.
             TypeError: the loader lacks a valid pipe, or the service cannot load the state of a service.
         """
         self._ending.take_over_in_child()
@@ -365,8 +361,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         last item still belongs to the ended epoch, with no remaining items. Once `StopIteration` or an error has ended
         the epoch, the state belongs to the next epoch.
 
-        The state is a dict of plain data with checksums. `torchdata.dataloader2.describe(state)` shows the contents of
-        a state.
+        The state is a dict of plain data with checksums. `torchdata.dataloader2.describe(state)` shows a state's
+        contents.
 
         Args:
             items_ago: returns the state as it was this number of items ago, for items that you requested and have not

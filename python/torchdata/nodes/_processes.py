@@ -120,8 +120,7 @@ class Workers(Group):
 
 
 class MapWorker:
-    """Sends calls from a thread of the main process to one process. A `MapWorker` does not keep the worker group
-    alive."""
+    """Sends calls from a thread of the main process to one process. `MapWorker` does not keep the group alive."""
 
     def __init__(self, group: Workers, number: int, output: Link) -> None:
         self._group, self._members, self._index = weakref.ref(group), group.members, number

@@ -39,8 +39,7 @@ Function = Callable[[Any], Any] | None
 
 #: Maximum number of items per message to a process, and maximum number of seconds to compute these items.
 _MOST_TOGETHER, _TOGETHER = 128, 0.001
-#: Items that take fewer seconds in total are sent to a single process, because sending messages to more processes would
-#: take as long.
+#: Items that take fewer seconds in total are sent to a single process, because more messages would take as long.
 _WORTH_A_MESSAGE = 0.00005
 #: The number of seconds that `shutdown` waits for threads, which end after their current call.
 _SECONDS = 5.0
@@ -381,8 +380,8 @@ class ThreadedNode(PassingNode[T]):
             run.work.join(_SECONDS)
 
     def _close_run(self) -> ReadSource | None:
-        """Ends the threads of the current run, if there is one. Another thread may begin the next run during this
-        call."""
+        """Ends the threads of the current run, if there is one. During this call, another thread may begin the next
+        run."""
         run = self._run
         if run is not None:
             run.work.close()

@@ -47,8 +47,8 @@ class IteratingNode(BaseNode[T]):
     )
 
     _it: Iterator[Any] = iter(())
-    #: `_stateful`: the iterable, if it has a state. `_is_exact`: whether this state is exact even before the first item
-    #: of an epoch.
+    #: `_stateful`: the iterable, if it has a state. `_is_exact`: whether this state is exact even before the first
+    #: item.
     _stateful: Stateful | None = None
     _is_exact = False
     #: The stream that reads the iterable, from the first reset on.
@@ -246,8 +246,7 @@ class IterableWrapper(IteratingNode[T]):
         """Begins an epoch or resumes from a state; see `BaseNode.reset`.
 
         Raises:
-            TypeError: the iterable is a set that may have another order in another process, and the state was saved
-                within an epoch.
+            TypeError: the state was saved within an epoch, over a set that may have another order in this process.
             ValueError: a field of the state is missing or out of range.
         """
         if initial_state is None:

@@ -175,8 +175,8 @@ class Loader(ObservedLoader, Generic[T]):
         return [workers for workers in running if workers is not None]
 
     def shutdown(self) -> None:
-        """Ends all threads and processes of the graph. This method may be called several times. `iter()` starts them
-        again."""
+        """Ends all threads and processes of the graph. This method may be called several times. `iter()` starts threads
+        and processes again."""
         self._recorder.close()
         self.root.shutdown()
 

@@ -272,8 +272,7 @@ def _moved(before: Any, after: Any, most: int = _FAR) -> int | None:
 
 # -- samplers without a state ------------------------------------------------------------------------------
 
-#: The maximum number of recorded draws. A sampler needs only its latest draw, because it stores the drawn permutation,
-#: block or pool.
+#: The maximum number of recorded draws. A sampler needs only its latest draw: a permutation, a block or a pool.
 _MOST = 1024
 
 

@@ -32,8 +32,7 @@ NOTHING = object()
 _NAMED = 8
 #: Maximum number of consecutive exceptions. After more exceptions in a row, the iterator counts as stuck.
 _MOST_IN_A_ROW = 10_000
-#: The message for a dataset with an iterator that is a generator, because a generator cannot continue after an
-#: exception.
+#: The message for a dataset that is iterated by a generator, which cannot continue after an exception.
 ENDS = (
     "it is a generator, and a generator that raises has ended, so the items that it would have yielded after that are "
     "lost. Let __iter__ return an object whose __next__ can be called again after it has raised, or catch the "

@@ -293,8 +293,7 @@ def set_all(moment: Moment) -> None:
 
 # -- positions in a stream ---------------------------------------------------------------------------------
 
-#: Maximum distance from the seed, in words. If a generator has drawn more words, its state is stored in full (624
-#: words).
+#: Maximum distance from the seed, in words. Beyond this limit, a state is stored in full (624 words).
 LIMIT = 1 << 24
 #: The number of words to compare. An accidental match of this many words is practically impossible.
 _NEEDLE = 8

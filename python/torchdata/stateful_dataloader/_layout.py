@@ -110,8 +110,7 @@ def _known(value: Any) -> Any:
 
 
 def _shown(order: OrderState) -> Any:
-    """Returns the state of a sampler's iterator. For a user's sampler, returns only keys that are also in the state of
-    a new loader."""
+    """Returns the state of a sampler's iterator. For a user's sampler, returns only keys in a new loader's state."""
     if not order.is_users or order.iterator is UNKNOWN:
         return order.iterator
     if not order.is_batched:
@@ -334,8 +333,7 @@ def _parse_draws(saved: Any) -> list[list[Any]]:
 
 
 def _parse_position(saved: dict[str, Any], own: dict[str, Any] | None) -> ReadingPosition:
-    """Reads the part of a position that is stored under the keys of torchdata 0.11. This package's part fills in
-    missing values."""
+    """Reads the part of a position under the keys of torchdata 0.11. This package's part fills in missing values."""
     fetcher, more = saved["fetcher_state"], own or {}
     fills = own is not None
     iterator = _filled(fetcher, more, "dataset_iter_state", fills) if fetcher is not None else None

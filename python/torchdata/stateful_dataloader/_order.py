@@ -1,5 +1,4 @@
-"""Determines the order of an epoch. `IndexOrder` draws the next index or batch of indices, and saves and restores the
-order.
+"""Determines the order of an epoch. `IndexOrder` draws the next index or batch, and saves and restores the order.
 
 Role: runs in the main process. Indices are drawn from the loader's sampler in the same way as in PyTorch's loader.
 Workers read ahead, so the sampler has returned more indices than the user has received, but a state contains the
@@ -206,8 +205,7 @@ class IndexOrder:
         Args:
             waiting: the indices of batches that the user has not received, in the order of drawing.
             finished: whether the epoch is over.
-            batches: for an iterable dataset, the number of batches that were returned and the number of samples per
-                batch.
+            batches: for an iterable dataset, the number of returned batches and the number of samples per batch.
             in_order: whether the user receives the batches in the order in which their indices were drawn.
         """
         if self.drawn == 0 and not self._ended and not self._never_ends and self._keeps_user_s:

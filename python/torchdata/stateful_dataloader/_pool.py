@@ -36,8 +36,7 @@ from torchdata.stateful_dataloader.errors import WorkerTimeoutError
 
 __all__ = ["PinnedUnits", "WorkerPool", "pinned"]
 
-#: Bytes of shared memory for orders that do not fit into the ring. The system allocates only the used part of this
-#: memory.
+#: Bytes of shared memory for orders that do not fit into the ring. The system allocates only the used part.
 _ORDERS = 64 << 20
 
 
@@ -205,8 +204,7 @@ class WorkerPool(Group):
         return (order[0], None) if self._is_iterable else order
 
     def wait(self, hand: list[Any]) -> None:
-        """Waits for the next unit (see `_worker`) and appends it to `hand`. This method does nothing if `hand` is not
-        empty.
+        """Waits for the next unit (see `_worker`) and appends it to `hand`. Does nothing if `hand` is not empty.
 
         Args:
             hand: an empty list, or a list with one unprocessed unit. If a signal handler raises an exception, the unit

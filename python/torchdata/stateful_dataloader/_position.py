@@ -97,8 +97,7 @@ class ReadingPosition(NamedTuple):
             return self
         if self.base is not None or self.later:
             return self.base
-        # The states are from before the first epoch, when only a dataset that is its own iterator has an iterator
-        # state.
+        # Before the first epoch, only a dataset that is its own iterator has an iterator state.
         own = self.iterator if self.dataset is None else self.dataset
         return ReadingPosition(own, None, self.collate, unbegun=True)
 

@@ -1,5 +1,4 @@
-"""Reads a dataset through PyTorch's fetchers, and saves the states of the dataset, its iterator and the collate
-function.
+"""Reads a dataset through PyTorch's fetchers, and saves the states of dataset, iterator and collate function.
 
 Role: runs in the process that reads the dataset, which is the main process or a worker. The reader owns the fetcher
 of an epoch.

@@ -34,8 +34,7 @@ def check_on_error(how: Any, limit: Any, log: str | os.PathLike[str] | None, dat
         dataset: the dataset.
 
     Raises:
-        ValueError: an argument is out of range, two arguments exclude each other, or an argument does not suit the
-            dataset.
+        ValueError: an argument is out of range or does not suit the dataset, or two arguments exclude each other.
         TypeError: the limit is not a number.
     """
     if how not in ("raise", "skip"):

@@ -121,8 +121,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     def _start(self, loader: Any, state: EpochState | None) -> None:
         """Begins the first epoch of this iterator, or resumes it."""
         if state is None or state.is_over:
-            # PyTorch's loader creates two iterators of the sampler and draws two seeds for pipes here. Only the first
-            # seed is used.
+            # As in PyTorch's loader, two sampler iterators are created and two seeds of pipes drawn. The first seed is
+            # used.
             seed = self._shared_seed
             self._begin_again(loader, True)
             if not self._lives_on:
@@ -398,8 +398,7 @@ class RestartingIterator(WorkersIterator):
     def _begin(self, positions: Sequence[Any], fresh: bool, first: int) -> None:
         ways = [self._as_it_was_left(worker) if self._has_begun else [] for worker in range(self._num_workers)]
         self._beginnings = list(zip(positions, ways, strict=True))
-        #: `_fresh`: whether `positions` were saved outside of an epoch. `_seed_then`: this epoch's seed for pipes of
-        #: torch.
+        #: `_fresh`: whether `positions` were saved outside of an epoch. `_seed_then`: the epoch's seed for pipes.
         self._fresh, self._seed_then = fresh, self._shared_seed
         #: For each worker, the number of processed units of this epoch.
         self._seen = [0] * self._num_workers
@@ -426,8 +425,7 @@ class RestartingIterator(WorkersIterator):
         return before, position, self._fresh, since
 
     def _as_it_was_left(self, worker: int) -> list[tuple[Any, ...]]:
-        """Returns orders that make a worker repeat all its reads in the abandoned epoch, including the outstanding
-        orders."""
+        """Returns orders that make a worker repeat all reads of the abandoned epoch, including outstanding orders."""
         before, position, fresh, since = self._way_to(worker)
         ordered = [] if self._progress[worker].ended else [index for _, index in self._pool.orders[worker]]
         if position is None and not since and not ordered and not self._reading.is_iterable:

@@ -75,8 +75,7 @@ class News(NamedTuple):
         after: the frozen snapshot from after the batch.
         failure: the error that was raised instead of returning the batch.
         skipped: the skipped samples of the batch.
-        seen: the number of samples of the batch, including skipped samples; None if it equals the number of ordered
-            samples.
+        seen: the number of samples of the batch, including skipped samples; None if all ordered samples were seen.
         empty: whether all samples were skipped, so that the batch is missing.
         digest: a checksum of some samples of this epoch, for a dataset without a state; None if unchanged.
         ended: whether the iterable dataset has ended.
@@ -336,8 +335,7 @@ class Job(Program):
     generators: Moment = field(default_factory=dict)
     #: Whether the workers exit after their first epoch, because the next epoch has another number of shards.
     lasts_one_epoch: bool = False
-    #: Copies of the dataset and the functions, if processes run several shards; the job itself then lacks these
-    #: objects.
+    #: Copies of the dataset and the functions, if processes run several shards; the job then lacks the originals.
     copies: Copies | None = None
 
     def copied(self) -> Job:
@@ -400,8 +398,7 @@ class Batches(Iterator[Unit]):
 
         Args:
             reader: the reader, after the beginning of its epoch.
-            went_on: whether the epoch resumes from a saved position. If True, the main process already has this
-                position.
+            went_on: whether the epoch resumes from a saved position. If True, the main process has this position.
             told: whether the main process has unprocessed units of this epoch. If `told` is True, no snapshot is taken,
                 because the main process would assign the snapshot to the wrong unit.
         """

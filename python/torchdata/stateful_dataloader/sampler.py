@@ -282,7 +282,7 @@ class BatchIndices(Iterator[list[int]]):
             pass_over(self._iterator, self.samples_yielded)
         self.has_ended = bool(state_dict.get("ended"))
         if self.has_ended and next(self._iterator, _NONE) is not _NONE and is_stateful(sampler):
-            # The sampler has already prepared the next epoch, and iterating over it now would begin that epoch too
+            # The sampler has already prepared the next epoch. Iterating over the sampler would begin this epoch too
             # early.
             give(sampler, state_dict["sampler_state"])
 
@@ -360,8 +360,7 @@ def endless_state(batches: int, size: int) -> dict[str, Any]:
 
 
 def samples_in(state: Any) -> int | None:
-    """Returns the number of yielded indices in the state of a `BatchSampler`; None if the state does not contain a
-    number."""
+    """Returns the number of yielded indices in the state of a `BatchSampler`; None if the state has no number."""
     samples = state.get("samples_yielded") if isinstance(state, dict) else None
     return samples if type(samples) is int else None
 

@@ -1,8 +1,7 @@
 """Cuts a pipe graph into the parts that run in the dispatching process, in the workers and in the main process.
 
 Role: decides where to cut, and defines the pipe that replaces the dispatched part in every worker. The functions run in
-the main process before workers start. `DispatchedSource` runs in the workers, where the worker runtime owns the stream
-that it reads.
+the main process before workers start. `DispatchedSource` runs in the workers, and reads a stream of the worker runtime.
 """
 
 from __future__ import annotations
@@ -92,8 +91,7 @@ def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe |
 
 
 def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tuple[Graph, Graph | None]:
-    """Replaces the dispatched part with a `DispatchedSource`, and returns the remaining graph and the dispatched
-    graph."""
+    """Replaces the dispatched part with a `DispatchedSource`. Returns the remaining and the dispatched graph."""
     dispatching = find_lca_round_robin_sharding_dp(graph)
     if dispatching is None:
         return graph, None
@@ -102,8 +100,7 @@ def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tupl
 
 
 def skipping_as_before(part: Graph, graph: Graph) -> Graph:
-    """Appends `on_error` to a part of the graph that runs in other processes, if the whole graph skips exceptions of
-    this part.
+    """Appends `on_error` to a part of the graph that runs in other processes, if the whole graph skips exceptions.
 
     Exceptions are skipped in the process in which they are raised, so each process needs an `on_error`.
 
@@ -161,8 +158,7 @@ def find_replicable_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
         graph: the graph, or a result of `traverse_dps`.
 
     Returns:
-        The ends of the branches: only the last pipe of the graph if all pipes are replicable, and an empty list if none
-            is.
+        The ends of the branches: only the last pipe of the graph if all pipes are replicable, an empty list if none is.
     """
     graph = whole(graph)
     if all(map(_is_replicable, graph)):

@@ -98,8 +98,7 @@ def set_graph_random_seed(datapipe: DataPipe | Graph, seed_generator: SeedGenera
 
     Args:
         datapipe: the last pipe of the graph, or the graph.
-        seed_generator: the generator that provides the seeds; in a worker, it was spawned with the worker's
-            number.
+        seed_generator: the generator that provides the seeds; in a worker, it was spawned for this worker.
 
     Returns:
         The last pipe.
@@ -241,8 +240,7 @@ def apply_random_seed(datapipe: DataPipe, rng: Any) -> DataPipe:
 
     Args:
         datapipe: the last pipe of the graph.
-        rng: a `torch.Generator`, a `random.Random`, a `numpy.random.Generator` or a `SeedGenerator`, for drawing shared
-            seeds.
+        rng: a `torch.Generator`, a `random.Random`, a `numpy.random.Generator`, or a `SeedGenerator` (shared seeds).
 
     Returns:
         The same pipe.

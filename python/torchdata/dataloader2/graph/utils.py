@@ -239,8 +239,7 @@ def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
 
 
 def _reached(end: DataPipe, without: DataPipe, sources: Callable[[DataPipe], list[DataPipe]]) -> dict[int, DataPipe]:
-    """Returns `end` and its direct and indirect sources by id, without sources that are reached only through the pipe
-    `without`."""
+    """Returns `end` and all its sources by id, without sources that are reached only through the pipe `without`."""
     found: dict[int, DataPipe] = {}
     waiting = [end]
     while waiting:

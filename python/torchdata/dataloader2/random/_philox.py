@@ -16,7 +16,7 @@ _UINT64 = (1 << 64) - 1
 
 
 class PhiloxEngine:
-    """A stream of seeds derived from one number. Deprecated: use `SeedGenerator`. This class draws its numbers from a
+    """A stream of seeds derived from one number. Deprecated: use `SeedGenerator`. The numbers come from a
     `SeedGenerator`.
 
     Args:

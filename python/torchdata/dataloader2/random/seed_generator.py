@@ -87,8 +87,7 @@ class SeedGenerator:
         return SeedGenerator(_rngs=self._native.spawn(worker_id))
 
     def exported(self) -> bytes:
-        """Returns the state of the generator. `imported` creates a generator with the same future seeds from the
-        exported state."""
+        """Returns the state of the generator, from which `imported` creates a generator with the same future seeds."""
         return self._native.export()
 
     @classmethod

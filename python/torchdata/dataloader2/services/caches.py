@@ -43,8 +43,7 @@ class Caches:
         #: The graph, and its caches. A cache is given by a pipe and the name of the attribute that holds the items.
         self._graph: DataPipe | None = None
         self._caches: Sequence[tuple[Any, str]] = ()
-        #: `_is_new`: whether no epoch has begun yet. `_was_empty`: whether all caches were empty when the running epoch
-        #: began.
+        #: `_is_new`: whether no epoch has begun yet. `_was_empty`: whether all caches were empty when the epoch began.
         self._is_new, self._was_empty = True, False
         #: The epoch that has filled the caches, or fills them now. `_lacks_start` is True until the first snapshot of
         #: this epoch is known.

@@ -43,8 +43,7 @@ class DistributedReadingService(ReadingServiceInterface):
             returns the smallest value of all ranks. `all_reduce_min` is called in a separate thread.
 
     Raises:
-        RuntimeError: PyTorch is not installed or has no `torch.distributed`, and `process_group` is not an object of
-            your own.
+        RuntimeError: PyTorch is missing or has no `torch.distributed`, and `process_group` is not your own object.
         ValueError: `timeout` is zero, negative or over three years, the mesh has several dimensions, or this rank does
             not belong to the process group.
         TypeError: `process_group` lacks one of the required attributes.
@@ -112,8 +111,8 @@ class DistributedReadingService(ReadingServiceInterface):
         return duplicate
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
-        """Shards the graph by rank, and appends `fullsync`, which ends the epoch on all ranks once one rank has run out
-        of items.
+        """Shards the graph by rank, and appends `fullsync`, which ends the epoch on all ranks once a rank has no more
+        items.
 
         Raises:
             RuntimeError: `torch.distributed` is not initialised.

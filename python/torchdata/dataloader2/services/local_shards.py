@@ -53,14 +53,14 @@ class LocalShards:
         self.stall_warning: float | None = None
         self._programs = program.replicas(num_shards)
         self._iterators: list[Iterator[Any] | None] = []
-        #: The positions after the latest items. A single call of `append` records an item, so Ctrl-C cannot interrupt
-        #: the record.
+        #: The positions after the latest items. An item is recorded by one call of `append`, which Ctrl-C cannot
+        #: interrupt.
         self._positions: deque[_Delivered] = deque(maxlen=_REMEMBERED)
         #: Snapshots of all shards, each with the number of items delivered before it: the position where this run
         #: began, and at most the last two snapshots.
         self._snapshots: list[tuple[int, Sequence[Kept | None]]] = []
-        #: `_is_busy`: whether an item is being computed. `_is_stopped`: whether an item was interrupted. Both prevent
-        #: snapshots.
+        #: `_is_busy`: whether an item is being computed. `_is_stopped`: whether an item was interrupted. Both flags
+        #: prevent snapshots.
         self._is_busy = self._is_stopped = False
         #: Whether an interrupted item was lost in this run. After a loss, only later snapshots can be used, because a
         #: resume from an earlier snapshot would yield the lost item.

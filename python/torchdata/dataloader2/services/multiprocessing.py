@@ -338,8 +338,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             return cls(0, worker_init_fn=init_fn, worker_reset_fn=reset_fn)
 
     def count_shares(self) -> Shares:
-        """Returns one share for each worker. Raises TypeError if a function of the user may change the graph in the
-        workers."""
+        """Returns one share for each worker. Raises TypeError if a user's function may change the graph."""
         refuse_functions(self, worker_init_fn=self.worker_init_fn, worker_reset_fn=self.worker_reset_fn)
         if replaced_functions():
             raise TypeError(f"{', '.join(replaced_functions())} may change the graph in the workers")
@@ -415,8 +414,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     # -- pausing -----------------------------------------------------------------------------------
 
     def _pause(self, pause_fn: ResetFn | None = None) -> None:
-        """Stops prefetching in the main process and in the workers, and then applies `pause_fn` to the graph of each
-        process."""
+        """Stops prefetching in the main process and in the workers, and then applies `pause_fn` to all graphs."""
         pause_pipes(self._main_graph())
         self._running().collector.pause()
         if pause_fn is not None:

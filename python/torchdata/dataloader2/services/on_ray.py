@@ -1,8 +1,7 @@
 """`RayReadingService`: the workers of a `MultiProcessingReadingService` on a Ray cluster.
 
 Role: checks the user's settings of the cluster, and starts the workers on the cluster. The graph in the workers, the
-order of the items and the contents of states are the same as with workers on this machine. The code runs in the main
-process.
+order of the items and the states are the same as with workers on this machine. The code runs in the main process.
 """
 
 from __future__ import annotations

@@ -97,8 +97,7 @@ def process_init_fn(
 ) -> DataPipe:
     """Prepares a graph for a worker: shards the graph, calls the user's function, and adds a `prefetch` pipe.
 
-    Branches that read from the dispatching process are not sharded, because this process already distributes their
-    items.
+    Branches that read from the dispatching process are not sharded, because their items are already distributed.
 
     Args:
         datapipe: the last pipe of the graph.
@@ -492,8 +491,7 @@ class GraphProgram(EpochProgram):
         self._is_behind_share = True
 
     def call(self, function: Callable[[DataPipe], DataPipe | None]) -> None:
-        """Applies a function to the graph. If the function returns a pipe, this pipe replaces the graph in the next
-        epoch."""
+        """Applies a function to the graph. A pipe that the function returns replaces the graph in the next epoch."""
         self._watched = None
         self._caches.note_call()
         self._search_anew()  # the function may change the graph

@@ -1,7 +1,6 @@
 """The pipe that represents, in the main process's graph, the branch that runs in the workers.
 
-Role: runs in the main process, and reads from the children. The reading service that created this pipe owns the
-children.
+Role: runs in the main process, and reads from the children. The reading service owns the children.
 """
 
 from __future__ import annotations
@@ -205,8 +204,8 @@ class WorkerOutput(IterDataPipe[Any]):
         return self._passes == self._passes_before + 1
 
     def untold(self, position: WorkersPosition | None) -> str | None:
-        """Returns the reason why a position lacks state that processes kept from earlier passes; None if the position
-        is complete.
+        """Returns the reason why a position lacks state that processes kept from earlier passes; None if nothing is
+        missing.
 
         Args:
             position: the position of the workers; None for the beginning of the epoch.

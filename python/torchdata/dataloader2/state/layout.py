@@ -1,7 +1,7 @@
 """The layout of a loader's state: `dump` converts its values to plain data, and `parse` converts them back.
 
-Role: pure functions. No other module contains the keys of the layout. This module never unpickles values that could run
-code.
+Role: pure functions. No other module contains the keys of the layout. Values that could run code are never unpickled
+here.
 
 States are stored in files and downloaded from hubs. The checksums of the fields detect damage, but do not prove who
 wrote the state. Because a state may be forged, `parse` checks the type and range of each value, also in snapshots,
@@ -271,8 +271,7 @@ def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
 
 @contextmanager
 def _naming(field: str) -> Iterator[None]:
-    """Adds the name of the field to errors about invalid contents. Valid states do not contain cycles or deep
-    nesting."""
+    """Adds the name of the field to errors about invalid contents. Valid states have no cycles or deep nesting."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

@@ -38,8 +38,7 @@ def why_unsaved(found: tuple[Any, int, Any]) -> str | None:
 
 
 def resumptions(position: WorkersPosition, num_shards: int, dispatches: bool, strict: bool) -> list[Resumption | None]:
-    """Returns the positions where the shards resume, in their order, followed by the position of the dispatching
-    process.
+    """Returns the positions where the shards resume, followed by the position of the dispatching process.
 
     Args:
         position: the saved position.
@@ -107,8 +106,7 @@ def unverified(place: WorkersPosition) -> WorkersPosition:
 
 
 def lasts(*datapipes: DataPipe | Graph | None) -> bool:
-    """Returns whether a pipe keeps state beyond an epoch, so that the seeds alone do not determine how the next epoch
-    begins."""
+    """Returns whether a pipe keeps state beyond an epoch, so that seeds alone do not determine the next epoch."""
     return any(_lasts(pipe) for datapipe in datapipes if datapipe is not None for pipe in graph_of(datapipe))
 
 

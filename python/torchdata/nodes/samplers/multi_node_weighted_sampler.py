@@ -100,8 +100,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
         """Checks the arguments.
 
         Raises:
-            ValueError: `weights` has other names than `source_nodes`, or contains values other than positive finite
-                numbers.
+            ValueError: `weights` has other names than `source_nodes`, or values other than positive finite numbers.
         """
         node = "MultiNodeWeightedSampler"
         weights: Any = self.weights
@@ -168,8 +167,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
         raise StopIteration
 
     def _check_for_stop_iteration(self) -> None:
-        """Raises StopIteration if the ended sources end the epoch. This method is for subclasses with their own
-        `next`."""
+        """Raises StopIteration if the ended sources end the epoch. Intended for subclasses with their own `next`."""
         self._look_whether_over()
         if self._is_over:
             raise StopIteration
