@@ -114,7 +114,7 @@ class StateKeeper:
 
     def note_left(self, works: bool) -> None:
         """Records the position of a loader that is being shut down, for states that are requested later. If threads
-        work in the main process (`works`), this method does not wait for them."""
+        work in the main process (`works`), this method does not wait for these threads."""
         if self.left is None and is_pipe(self._pipeline.datapipe):
             try:
                 self.left = self._whereabouts(0, looks=not works)
@@ -180,8 +180,8 @@ def read(state: Any, *, allow_pickle: bool = True) -> tuple[LoaderState, SavedPo
 
     Args:
         state: the state, or the states.
-        allow_pickle: whether the states may contain pickled values. The pickled pipe of a state is always accepted
-            here, because the loader need not unpickle it.
+        allow_pickle: whether the states may contain pickled values. The pickled pipe of a state is always accepted,
+            because the loader need not unpickle the pipe.
 
     Raises:
         TypeError, ValueError: a state is invalid, of another version, or damaged; or the states do not belong together.

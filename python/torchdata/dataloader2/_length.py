@@ -69,7 +69,7 @@ class _CountedSource(DispatchedSource):
 
 def length_of_epoch(datapipe: Any, service: ReadingServiceInterface) -> int:
     """Returns the number of items of an epoch. The function changes `datapipe`, so pass the result of `skeleton`.
-    Raises TypeError, which names the pipe that prevents it, if the length is unknown."""
+    Raises TypeError if the length is unknown. The message names the responsible pipe."""
     try:
         with certain_lengths():  # guesses are not allowed, and neither are lengths for which a pipe must read all items
             return _RankEpoch(datapipe, service).length()

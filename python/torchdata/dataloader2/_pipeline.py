@@ -67,7 +67,7 @@ class Pipeline:
         return service
 
     def take(self, snapshot: GraphTemplate, *, is_adapted: bool = False) -> None:
-        """Uses a copy of a graph as the loader's graph, and keeps the graph from before the service changes it."""
+        """Uses an adapted copy of `snapshot` as the loader's graph, and stores a template of this graph."""
         datapipe = snapshot.copy()
         if datapipe is not None and self.adapters and not is_adapted:
             datapipe = self.adapted(datapipe)
@@ -102,7 +102,7 @@ class Pipeline:
             self.identity.note(self.datapipe)
 
     def hand_over(self, resumed: Callable[[], Sequence[Shard] | None], in_shards: bool, full_stats: bool) -> None:
-        """Lets the service take over the graph; if it fails, the loader keeps the graph as it was.
+        """Lets the service take over the graph. If the service fails, the loader keeps the original graph.
 
         `resumed` returns the shards of the epoch to resume, or None to begin a new epoch.
         """

@@ -216,8 +216,8 @@ class Tracker:
         delivery.cut = False
 
     def _lost_in_main(self, output: WorkerOutput) -> int:
-        """Returns the number of workers' items that an interruption lost in the main process, where the pipes have read
-        these items but neither yielded nor buffered them."""
+        """Returns the number of workers' items that an interruption lost in the main process. The pipes had read these
+        items, but neither yielded nor buffered them."""
         if output.is_local:  # no pipe buffers items, and an interruption may have occurred in the shards themselves
             return output.delivered - int(self._delivery.given)
         pipes = Graph(self._pipeline.datapipe).pipes

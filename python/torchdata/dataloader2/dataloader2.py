@@ -235,7 +235,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         read the items in different orders. To read an iterable in one process only, use
         `IterableWrapper(dataset).sharding_round_robin_dispatch()`. Some iterables divide themselves among workers, for
         example in Hugging Face datasets, webdataset, litdata and mosaicml-streaming. The loader does not divide an
-        iterable that divides itself. For other datasets, the items and batches are the same for any number of workers.
+        iterable that divides itself. For datasets that the loader divides, items and batches are the same for any
+        number of workers.
 
         If an iterable or a sampler has a method `set_epoch` and an attribute `epoch`, workers receive the epoch that
         you have set before each epoch. Before you resume inside an epoch, set the epoch in which the state was saved.
@@ -291,7 +292,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     def __iter__(self) -> DataLoader2Iterator[T_co]:
         """Begins an epoch and returns its iterator, which invalidates earlier iterators.
 
-        If no item was requested from the last iterator, the new iterator takes over its epoch. If another thread is
+        If no item was requested from the last iterator, the new iterator takes over the epoch. If another thread is
         waiting for an item of the last epoch, this method waits for the item, and the other thread then gets a
         RuntimeError.
 
@@ -330,8 +331,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         smallest share of a rank, because all ranks end together.
 
         Raises:
-            TypeError: the length is unknown, because it is unknown for a pipe, a function of the service may change the
-                graph, or the service does not describe how it divides the items.
+            TypeError: the length is unknown, because a pipe has no known length, a function of the service may change
+                the graph, or the service does not describe how it divides the items.
         """
         return self._pipeline.length()
 
@@ -365,8 +366,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         contents.
 
         Args:
-            items_ago: returns the state as it was this number of items ago, for items that you requested and have not
-                used yet; 0 by default.
+            items_ago: the number of items that you requested and have not used yet; 0 by default. The state is from
+                before these items.
             with_pipe: whether the state contains the pipe, which only `from_state` needs. By default (None), the pipe
                 is included if its pickle has at most 1 MiB.
 
@@ -411,8 +412,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             strict: whether another pipeline is an error, and whether recomputed items are compared with the originals;
                 True by default. If `strict` is False, only the classes of the pipes must be the same.
             allow_pickle: whether values that need pickle are unpickled, which may run any code; True by default. If
-                `allow_pickle` is False, a state with such values is an error that names the pipe, and the loader must
-                have a pipe.
+                `allow_pickle` is False, such a value raises an error that names the pipe, and the loader must have a
+                pipe.
 
         Raises:
             RuntimeError: an item was requested before, or the loader was shut down.
@@ -462,8 +463,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         pipes, because these threads might still draw random numbers.
 
         You may call this method several times, and from several threads. A thread that is reading the loader gets a
-        RuntimeError. If Ctrl-C interrupts the call, the next call continues. If a forked child has inherited the
-        loader, it does not end the loader's workers.
+        RuntimeError. If Ctrl-C interrupts the call, the next call continues. A forked child that has inherited the
+        loader does not end the loader's workers.
         """
         if not self._ended:
             try:

@@ -1,8 +1,8 @@
 """The counters of a `Loader` of nodes.
 
 Role: belongs to one loader, in the main process. The loader's items are always counted, and the processes of its nodes
-have pages on the loader's board. With `stats="full"`, each node has a row in the statistics, and a guard around each
-node counts the items and measures the time.
+have counters in the loader's statistics. With `stats="full"`, each node has a row in the statistics, and a guard around
+each node counts the items and measures the time.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ class ReadSource:
     """The results and the position of one run. The threads end when this object is deleted.
 
     Args:
-        node: the node that reads ahead. Its source is reset here.
+        node: the node that reads ahead. `ReadSource` resets the node's source.
         functions: for each thread, the function that the thread calls with its items.
         state: a result of `state` to resume from; None starts from the beginning.
         limit: the maximum number of items that are taken but not yet yielded.

@@ -47,8 +47,8 @@ class IteratingNode(BaseNode[T]):
     )
 
     _it: Iterator[Any] = iter(())
-    #: `_stateful`: the iterable, if it has a state. `_is_exact`: whether this state is exact even before the first
-    #: item.
+    #: `_stateful`: the iterable, if it has a state. `_is_exact`: whether the iterable's state is exact even before the
+    #: first item.
     _stateful: Stateful | None = None
     _is_exact = False
     #: The stream that reads the iterable, from the first reset on.

@@ -79,7 +79,7 @@ class BaseNode(Iterator[T]):
 
     #: Returns the next item of the source. `reset` sets this attribute of the instance.
     _advance: Callable[[], Any]
-    #: Counts and measures the items; None if the loader does not measure its nodes. Copies omit this attribute.
+    #: Counts and measures the items; None if the loader does not measure its nodes. Copies of a node omit `_counted`.
     _counted: IterationToken | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -175,8 +175,8 @@ class ParallelMapper(PassingNode[T]):
     no result for a minute, a `RuntimeWarning` names the process with the oldest item, and shows the stack of this
     process. Like PyTorch's workers, each process first seeds torch, NumPy and `random` with a base seed plus the number
     of the process. The base seed is derived from torch's global generator, so `torch.manual_seed` before the first
-    `reset` makes it reproducible. With several processes, the assignment of items to processes may depend on timing. A
-    replacement process gets a new number, and therefore another seed.
+    `reset` makes the seeds reproducible. With several processes, the assignment of items to processes may depend on
+    timing. A replacement process gets a new number, and therefore another seed.
 
     Args:
         source: the node to read.

@@ -1,6 +1,6 @@
 """Stores of snapshots. A thread that reads a source passes the source's positions to the node through a store.
 
-Role: for user-defined nodes that were written for upstream. The nodes of this package do not use stores.
+Role: for user-defined nodes that were written for PyTorch's torchdata. The nodes of this package do not use stores.
 """
 
 from __future__ import annotations

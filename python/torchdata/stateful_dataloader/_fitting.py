@@ -105,7 +105,7 @@ def _told(one: Any) -> Any:
 
 
 def facts_of(loader: Any) -> LoaderFacts:
-    """Returns the properties of a loader that its states record."""
+    """Returns the properties of a loader that are stored in the loader's states."""
     sampler, length = innermost_of(loader._index_sampler), None
     # The type of a list, tuple or range is not recorded, because a sequence of another type may have the same indices.
     name = None if isinstance(sampler, Sequence) else type(sampler).__name__

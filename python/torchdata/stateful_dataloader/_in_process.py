@@ -74,7 +74,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         #: The state of the collate function at the beginning, for a dataset that is reread from its beginning.
         self._collate: Any = None
         #: `_index`: the last index that was drawn. `_before`: the number of batches that were returned before the batch
-        #: of this index.
+        #: of `_index`.
         self._index: Any = _NONE
         self._before = 0
         #: The counts of skipped samples before the current batch, if samples may be skipped.
@@ -255,7 +255,7 @@ class LocalPool:
         self._units: list[Batches] = []
         self._program = ShardGlobals()
         self._running: ShardReader | None = None
-        #: The next shard in turn.
+        #: The number of the shard that is read next.
         self.turn = 0
         self._ended: set[int] = set()
         #: For each shard, the snapshot from before its first batch, if the shard has a state.

@@ -67,7 +67,7 @@ class StatefulIterator(_BaseDataLoaderIter):
         #: The properties of the loader that must be the same in a loader that loads the state.
         self._facts = facts_of(loader)
         #: `_loading`: the loader, if it has loaded a state since this iterator was created. `_successor`: the iterator
-        #: that resumes from this state.
+        #: that resumes from the loaded state.
         self._loading: Any = None
         self._successor: Iterator[Any] | None = None
         #: `is_finished`: whether the epoch is over. `_lives_on`: whether the loaded state is from the end of an epoch

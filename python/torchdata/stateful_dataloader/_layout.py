@@ -15,7 +15,7 @@ tuple as one value. This package's tuple contains a dict with these keys:
 - "indices_since": the number of indices that were drawn after the sampler's state
 - "ahead", for a sampler without a state: the number of indices, or of samples in batches of this package, that the
   sampler had returned and the user had not received; "used_up": whether the sampler had ended; "digest": a checksum of
-  its indices; "draws": the generators before each draw of the sampler that followed draws of other code
+  its indices; "draws": the generators before each draw that the sampler made after other code had drawn
 - "batch_size": the number of samples per batch, if the sampler provides it
 - "epoch": the epoch of a `DistributedSampler`
 - "skipped": if samples may be skipped, the skipped samples by kind of exception, and the number of all samples

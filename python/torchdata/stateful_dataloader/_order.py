@@ -102,7 +102,7 @@ class IndexOrder:
         self._at_first: Moment | None = None
         #: Records the draws of a sampler that may draw again after its first index.
         self._draws = Draws(drawing)
-        #: Whether a user's sampler has a state, which is saved after its indices.
+        #: Whether the user's sampler has a state, which is then kept after some of the sampler's indices.
         self._is_kept = False
 
     def note_random(self) -> None:
@@ -120,7 +120,7 @@ class IndexOrder:
         #: Indices that `draw` returns before further indices of the sampler.
         self._owed: deque[Any] = deque()
         #: `_early`: indices that the sampler of the saved run had returned but the user had not received.
-        #: `_is_used_up`: whether this sampler had ended.
+        #: `_is_used_up`: whether the sampler of the saved run had ended.
         self._early, self._is_used_up = deque[Any](), False
         #: Saved states of a user's sampler: the number of returned indices, the states of the sampler and its iterator,
         #: and the states of the generators.

@@ -78,7 +78,7 @@ class WorkerPool(Group):
         full_stats = loader._recorder.full
         super().__init__(context, workers, job, num_shards=num_shards, commands=_ORDERS, full_stats=full_stats)
         #: `orders`: for each shard, the outstanding orders, as pairs of number and index. `_taken`: for each shard, the
-        #: number of these orders that the worker has taken. The other orders wait for space in the link.
+        #: number of outstanding orders that the worker has taken. The other orders wait for space in the link.
         self.orders: list[deque[tuple[int, Any]]] = [deque() for _ in range(num_shards)]
         self._taken = [0] * num_shards
         if (restarts := self.replace_exited(_Restarts, Survived.chosen(loader), in_order)) is not None:

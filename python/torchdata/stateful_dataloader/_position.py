@@ -249,7 +249,7 @@ class _Trail:
         return bool(self.since or self.later)
 
     def position(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns a position with the current states. To reach it, resuming repeats the steps of the trail."""
+        """Returns a position with the current states. To reach the position, resuming repeats the trail."""
         base = self.thawed()
         bare = base and ReadingPosition(*base[:3], ended=base.ended, unbegun=base.unbegun)
         random = base.random if base else {}

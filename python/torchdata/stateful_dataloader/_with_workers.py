@@ -1,7 +1,7 @@
 """The iterators of a loader with workers, which distribute indices to the workers and return their batches in turn.
 
-Role: runs in the main process. Indices are drawn at the same times as in PyTorch's loader: at the beginning, all
-indices that the workers may be ahead, and then one index with each batch.
+Role: runs in the main process. Indices are drawn at the same times as in PyTorch's loader: at the beginning, the
+indices of all batches that workers may prefetch, and then one index with each batch.
 
 `RestartingIterator` replaces workers that exit, or that hang and are killed. For each worker, the iterator stores the
 last snapshot, the batches received after the snapshot, and the outstanding orders. A replacement process loads the
@@ -284,7 +284,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return worker, number, batch, news
 
     def _hand_over(self) -> tuple[Any] | None:
-        """Returns the batch of the unit in `_hand`, if it has one. Cannot be interrupted; see `HandingIterator`."""
+        """Returns the batch of the unit in `_hand`, if the unit has a batch. Cannot be interrupted; see
+        `HandingIterator`."""
         if self._successor is not None:
             return (self._hand.pop(),)
         self._is_cut_off = True

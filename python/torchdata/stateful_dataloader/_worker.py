@@ -398,7 +398,8 @@ class Batches(Iterator[Unit]):
 
         Args:
             reader: the reader, after the beginning of its epoch.
-            went_on: whether the epoch resumes from a saved position. If True, the main process has this position.
+            went_on: whether the epoch resumes from a saved position. If `went_on` is True, the main process has this
+                position.
             told: whether the main process has unprocessed units of this epoch. If `told` is True, no snapshot is taken,
                 because the main process would assign the snapshot to the wrong unit.
         """

@@ -192,7 +192,8 @@ class BatchIndices(Iterator[list[int]]):
         self._batches = batches
         self._iterator: Iterator[int] | None = None
         self.samples_yielded = 0
-        #: `has_ended`: whether the sampler has ended. `_dropped`: the number of its indices that were dropped.
+        #: `has_ended`: whether the sampler has ended. `_dropped`: the number of the sampler's indices that were
+        #: dropped.
         self.has_ended, self._dropped = False, 0
 
     @property

@@ -61,7 +61,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
     `load_state_dict`, the next loop resumes after the last batch, or begins the next epoch if the last epoch was over.
 
     Datasets, their iterators, samplers and collate functions that have `state_dict` and `load_state_dict` are saved and
-    restored by these methods. Iterable datasets and samplers without these methods are reread from the beginning.
+    restored by these methods. Iterable datasets and samplers without `state_dict` are reread from the beginning.
 
     Threads may share an iterator, and each batch goes to one of the threads. A copy of a loader (by `copy` or pickle)
     is an independent loader that has not begun.

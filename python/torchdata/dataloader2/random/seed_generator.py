@@ -72,8 +72,8 @@ class SeedGenerator:
     def spawn(self, worker_id: int, inplace: bool = False) -> SeedGenerator:
         """Returns the generator of worker (or rank) `worker_id`.
 
-        The result has the same shared seeds as this generator, and independent other seeds. With `inplace`, this
-        generator itself becomes the worker's generator. Without `inplace`, this generator is not changed.
+        The new generator has the same shared seeds as this generator, and independent seeds of its own. With `inplace`,
+        this generator itself becomes the worker's generator. Without `inplace`, this generator is not changed.
         """
         if isinstance(worker_id, bool) or not isinstance(worker_id, int):
             raise TypeError(f"worker_id must be an integer, not {worker_id!r}")

@@ -91,7 +91,7 @@ class DistributedReadingService(ReadingServiceInterface):
         self._sync_group: RankGroup | None = None
         self._fullsync: Any = None
         #: `_keeps_next`: whether the next epoch uses the seeds of a run without ranks. `_keeps_seeds`: whether the
-        #: running epoch uses these seeds.
+        #: running epoch uses the seeds of a run without ranks.
         self._keeps_next = self._keeps_seeds = False
         self._resumed: Callable[[], Sequence[Shard] | None] | None = None
         #: Whether the epoch that begins contains shards that began on other ranks.

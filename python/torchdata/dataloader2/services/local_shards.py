@@ -35,8 +35,8 @@ class _Delivered(NamedTuple):
 
 
 class LocalShards:
-    """Runs the shards of one epoch in this process, and yields one item of each shard in turn. `LocalShards` provides
-    the methods of `Children` and of the collector of `Children`.
+    """Runs the shards of one epoch in this process, and yields one item of each shard in turn. `LocalShards` has the
+    methods of `Children` and of its collector.
 
     Args:
         program: the program to run for each shard.

@@ -91,8 +91,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         worker_reset_fn: a function that is called in each worker and in the dispatching process at the start of an
             epoch, with the graph, the `WorkerInfo` and a `SeedGenerator`; it returns the graph.
         in_order: whether items are taken from the workers in turn, so that their order is deterministic; True by
-            default. With `in_order=False`, the first item that is ready is taken from any worker. With any value, the
-            dispatching process sends its items to the workers in turn.
+            default. With `in_order=False`, the first item that is ready is taken from any worker. The dispatching
+            process always sends its items to the workers in turn.
         memory_budget: bytes of shared memory that the workers' items may use together, in flight and in use by the
             program; None for a quarter of the machine's memory. The system allocates only the part of the budget that
             is in use. Items beyond the budget are copied, which is slower.
@@ -119,7 +119,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         [0, 1, 2, 3]
     """
 
-    #: Whether the time of each pipe is measured; the loader sets this before the workers start.
+    #: Whether the time of each pipe is measured. The loader sets `_full_stats` before the workers start.
     _full_stats = False
 
     def __init__(

@@ -59,8 +59,7 @@ if TYPE_CHECKING:
 
 #: The attribute of `sys` that limits the number of entries in a printed stack.
 _LIMIT = "tracebacklimit"
-#: The public module that exports `process_init_fn` and `process_reset_fn`. Users may replace these functions in the
-#: public module.
+#: The public module that exports `process_init_fn` and `process_reset_fn`, which users may replace in that module.
 _FACE = "torchdata.dataloader2.reading_service"
 
 

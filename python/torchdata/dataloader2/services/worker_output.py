@@ -74,8 +74,8 @@ class WorkerOutput(IterDataPipe[Any]):
         self._fresh = False
         #: Whether the epoch that begins now resumes an epoch of an earlier run.
         self.resumes = False
-        #: `_epochs`: the number of epochs begun in the processes. `_passes`: the number of passes over their items,
-        #: which is larger if a pipe in the main process rereads an epoch.
+        #: `_epochs`: the number of epochs begun in the processes. `_passes`: the number of passes over the workers'
+        #: items, which is larger if a pipe in the main process rereads an epoch.
         self._epochs = self._passes = self._passes_before = 0
         #: The reason why a process could not make a snapshot for the last position that was requested.
         self.unsaved: str | None = None

@@ -55,8 +55,8 @@ class Identity:
         """Returns the pipe as bytes.
 
         Args:
-            wanted: whether to pickle the pipe; False returns None. None pickles the pipe only if this is possible and
-                the result is small.
+            wanted: whether to pickle the pipe; False returns None. With None, the pipe is pickled only if the pickle is
+                possible and small.
 
         Raises:
             TypeError: `wanted` is True, and the pipe cannot be pickled.

@@ -215,8 +215,8 @@ def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
 
     Args:
         state: the state.
-        allow_pickle: whether the state may contain pickled values. The pickled pipe is always accepted here, because
-            the loader need not unpickle it.
+        allow_pickle: whether the state may contain pickled values. The pickled pipe is always accepted, because the
+            loader need not unpickle the pipe.
 
     Raises:
         TypeError, ValueError: the argument is not a state, is of another version or damaged, or contains forbidden
