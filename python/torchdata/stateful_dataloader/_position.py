@@ -22,7 +22,7 @@ __all__ = [
 
 #: A placeholder for a value that a new loader cannot know.
 UNKNOWN: Any = object()
-#: The maximum number of abandoned epochs without a second batch that resuming repeats.
+#: The maximum number of epochs, each abandoned before its second batch, that resuming repeats.
 _MOST = 256
 #: The number of skipped samples by kind of exception, and the number of all samples including skipped ones.
 Counts = tuple[dict[str, int], int]

@@ -62,8 +62,8 @@ class LocalShards:
         #: `_is_busy`: whether an item is being computed. `_is_stopped`: whether an item was interrupted. Both flags
         #: prevent snapshots.
         self._is_busy = self._is_stopped = False
-        #: Whether an interrupted item was lost in this run. After a loss, only later snapshots can be used, because a
-        #: resume from an earlier snapshot would yield the lost item.
+        #: Whether an interrupted item was lost in this run. After a loss, only later snapshots can be used, because
+        #: resuming from an earlier snapshot would yield the lost item.
         self._has_lost = False
         for shard, each in enumerate(self._programs):
             with self._as_shard(each, enters=False):

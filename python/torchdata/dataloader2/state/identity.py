@@ -15,7 +15,7 @@ from torchdata.dataloader2.state.position import Outline
 from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint, difference, fingerprint
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-#: A pipe with more bytes is part of a state only on request.
+#: If its pickle has more bytes, a pipe is part of a state only on request.
 _LARGE = 1 << 20
 
 
