@@ -10,8 +10,8 @@ by the same number of words. If the program seeds or sets a global generator, th
 
 To resume a sampler without a state, `Replay` creates a new iterator, with the generators in their states from before
 the first index. The new iterator repeats the order if no other code draws from these generators. If the program or the
-dataset also draws from a generator, `Draws` records the generator's position before the sampler's next draw. On a
-resume, a checksum of some indices is compared with the saved run, to verify that the order is repeated.
+dataset also draws from a generator, `Draws` records the generator's position before the sampler's next draw. When a
+state is loaded, a checksum of some indices is compared with the saved run, to verify that the order is repeated.
 """
 
 from __future__ import annotations
