@@ -6,10 +6,9 @@ Role: pure functions, called when a loader is created.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from torchdata._signatures import signature_of
-from torchdata.dataloader2.services.multiprocessing import MultiProcessingReadingService
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
 #: The replacements for arguments of other loaders that correspond to an argument of a reading service. In a
@@ -58,17 +57,6 @@ def refuse_arguments(arguments: Mapping[str, Any], taken: Callable[..., Any], wh
 def _named(function: Callable[..., Any]) -> list[str]:
     parameters = signature_of(function).parameters.values()
     return [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-
-
-def service_of(num_workers: int | Literal["auto"], service: Any, whose: str) -> Any:
-    """Returns a service that runs a graph with `num_workers` workers, or the given service. Raises TypeError if
-    `service` is not a reading service, and ValueError if both `service` and `num_workers` were given."""
-    if service is not None and num_workers:
-        raise ValueError(f"{whose}: give num_workers or a reading_service, not both")
-    if service is None and not (isinstance(num_workers, int) and num_workers == 0):
-        return MultiProcessingReadingService(num_workers)
-    require_service(service)
-    return service
 
 
 def is_service(value: Any) -> bool:

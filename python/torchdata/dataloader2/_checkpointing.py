@@ -139,7 +139,7 @@ class StateKeeper:
         if snapshot is None:
             pipeline.datapipe = pipeline.snapshot.copy()
         else:
-            pipeline.take(snapshot)
+            pipeline.take(snapshot, is_adapted=True)
         self.set(state, strict, positions)
         if begun:
             run.begin()
@@ -160,10 +160,10 @@ class StateKeeper:
                 "the pipe of this loader state is a pickle, which is not opened with allow_pickle=False: unpickling "
                 "it may run any code. Make a DataLoader2 with the pipe, and load the state into that"
             )
-        snapshot = GraphTemplate(unpacked_pipe(state))
+        datapipe = pipeline.adapted(unpacked_pipe(state))
         if pipeline.adapters and strict and state.outline is not None and not state.is_between_epochs:
-            require_same_settings(state.outline, fingerprint(pipeline.adapted(snapshot.copy())))
-        return snapshot
+            require_same_settings(state.outline, fingerprint(datapipe))
+        return GraphTemplate(datapipe)
 
     def set(self, state: LoaderState, strict: bool, positions: SavedPositions) -> None:
         """Makes a loader that has not begun an epoch resume from a state."""

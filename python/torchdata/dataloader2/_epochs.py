@@ -212,7 +212,8 @@ class EpochRun:
             strict: whether recomputed items are compared.
             between: the position at the end of the last epoch, if the loader resumes between two epochs.
         """
-        pipeline, is_new = self.pipeline, position is None
+        pipeline = self.pipeline
+        is_new = position is None
         if is_new:
             self._leave_shards()
         tracker = self.position
@@ -238,8 +239,11 @@ class EpochRun:
             )
             tracker.find_output()
         service = pipeline.service
-        if not is_new:
-            position = self._fitted(position)
+        if saved is not None:
+            if position is not None:
+                position = saved.fitted(pipeline, tracker.output, tracker.hands_on)
+            saved.suit_seeds(pipeline.contract, self.seeds)
+            self.saved_positions = None
         if between is not None:
             tracker.load_between(between)
         if pipeline.skips:
@@ -276,17 +280,6 @@ class EpochRun:
             pipeline.take_back()
             pipeline.datapipe = pipeline.snapshot.copy()
             self.forget()
-
-    def _fitted(self, position: Position | None) -> Position | None:
-        """Returns the loaded position, adapted to the current number of workers and ranks."""
-        saved, output = self.saved_positions, self.position.output
-        if saved is None:
-            return position
-        if position is not None:
-            position = saved.fitted(self.pipeline, output, self.position.hands_on)
-        saved.suit_seeds(self.pipeline.contract, self.seeds)
-        self.saved_positions = None
-        return position
 
     def close(self, because: BaseException | None = None, *, at_end: bool = False) -> None:
         """Notifies the service, once, that the epoch has ended. Threads that still read get an error, unless the epoch

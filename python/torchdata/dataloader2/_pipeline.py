@@ -14,10 +14,10 @@ from typing import Any
 from torchdata._reporting import add_note
 from torchdata._threads import Work
 from torchdata.dataloader2._arguments import require_pipe, require_service
-from torchdata.dataloader2._length import advice_on, length_of_epoch, skeleton
 from torchdata.dataloader2.graph.serialization import GraphTemplate
 from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
 from torchdata.dataloader2.services.interface import ReadingServiceInterface, contract_of
+from torchdata.dataloader2.services.length import advice_on, length_of_epoch, skeleton
 from torchdata.dataloader2.services.sequential import holds_nothing
 from torchdata.dataloader2.services.sequential import in_shards as running_shards
 from torchdata.dataloader2.state.identity import Identity

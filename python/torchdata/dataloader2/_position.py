@@ -16,16 +16,14 @@ from __future__ import annotations
 import copy
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torchdata._engine.snapshots import seal
 from torchdata.dataloader2.graph import set_graph_random_seed
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.dataloader2.services.worker_output import WorkerOutput
-from torchdata.dataloader2.state.layout import entries_in, generators_in, sealed
-from torchdata.dataloader2.state.position import Content, Position, Processes, WorkersPosition
+from torchdata.dataloader2.state.position import Position, Processes, WorkersPosition
 from torchdata.dataloader2.state.worker_positions import lasts, names_of_lasting
 from torchdata.datapipes._pipe.datasets import UnorderedSet
 from torchdata.datapipes._pipe.graph.graph import Graph
@@ -253,12 +251,10 @@ class Tracker:
             self.unsaved = str(error)
             return None
         if output is None:
-            return Position(given, graph=sealed(Content(entries)), generators=seal(generators))
+            return Position(given, graph=entries, generators=generators)
         if position is None or output.run is not run:  # a thread has begun to read another pass
             return None
-        return Position(
-            given, graph=sealed(Content(entries)), workers=position, in_main=False, untold=output.untold(position)
-        )
+        return Position(given, graph=entries, workers=position, in_main=False, untold=output.untold(position))
 
     def _read_by_main(self, entry: PipeEntry, output: WorkerOutput) -> int | None:
         """Returns the number of workers' items that the main process's pipes count as read after resuming.
@@ -286,14 +282,14 @@ class Tracker:
             return None
         graph = self._saved_graph()
         beginning = self._marks[0].beginning if self._marks and graph is not None else None
-        return Position(0, ended=True, graph=graph, generators=seal(save_generators()), beginning=beginning)
+        return Position(0, ended=True, graph=graph, generators=save_generators(), beginning=beginning)
 
-    def _saved_graph(self) -> bytes | None:
-        """Returns the sealed state that earlier epochs have left in the main process's part of the graph; None if there
-        is no such state, or the state cannot be saved."""
+    def _saved_graph(self) -> Sequence[PipeEntry] | None:
+        """Returns the state that earlier epochs have left in the main process's part of the graph; None if there is no
+        such state, or the state cannot be saved."""
         self._require_no_drift()
         try:
-            return sealed(Content(save_entries(self._pipeline.datapipe))) if self._has_lasting() else None
+            return save_entries(self._pipeline.datapipe) if self._has_lasting() else None
         except Exception:
             return None
 
@@ -347,7 +343,7 @@ class Tracker:
             output.resumes = resumed is not None
             output.follow(self._delivery if self._only_counts else None)
         if resumed is None:
-            generators = None if output is not None else seal(save_generators())
+            generators = None if output is not None else save_generators()
             self._marks = [Position(0, beginning=generators, in_main=output is None)]
             return
         self._require_same_process(resumed, "inside an epoch that", "or save a state between two epochs")
@@ -363,7 +359,7 @@ class Tracker:
         if output is not None and mark.workers is not None:
             output.go_on_at(mark.workers, strict)
         elif mark.beginning is not None:
-            load_generators(generators_in(mark.beginning))
+            load_generators(mark.beginning)
 
     def _require_same_process(self, position: Position, moment: str, advice: str) -> None:
         """Raises ValueError if workers run the graph now but did not when the position was taken, or vice versa."""
@@ -382,14 +378,13 @@ class Tracker:
         if resumed is None and self.output is not None:
             forget_state(self.output)  # the loaded state belongs to the previous epoch
         if graph is not None and resumed is not None and resumed.graph is not None:
-            entries = entries_in(resumed.graph)
-            load_entries(graph, entries)
+            load_entries(graph, resumed.graph)
             if self.output is not None:
                 self._yielded_before = token_of(self.output).yielded
-                if entries[graph.index(self.output)].finished:  # the main process had read all workers' items
+                if resumed.graph[graph.index(self.output)].finished:  # the main process had read all workers' items
                     self.output.read_out()
         if resumed is not None and resumed.generators is not None:  # the iterator, created later, starts threads
-            load_generators(generators_in(resumed.generators))
+            load_generators(resumed.generators)
         if graph is not None and resumed is not None:
             _spare_ranks(graph, resumed.drop)
             set_strictness(graph, self._is_strict)
@@ -443,20 +438,20 @@ class Tracker:
             position = position._replace(graph=self._with_output_read_out(position.graph, output))
         self.end = None if position is None else position._replace(ended=True)
 
-    def _with_output_read_out(self, graph: bytes, output: WorkerOutput) -> bytes:
+    def _with_output_read_out(self, graph: Sequence[PipeEntry], output: WorkerOutput) -> Sequence[PipeEntry]:
         """Returns `graph` with the workers' output marked as finished, if all items of this output were read."""
         token = token_of(output)
         if not token.finished or output.is_unread:  # with a cache, a pipe may not need to read the workers' items
             return graph
-        entries, own = entries_in(graph), Graph(self._pipeline.datapipe).index(output)
+        entries, own = [*graph], Graph(self._pipeline.datapipe).index(output)
         entries[own] = entries[own]._replace(restores=True, yielded=token.yielded, finished=True, state={})
-        return sealed(Content(entries))
+        return entries
 
     def go_on_between(self, position: Position) -> None:
         """Resumes between two epochs that ran in the main process, before the seeds of the next epoch are drawn."""
         self._ended_seeds = copy.copy(self._run.seeds.initial)
         if position.generators is not None:
-            load_generators(generators_in(position.generators))
+            load_generators(position.generators)
 
     def load_between(self, position: Position) -> None:
         """Restores the state of the graph between two epochs, after the service has taken over the graph."""
@@ -465,11 +460,11 @@ class Tracker:
         self._require_same_process(position, "after an epoch that", "as it holds what pipes remember beyond epochs")
         generators = save_generators()
         if position.beginning is not None:  # pipes that are replayed then draw the same numbers as before
-            load_generators(generators_in(position.beginning))
+            load_generators(position.beginning)
         self._is_behind_loaded = True
         if self._ended_seeds is not None and (self._pipeline.service is not None or self._run.seeds.seed is not None):
             set_graph_random_seed(self._pipeline.datapipe, self._ended_seeds)  # the seeds at the epoch's beginning
-        load_entries(self._pipeline.datapipe, entries_in(position.graph))
+        load_entries(self._pipeline.datapipe, position.graph)
         if self.output is not None:
             self.output.is_between_epochs = True
         iterate(self._pipeline.datapipe)  # restores the pass that has ended

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchdata.dataloader2.services.interface import ReadingServiceInterface
-from torchdata.dataloader2.state.layout import entries_in
 from torchdata.dataloader2.state.position import Position, SavedRanks, Shard
-from torchdata.dataloader2.state.shards import AHEAD, among_ranks, in_workers, shards_of
+from torchdata.dataloader2.state.shards import AHEAD, among_ranks, in_workers
 from torchdata.datapipes._pipe.graph.graph import Graph
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ class SavedPositions:
         contract = pipeline.contract
         if not (contract.has_workers() or self.has_shards(contract)):
             return None
-        return shards_of(self._of_rank(contract))
+        return self._of_rank(contract).all_shards
 
     def _has_rank_of(self, contract: ReadingServiceInterface) -> bool:
         """Whether the state has the current number of ranks, and contains the position of this loader's rank."""
@@ -106,7 +105,7 @@ class SavedPositions:
                 "of the main process"
             )
         position = in_workers(position, pipes) if position.in_main else position
-        above = () if position.graph is None else entries_in(position.graph)[len(Graph(pipeline.datapipe)) :]
+        above = (position.graph or ())[len(Graph(pipeline.datapipe)) :]
         if any(entry.type == AHEAD for entry in above):
             pipeline.datapipe = pipeline.datapipe.prefetch()  # because the main process had read ahead
         return position

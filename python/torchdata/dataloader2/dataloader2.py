@@ -17,7 +17,7 @@ from torchdata._native import Finalized
 from torchdata._observe.observed import ObservedLoader
 from torchdata._observe.stats.recorder import Recorder, StatsLevel
 from torchdata._reporting import fold
-from torchdata.dataloader2._arguments import adapter_list, refuse_arguments, require_pipe, service_of
+from torchdata.dataloader2._arguments import adapter_list, refuse_arguments, require_pipe, require_service
 from torchdata.dataloader2._checkpointing import StateKeeper, number_of_items, read, unpacked_pipe, warn_of_0_9
 from torchdata.dataloader2._datasets import pipe_over, pipeline_over
 from torchdata.dataloader2._ending import Ending
@@ -30,7 +30,7 @@ from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.serialization import GraphTemplate
 from torchdata.dataloader2.graph.serialization import serialize_datapipe as serialize_datapipe
 from torchdata.dataloader2.random.seed_generator import check_seed
-from torchdata.dataloader2.reading_service import InProcessReadingService
+from torchdata.dataloader2.reading_service import InProcessReadingService, MultiProcessingReadingService
 from torchdata.dataloader2.services.interface import ReadingServiceInterface
 from torchdata.dataloader2.services.sequential import divided
 from torchdata.dataloader2.state.layout import RANDOMNESS_STATE_KEY_NAME as RANDOMNESS_STATE_KEY_NAME
@@ -157,7 +157,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     ) -> None:
         self._ended = True  # if the constructor fails, `__del__` has nothing to shut down
         refuse_arguments(of_torchs_loader, DataLoader2)
-        reading_service = service_of(num_workers, reading_service, "DataLoader2")
+        reading_service = _service_of(num_workers, reading_service, "DataLoader2")
         if splits is not None:
             reading_service = divided(reading_service, check_int("DataLoader2", "splits", splits, least=1))
         recorder = Recorder(stats, stall_warning, wait_warning)
@@ -273,7 +273,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             (3, [[0, 1], [2, 3], [4]])
         """
         refuse_arguments(of_torchs_loader, cls.from_dataset, "DataLoader2.from_dataset")
-        reading_service = service_of(num_workers, reading_service, "DataLoader2.from_dataset")
+        reading_service = _service_of(num_workers, reading_service, "DataLoader2.from_dataset")
         pipe = pipeline_over(dataset, batch_size, shuffle, sampler, drop_last, collate_fn, splits_itself)
         loader = cls(
             pipe,
@@ -567,3 +567,14 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 def _serialized(snapshot: GraphTemplate) -> bytes:
     """Serializes with the function `serialize_datapipe` of this module, which old tests replace."""
     return serialize_datapipe(snapshot)
+
+
+def _service_of(num_workers: int | Literal["auto"], service: Any, whose: str) -> Any:
+    """Returns a service that runs a graph with `num_workers` workers, or the given service. Raises TypeError if
+    `service` is not a reading service, and ValueError if both `service` and `num_workers` were given."""
+    if service is not None and num_workers:
+        raise ValueError(f"{whose}: give num_workers or a reading_service, not both")
+    if service is None and not (isinstance(num_workers, int) and num_workers == 0):
+        return MultiProcessingReadingService(num_workers)
+    require_service(service)
+    return service

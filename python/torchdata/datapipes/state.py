@@ -42,7 +42,6 @@ from torchdata.datapipes._pipe.state.iteration import (
     name_of,
     pending_seed,
     perhaps_over,
-    replay_torchs,
     unnoticed,
     with_pending,
     with_seeds,
@@ -57,7 +56,7 @@ from torchdata.datapipes._pipe.state.layout import (
     refuse_pickled_entries,
 )
 from torchdata.datapipes._pipe.state.plain import to_plain
-from torchdata.datapipes._pipe.state.record import NEVER, Beginning, record_of, token_of
+from torchdata.datapipes._pipe.state.record import Beginning, record_of, token_of
 from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = [
@@ -456,10 +455,4 @@ def load_entries(datapipe: Any, entries: Sequence[PipeEntry]) -> None:
     _require_same_pipes(graph, entries)
     with standing_still(graph.pipes):
         for pipe, entry in zip(graph, entries, strict=True):
-            if is_torchs(pipe):
-                replay_torchs(pipe, entry)
-                record = record_of(pipe)
-                record.loaded, record.before, record.later = entry, pipe._valid_iterator_id, entry.later
-                record.beginning, record.grown, record.asked = None, [], NEVER
-            else:
-                load_entry(pipe, entry)
+            load_entry(pipe, entry)

@@ -238,7 +238,7 @@ class IterableWrapper(IteratingNode[T]):
         check_iterable("IterableWrapper", "iterable", iterable)
         self.iterable = iterable
         if isinstance(iterable, IterDataPipe):
-            self._read_by(PipePosition(iterable))
+            self._stateful, self._is_exact = PipePosition(iterable), True
         elif is_stateful(iterable):
             self._stateful, self._is_exact = iterable, isinstance(iterable, ObservedLoader)
 
@@ -256,10 +256,6 @@ class IterableWrapper(IteratingNode[T]):
             if self._num_yielded:
                 in_fixed_order(self.iterable)
         super().reset(initial_state)
-
-    def _read_by(self, position: PipePosition) -> None:
-        """Reads the pipe through its adapter."""
-        self._stateful, self._is_exact = position, True
 
     def _repeats(self) -> bool:
         return not isinstance(self._stateful, PipePosition) or self._stateful.is_repeatable()

@@ -134,13 +134,8 @@ class BaseNode(Iterator[T]):
 
         If the node was never reset, `state_dict` first resets the node to its beginning.
         """
-        try:
-            if self.__initialized:
-                return self.get_state()
-        except AttributeError:
-            self.__require_init()
-            raise
-        self.__begin()
+        if not getattr(self, "_BaseNode__initialized", False):
+            self.__begin()
         return self.get_state()
 
     def shutdown(self) -> None:
@@ -158,6 +153,7 @@ class BaseNode(Iterator[T]):
             raise NotImplementedError(f"{name} was not set up: call super().__init__() in its __init__()")
 
     def __begin(self) -> None:
+        self.__require_init()
         self.reset(None)
         self._require_reset()
 

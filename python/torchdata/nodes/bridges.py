@@ -48,7 +48,7 @@ def from_pipe(pipe: IterDataPipe[T], seed: int | None = None) -> IterableWrapper
             "makes a node of any iterable, and a pipe that is read by index has `.to_iter_datapipe()`"
         )
     node: IterableWrapper[T] = IterableWrapper(pipe)
-    node._read_by(PipePosition(pipe, None if seed is None else check_seed(seed)))
+    node._stateful = PipePosition(pipe, None if seed is None else check_seed(seed))
     return node
 
 

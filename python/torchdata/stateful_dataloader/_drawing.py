@@ -69,6 +69,8 @@ class Drawing:
     def __init__(self, loader: Any, names: tuple[str, ...]) -> None:
         self._own = found_in(loader)
         self._names = names
+        #: The generators by the keys of a `Moment`, as `read` takes them.
+        self._all: dict[Any, Any] = {name: name for name in names} | dict(enumerate(self._own))
         #: For each displaced generator, by name: the state from which the loader draws, and the matching state of the
         #: global generator.
         self._displaced: dict[str, tuple[Any, Any]] = {}
@@ -84,10 +86,9 @@ class Drawing:
             keys: the keys of the generators to include; None for all generators.
         """
         with self.under_way():
-            moment: Moment = {name: read(name) for name in self._names if keys is None or name in keys}
-            if keys is None or not keys <= {*self._names}:
-                moment |= {number: read(one) for number, one in enumerate(self._own)}
-            return moment
+            if keys is not None and not keys <= {*self._names}:
+                keys = keys | self._all.keys() - {*self._names}
+            return {key: read(one) for key, one in self._all.items() if keys is None or key in keys}
 
     def marks(self) -> Moment:
         """Returns values that change when the generators change. This method must be called while the loader draws."""
@@ -96,12 +97,9 @@ class Drawing:
 
     def set(self, moment: Moment, but: Any = None) -> None:
         """Sets all generators except `but` to their states in `moment`. Call it only while the loader draws."""
-        for name in self._names:
-            if name in moment:
-                write(name, moment[name])
-        for number, one in enumerate(self._own):
-            if number in moment and one is not but:
-                write(one, moment[number])
+        for key, one in self._all.items():
+            if key in moment and one is not but:
+                write(one, moment[key])
 
     # -- displaced generators ------------------------------------------------------------------------
 
@@ -206,7 +204,7 @@ class Drawing:
 
     def untouched(self) -> AbstractContextManager[None]:
         """Returns a context that restores all generators to their previous states when the context ends."""
-        return put_back_afterwards([*self._names, *self._own])
+        return put_back_afterwards([*self._all.values()])
 
     # -- saved form ----------------------------------------------------------------------------------
 
@@ -219,9 +217,8 @@ class Drawing:
                 to `decoded`.
         """
         first = first or {}
-        plain: dict[str, Any] = {name: encoded(moment[name], first.get(name)) for name in self._names if name in moment}
-        numbers = [number for number in range(len(self._own)) if number in moment]
-        own = [encoded(moment[number], first.get(number)) for number in numbers]
+        plain: dict[Any, Any] = {key: encoded(moment[key], first.get(key)) for key in self._all if key in moment}
+        own = [plain.pop(number) for number in range(len(self._own)) if number in plain]
         return plain | ({"own": own} if own else {})
 
     def decoded(self, plain: dict[str, Any], first: Moment | None = None) -> Moment:

@@ -12,6 +12,7 @@ import operator
 from collections.abc import Iterable, Sized
 from itertools import islice, repeat
 from time import perf_counter_ns
+from traceback import walk_tb
 from types import GeneratorType, TracebackType
 from typing import Any
 
@@ -152,6 +153,8 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
 
     #: Whether Ctrl-C interrupted the dataset within a sample, so that the sample is lost or a generator has ended.
     is_broken = False
+    #: The number of samples per batch.
+    wanted = 1
     #: `_in_a_row`: the number of exceptions since the last sample. `_doubtful`: the last exception, if it passed
     #: through a generator.
     _in_a_row = 0
@@ -166,13 +169,9 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         self._data: list[Any] = []
         self._is_cut_off = False
         #: A checksum of some samples up to the previous batch, and a checksum that also covers the current batch, to
-        #: detect an iterable dataset that does not repeat its samples.
+        #: detect an iterable dataset that does not repeat its samples. None for a dataset with a state.
         self.digest: int | None = None
         self._samples = SampleDigest()
-
-    def watch(self) -> None:
-        """Starts to maintain a checksum of some samples, to detect a dataset that does not repeat its samples."""
-        self.digest = 0
 
     def fetch(self, possibly_batched_index: Any) -> Any:
         """Returns the next batch, or `NOTHING`."""
@@ -184,7 +183,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
                 raise StopIteration
         self._is_cut_off = True
         try:
-            batch = self._fetch(len(possibly_batched_index) if self.auto_collation else 1)
+            batch = self._fetch(self.wanted)
         except Exception:
             self._end()
             raise
@@ -215,10 +214,8 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
 
     def _is_interrupted(self, error: BaseException) -> bool:
         """Returns whether `error` has passed through a generator, or was raised in a separate iterator."""
-        traceback, is_within = error.__traceback__, False
-        while traceback is not None:
-            is_within = traceback.tb_frame.f_code.co_filename != __file__
-            traceback = traceback.tb_next
+        *_, (last, _) = walk_tb(error.__traceback__)
+        is_within = last.f_code.co_filename != __file__
         return has_passed_a_generator(error.__traceback__) or (is_within and self.dataset_iter is not self.dataset)
 
     def _read(self, wanted: int) -> None:
@@ -324,8 +321,4 @@ def _named(indices: Any) -> str:
 
 def has_passed_a_generator(traceback: TracebackType | None) -> bool:
     """Returns whether an exception passed through the frame of a generator."""
-    while traceback is not None:
-        if traceback.tb_frame.f_code.co_flags & inspect.CO_GENERATOR:
-            return True
-        traceback = traceback.tb_next
-    return False
+    return any(frame.f_code.co_flags & inspect.CO_GENERATOR for frame, _ in walk_tb(traceback))

@@ -47,7 +47,7 @@ def read(which: Any) -> Any:
     """
     which = _OBJECTS[which] if isinstance(which, str) else which
     if isinstance(which, torch.Generator):
-        return torch_state(which)
+        return which.get_state().numpy().tobytes()  # pickles faster than the tensor
     if isinstance(which, random.Random):
         return which.getstate()
     if isinstance(which, numpy.random.RandomState):
@@ -59,7 +59,7 @@ def write(which: Any, state: Any) -> None:
     """Sets a generator to a result of `read`."""
     which = _OBJECTS[which] if isinstance(which, str) else which
     if isinstance(which, torch.Generator):
-        set_torch_state(which, state)
+        which.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
     elif isinstance(which, random.Random):
         which.setstate(state)
     elif isinstance(which, numpy.random.RandomState):
@@ -204,7 +204,7 @@ def _decoded(which: Any, plain: Any, seeded: Any) -> Any:
     beginning: Words
     if is_torch:
         generator = torch.Generator().manual_seed(_whole(first, (1 << 64) - 1))
-        beginning = torch_parts(torch_state(generator))[1]
+        beginning = torch_parts(read(generator))[1]
     elif first is not None:
         raise ValueError("a seed stands where none belongs")
     else:
@@ -216,7 +216,7 @@ def _decoded(which: Any, plain: Any, seeded: Any) -> Any:
     if is_torch:
         rest = base64.b64decode(kept[0]) if kept else bytes(40)
         state = torch_whole(first, words, rest)
-        set_torch_state(torch.Generator(), state)
+        write(torch.Generator(), state)
         return state
     gauss = float(kept[0]) if kept else None
     if which == "python" or isinstance(which, random.Random):
@@ -306,16 +306,6 @@ _LEFT, _SEEDED, _NEXT, _WORDS, _REST, _SIZE = 8, 12, 16, 24, 5016, 5056
 Words = tuple[Any, int]
 
 
-def torch_state(generator: torch.Generator) -> bytes:
-    """Returns the bytes of a generator's state tensor, which pickle faster than the tensor."""
-    return generator.get_state().numpy().tobytes()
-
-
-def set_torch_state(generator: torch.Generator, state: bytes) -> None:
-    """Sets a generator to a result of `torch_state`."""
-    generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-
-
 def torch_parts(state: bytes) -> tuple[int, Words, bytes]:
     """Splits a state into the seed, the words and the remaining bytes."""
     words = numpy.frombuffer(state, dtype="<u8", count=624, offset=_WORDS).astype("<u4")
@@ -338,7 +328,7 @@ def torch_whole(seed: int, words: Words, rest: bytes) -> bytes:
 def stream_of(words: Words) -> torch.Generator:
     """Returns a torch generator that produces the given words next."""
     stream = torch.Generator()
-    set_torch_state(stream, torch_whole(0, words, bytes(_SIZE - _REST)))
+    write(stream, torch_whole(0, words, bytes(_SIZE - _REST)))
     return stream
 
 
@@ -358,7 +348,7 @@ def moved_on(words: Words, count: int) -> Words:
     while count > 0:
         _drawn(stream, min(count, _MOST))
         count -= _MOST
-    return torch_parts(torch_state(stream))[1]
+    return torch_parts(read(stream))[1]
 
 
 class _Search:
@@ -382,11 +372,14 @@ class _Search:
         return None
 
 
-def _along(stream: torch.Generator, needle: Any, most: int) -> int | None:
+def _along(stream: torch.Generator, needle: Any, most: int, seeded: torch.Generator | None = None) -> int | None:
     search = _Search(stream, needle)
+    anew = None if seeded is None else _Search(seeded, needle)
     while search.passed <= most:
         if (found := search.step(most + 1 - search.passed)) is not None:
             return found
+        if anew is not None and anew.step(_MOST) is not None:
+            return None
     return None
 
 
@@ -402,15 +395,7 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
     """
     if origin[1] == target[1] and numpy.array_equal(origin[0], target[0]):
         return 0
-    needle = _drawn(stream_of(target), _NEEDLE)
-    onward = _Search(stream_of(origin), needle)
-    anew = None if seeded is None else _Search(seeded, needle)
-    while onward.passed <= most:
-        if (found := onward.step(_MOST)) is not None:
-            return found
-        if anew is not None and anew.step(_MOST) is not None:
-            return None
-    return None
+    return _along(stream_of(origin), _drawn(stream_of(target), _NEEDLE), most, seeded)
 
 
 class _Known:

@@ -183,8 +183,8 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         return data
 
     def _note_skipped(self, skipped: Skipped) -> None:
-        found = self._reader.skipped
-        skipped.count(self._reader.seen, found)
+        found, seen = self._reader.skipped
+        skipped.count(seen, found)
         skipped.tell(found)
 
     def next(self) -> Any:
@@ -219,7 +219,8 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         begins = not self._has_read and not self.is_finished
         again = self._reading.is_iterable and not self._reader.restores_position
         # Before the first batch, it is unknown which generators the samples use.
-        moved = GLOBAL if begins else self._moved_names()
+        marks = self._marks.items()  # of the global generators that were used while this epoch was read
+        moved = GLOBAL if begins else [name for name, mark in marks if name in self._moved or mark_of(name) != mark]
         now = {name: encoded(read(name)) for name in moved}
         then, collate = position.then, self._collate if again else position.collate
         if again or (begins and self._reading.is_iterable):
@@ -228,10 +229,6 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         position = position._replace(collate=collate, random=now, then=then, now_since=0)
         waiting = [self._index] if is_under_way else []
         return self._state(waiting, [position], skipped=self._counts if is_under_way else None)
-
-    def _moved_names(self) -> list[str]:
-        """Returns the global generators that were used while this epoch was read."""
-        return [name for name, mark in self._marks.items() if name in self._moved or mark_of(name) != mark]
 
 
 # -- shards ------------------------------------------------------------------------------------------------

@@ -99,16 +99,8 @@ class StatefulIterator(_BaseDataLoaderIter):
                 self._shared_seed = state.shared_seed
             self._IterableDataset_len_called = state.length_called
             self._passing_over = state.passing_over
-        self._reading = ReadingSettings(
-            kind=self._dataset_kind,
-            dataset=self._dataset,
-            auto_collation=self._auto_collation,
-            collate_fn=self._collate_fn,
-            drop_last=self._drop_last,
-            batch_size=loader.batch_size,
-            skips=self._skipped is not None,
-            shared_seed=self._shared_seed,
-        )
+        how = self._dataset_kind, self._dataset, self._auto_collation, self._collate_fn, self._drop_last
+        self._reading = ReadingSettings(*how, loader.batch_size, self._skipped is not None, self._shared_seed)
 
     def is_inherited(self) -> bool:
         """Returns whether this iterator is a copy in a forked child process."""

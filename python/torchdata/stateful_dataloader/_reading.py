@@ -77,10 +77,6 @@ class ReadingSettings:
             return (self.batch_size or 1) if self.auto_collation else 1
         return len(index) if self.auto_collation else 1
 
-    def iterable_index(self) -> Any:
-        """Returns the indices that PyTorch's sampler provides for an iterable dataset."""
-        return [None] * (self.batch_size or 1) if self.auto_collation else None
-
 
 class EpochReader:
     """Reads successive epochs.
@@ -145,14 +141,10 @@ class EpochReader:
         return any(is_stateful(part) for part in parts)
 
     @property
-    def skipped(self) -> list[dict[str, Any]]:
-        """Returns the samples that were skipped in the last requested batch; see `Indexed`."""
-        return self._fetcher.skipped if self._fetcher is not None else []
-
-    @property
-    def seen(self) -> int:
-        """Returns the number of samples of the last requested batch, including skipped samples."""
-        return self._fetcher.seen if self._fetcher is not None else 0
+    def skipped(self) -> tuple[list[dict[str, Any]], int]:
+        """The samples that were skipped in the last requested batch (see `Indexed`), and the number of its samples,
+        including skipped samples."""
+        return ([], 0) if self._fetcher is None else (self._fetcher.skipped, self._fetcher.seen)
 
     @property
     def digest(self) -> int | None:
@@ -236,8 +228,9 @@ class EpochReader:
         self._fetcher.dataset = reading.dataset  # error messages name this dataset
         self._fetched, self._timed_next = 0, _NEVER if self._clock is None else 1
         self._keeps = self.reading.is_iterable and self.restores_position
-        if reading.is_iterable and not self.restores_position:
-            self._fetcher.watch()
+        if reading.is_iterable:
+            self._fetcher.wanted = reading.samples_of(None)
+            self._fetcher.digest = None if self.restores_position else 0
 
     def _go_on(self, base: ReadingPosition, random: Moment, since: Any, now: _Now, is_left: bool) -> None:
         """Moves the dataset to a saved position within an epoch, or at the end of the epoch."""
@@ -324,7 +317,7 @@ class EpochReader:
         """
         if self._iterator is self._source or not is_stateful(self._iterator):
             with put_back_afterwards(GLOBAL):
-                if self._read_once_more(self.reading.iterable_index()) is None:
+                if self._read_once_more(None) is None:
                     # When the state was saved at the end of an epoch, the dataset had already prepared the next epoch.
                     # The read has begun the next epoch too early, so the state is loaded again.
                     if self._of_dataset(base) is not None:
@@ -344,7 +337,7 @@ class EpochReader:
             is_left: whether a later epoch had begun when the state was saved. If `is_left` is True, the last read may
                 have reached the end of the epoch instead of a batch.
         """
-        indices = since if isinstance(since, list) else (self.reading.iterable_index() for _ in range(since))
+        indices = since if isinstance(since, list) else range(since)
         for number, index in enumerate(indices):
             if now[0] is not None and number == since - now[1]:
                 set_all(now[0])
@@ -400,17 +393,15 @@ class EpochReader:
         if self._is_over:  # a reader that was restored at the end of the epoch has no fetcher
             raise StopIteration
         self._fetched += 1
-        if self._fetched >= self._timed_next:
-            return self._fetch_timed(index)
-        if self._trial is None or self._fetched > 1:
-            return self._fetcher.fetch(index)
-        return self._fetch_first(self._trial, index)
-
-    def _fetch_timed(self, index: Any) -> Any:
-        self._timed_next = self._fetched + 1  # this value remains if the fetcher raises
         if self._trial is not None and self._fetched == 1:
             return self._fetch_first(self._trial, index)
+        if self._fetched >= self._timed_next:
+            return self._fetch_timed(index)
+        return self._fetcher.fetch(index)
+
+    def _fetch_timed(self, index: Any) -> Any:
         fetcher = self._fetcher
+        self._timed_next = self._fetched + 1  # this value remains if the fetcher raises
         fetcher.times, fetcher.read_at = True, 0
         began = time.perf_counter_ns()
         try:

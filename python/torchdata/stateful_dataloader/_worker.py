@@ -140,10 +140,6 @@ class ShardReader:
         """Returns an exception in the form that is sent to the main process."""
         return error if self.worker is None else describe(error, self.worker.setup.name)
 
-    def index_of(self, ordered: Any) -> Any:
-        """Returns the index to read for an order."""
-        return self.job.reading.iterable_index() if self.job.reading.is_iterable else ordered
-
     def work_off(self, indices: list[Any]) -> None:
         """Reads the outstanding orders of an epoch that the program has left, as PyTorch's workers do.
 
@@ -155,7 +151,7 @@ class ShardReader:
             if self.reader.has_ended:
                 return
             with contextlib.suppress(Exception):
-                self.reader.read(self.index_of(index))
+                self.reader.read(index)
 
     def begin_epoch(self, iterates: bool, shared_seed: int | None, fresh: bool, start: EpochStart) -> Batches:
         """Begins an epoch, and returns an iterator over its units.
@@ -185,22 +181,13 @@ class ShardReader:
             batches.is_over = iterates and bool(again)
         return batches
 
-    def repeat(self, shared_seed: int | None, position: Any, fresh: bool, indices: list[Any]) -> None:
-        """Reads a finished epoch again and drops its batches, because later epochs depend on it."""
-        try:
-            if self.failure is None:
-                self._begin(shared_seed, position, fresh)
-                self._read_again(indices)
-        except BaseException as error:
-            self.failure = self.described(error)
-
     def _read_again(self, indices: Sequence[Any]) -> bool:
         """Reads and drops the batches that the failed worker had read; returns False if the dataset ends."""
         assert self.reader is not None
         is_whole = True
         for index in indices:
             try:
-                self.reader.read(self.index_of(index))
+                self.reader.read(index)
             except StopIteration:
                 if self.job.reading.is_iterable:
                     is_whole = False
@@ -268,21 +255,12 @@ class _Worker:
                     self.shards[0].work_off(left)
                 self._run_epoch(*order[1:])
             elif order[0] == "repeat":
-                if self.shards:
-                    self.shards[0].repeat(*order[1:])
+                if self.shards:  # reads a finished epoch again, because later epochs depend on it
+                    self.shards[0].begin_epoch(*order[1:])
             else:
                 self._left.append(order[1])
             order, self.pending = self.pending, None
         return True
-
-    def ordered(self) -> tuple[int, Any]:
-        """Returns the number and index of the next order. A command that is not an order ends the epoch."""
-        order = self.child.next_command()
-        if type(order[0]) is not int:
-            self.pending = order
-            raise StopIteration
-        number, index = order
-        return number, index
 
     def _exchange(self, left: int, entered: int) -> None:
         """Exchanges the generators and the worker info of two shards after a library was loaded."""
@@ -421,7 +399,6 @@ class Batches(Iterator[Unit]):
         if reader is None:
             self.is_over = self._iterates
             return self._unit(None, News(failure=self._shard.failure))
-        index = self._shard.index_of(index)
         began = time.monotonic()
         try:
             batch = reader.read(index)
@@ -464,13 +441,14 @@ class Batches(Iterator[Unit]):
         return frozen
 
     def _ordered(self) -> Any:
-        """Returns the next index that the main process orders."""
-        assert self._shard.worker is not None
-        try:
-            self._order, index = self._shard.worker.ordered()
-        except StopIteration:
-            self.is_over = True
-            raise
+        """Returns the next index that the main process orders. A command that is not an order ends the epoch."""
+        worker = self._shard.worker
+        assert worker is not None
+        order = worker.child.next_command()
+        if type(order[0]) is not int:
+            worker.pending, self.is_over = order, True
+            raise StopIteration
+        self._order, index = order
         return index
 
     def _end(self, news: News) -> Unit:
@@ -497,10 +475,10 @@ class Batches(Iterator[Unit]):
 
     def _with_skipped(self, news: News, reader: EpochReader, index: Any) -> News:
         """Adds the skipped samples of a batch to the `News` that is sent with the batch."""
-        reading = self._shard.job.reading
-        if not reading.skips or (not reader.skipped and reader.seen == reading.samples_of(index)):
+        reading, (skipped, seen) = self._shard.job.reading, reader.skipped
+        if not reading.skips or (not skipped and seen == reading.samples_of(index)):
             return news
-        return news._replace(skipped=reader.skipped, seen=reader.seen)
+        return news._replace(skipped=skipped, seen=seen)
 
     def failed_to_leave(self, failure: tuple[Any, ...]) -> None:
         """Replaces a unit that could not be sent with an error."""

@@ -20,7 +20,6 @@ from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.hangs import Survived, check_restarts
 from torchdata._observe.observed import ObservedLoader
 from torchdata._observe.stats.batches import BatchRecorder
-from torchdata._signatures import signature_of
 from torchdata._stateful import copied
 from torchdata.datapipes._pipe.datasets import in_fixed_order
 from torchdata.stateful_dataloader._drawing import Drawing
@@ -47,10 +46,6 @@ class _Indexed(Protocol[T_co]):
     """A map-style dataset of any class."""
 
     def __getitem__(self, index: Any, /) -> T_co: ...
-
-
-#: Whether PyTorch's loader has the argument `in_order`, which was added in 2.6.
-_KNOWS_ORDER = "in_order" in signature_of(DataLoader.__init__).parameters
 
 
 class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
@@ -197,9 +192,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
-            **({"in_order": in_order} if _KNOWS_ORDER else {}),
+            in_order=in_order,
         )
-        self.in_order = in_order
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self.on_worker_exit, self.on_timeout, self.patience = on_worker_exit, on_timeout, patience
         self.on_error, self.error_limit = on_error, error_limit

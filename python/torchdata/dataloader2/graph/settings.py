@@ -10,16 +10,13 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 from torchdata._signatures import signature_of
 from torchdata.dataloader2.graph.utils import DataPipe, DataPipeGraph, all_dps, has_method, nested, whole
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.state.record import record_of
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
-
-if TYPE_CHECKING:
-    from torchdata.dataloader2.random.seed_generator import SeedGenerator
 
 __all__ = [
     "SHARDING_PRIORITIES",
@@ -68,7 +65,15 @@ def get_all_graph_pipes(graph: DataPipeGraph) -> list[DataPipe]:
     return all_dps(graph)
 
 
-def set_datapipes_seed(datapipes: Iterable[DataPipe], seed_generator: SeedGenerator, distributed_shared: bool) -> None:
+class SeedSource(Protocol):
+    """A generator of seeds, such as `torchdata.dataloader2.random.SeedGenerator`."""
+
+    def generate_shared_seed(self) -> int: ...
+
+    def generate_seed(self) -> int: ...
+
+
+def set_datapipes_seed(datapipes: Iterable[DataPipe], seed_generator: SeedSource, distributed_shared: bool) -> None:
     """Gives each pipe that has `set_seed` its own seed.
 
     Args:
@@ -90,7 +95,7 @@ def set_datapipes_seed(datapipes: Iterable[DataPipe], seed_generator: SeedGenera
         pipe.set_seed(draw())
 
 
-def set_graph_random_seed(datapipe: DataPipe | Graph, seed_generator: SeedGenerator) -> DataPipe:
+def set_graph_random_seed(datapipe: DataPipe | Graph, seed_generator: SeedSource) -> DataPipe:
     """Seeds the random pipes of a graph so that sharding stays correct.
 
     Pipes before a `sharding_filter` get seeds that all workers and ranks share, because all of these processes must see

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torchdata.dataloader2.state.layout import entries_in, parse
-from torchdata.dataloader2.state.position import LoaderState, WorkersPosition
+from torchdata.dataloader2.state.layout import opened, parse, sealed
+from torchdata.dataloader2.state.position import Content, LoaderState, WorkersPosition
 from torchdata.datapipes._pipe.graph.fingerprint import short_name
 from torchdata.datapipes._pipe.state.layout import dump_entry
 
@@ -51,7 +51,7 @@ def _lines(state: LoaderState) -> Iterator[str]:
         size = f" ({_size(outline.length)} as bytes)" if outline.length else ""
         yield f"pipeline{size}: {', '.join(names)}"
     if position is not None:
-        yield from _graph("in the main process", position.graph)
+        yield from _graph("in the main process", None if position.graph is None else sealed(Content(position.graph)))
         if position.workers is not None:
             yield from _shards(position.workers)
 
@@ -69,11 +69,11 @@ def _shards(workers: WorkersPosition) -> Iterator[str]:
         yield from _graph("the dispatching process", workers.dispatching[2])
 
 
-def _graph(where: str, sealed: Any) -> Iterator[str]:
-    if sealed is None:
+def _graph(where: str, snapshot: Any) -> Iterator[str]:
+    if snapshot is None:
         return
-    yield f"{where}: {_size(len(sealed))}"
-    for entry in entries_in(sealed):
+    yield f"{where}: {_size(len(snapshot))}"
+    for entry in opened(snapshot, "a snapshot").entries or ():
         yield f"  {entry.type}: {entry.yielded} yielded, {_size(_weight(dump_entry(entry)))}"
 
 

@@ -35,12 +35,10 @@ from torchdata.dataloader2.state.position import (
 )
 from torchdata.datapipes._pipe.graph.fingerprint import check_fingerprint
 from torchdata.datapipes._pipe.state.layout import (
-    PipeEntry,
     check_generators,
     dump_graph,
     parse_graph,
     refuse_pickled_entries,
-    refuse_pickled_generators,
 )
 from torchdata.datapipes._pipe.state.plain import refuse_pickled
 
@@ -114,9 +112,9 @@ def _dump_position(position: Position) -> dict[str, Any]:
         "given": position.given,
         "drop": position.drop,
         "ended": position.ended,
-        "graph": position.graph,
-        "generators": position.generators,
-        "beginning": position.beginning,
+        "graph": None if position.graph is None else sealed(Content(position.graph)),
+        "generators": position.generators and seal(position.generators),
+        "beginning": position.beginning and seal(position.beginning),
         "workers": None if workers is None else _dump_workers(workers),
         "in_main": position.in_main,
     }
@@ -251,9 +249,12 @@ def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
     if state.get(_CHECKSUMS) is not None:
         _check_checksums(state, state[_CHECKSUMS])
     recomputed = []
-    if position is not None:
+    if plain is not None and position is not None:
         with _naming(_POSITION):
-            contents = [(where, opened(snapshot, "a snapshot")) for where, snapshot in _snapshots(position)]
+            own = {name: opened(plain[name], "a snapshot") for name in _SEALED if plain[name] is not None}
+            position = position._replace(**{name: _of_main(name, content) for name, content in own.items()})
+            contents = [("" if name == "graph" else None, content) for name, content in own.items()]
+            contents += [(where, opened(snapshot, "a snapshot")) for where, snapshot in _snapshots(position)]
             recomputed = list(_recomputed(position, contents))
             contents += [
                 (where, opened(content.filled.start, "a snapshot"))
@@ -261,8 +262,7 @@ def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
                 if content.filled is not None and content.filled.start
             ]
         for _, content in () if allow_pickle else contents:
-            refuse_pickled_entries(content.entries or ())
-            refuse_pickled_generators(content.generators)
+            refuse_pickled_entries(content.entries or (), content.generators)
     if not allow_pickle and isinstance(of_service, bytes) and is_sealed(of_service):
         refuse_pickled(unseal(of_service, "the state of the services"), "a reading service")
     pipe = state[SERIALIZED_DATAPIPE_KEY_NAME]
@@ -348,7 +348,7 @@ def _position(plain: Any) -> Position:
     workers = None if plain["workers"] is None else _workers(plain["workers"])
     processes = _processes(plain.get("processes"), workers)
     shards = None if processes is None or plain.get("shards") is None else _shards(plain["shards"], processes.shards)
-    fields: dict[str, Any] = {name: plain.get(name) for name in (*_KINDS, *_SEALED)}
+    fields: dict[str, Any] = {name: plain.get(name) for name in _KINDS}
     return Position(**fields, workers=workers, processes=processes, shards=shards)
 
 
@@ -421,8 +421,8 @@ def _account(account: Any, whose: str) -> Account:
 
 
 def _snapshots(position: Position) -> Iterator[tuple[str | None, bytes]]:
-    """Yields all sealed parts of a position, each with the process whose pipes it contains."""
-    parts = [("", position.graph), (None, position.generators), (None, position.beginning)]
+    """Yields the snapshots of all workers, each with the process whose pipes it contains."""
+    parts: list[tuple[str | None, bytes | None]] = []
     if position.workers is not None:
         shards = enumerate(position.workers.shards)
         parts += [(f" in worker {number}", shard.snapshot[3]) for number, shard in shards if shard.snapshot]
@@ -468,8 +468,9 @@ def opened(snapshot: Any, what: str) -> Content:
     if "graph" not in content:
         return Content(parse_graph(content))
     check_generators(content.get("generators"))
+    entries = parse_graph(content["graph"])
     filled = None if content.get("filled") is None else _filled(content["filled"], what)
-    return Content(parse_graph(content["graph"]), content["generators"], bool(content.get("read_out")), filled)
+    return Content(entries, content["generators"], bool(content.get("read_out")), filled)
 
 
 def _filled(filled: Any, what: str) -> Filled:
@@ -483,15 +484,10 @@ def _filled(filled: Any, what: str) -> Filled:
     return Filled(seeds, start, checksum)
 
 
-def generators_in(snapshot: Any) -> dict[str, Any]:
-    """Returns the global generators that are sealed in a loader's state."""
-    generators = opened(snapshot, "the generators of this loader state").generators
-    if generators is None:
+def _of_main(name: str, content: Content) -> Any:
+    """Returns the value of a field of a position from the contents of its snapshot."""
+    if name == "graph":
+        return content.entries or ()
+    if content.generators is None:
         raise ValueError("the generators of this loader state are not valid")
-    return generators
-
-
-def entries_in(snapshot: Any) -> list[PipeEntry]:
-    """Returns the positions of the pipes that are sealed in a loader's state. The list is empty if the snapshot
-    contains only generators."""
-    return [*(opened(snapshot, "the graph of this loader state").entries or ())]
+    return content.generators

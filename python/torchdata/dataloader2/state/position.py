@@ -87,8 +87,8 @@ class Position(NamedTuple):
         given: the number of items of the epoch that were delivered.
         drop: the number of items that were delivered after the snapshot of the main process's part of the graph.
         ended: whether the epoch had ended.
-        graph: the sealed state of the main process's part of the graph; None if this part has no relevant state.
-        generators: the sealed states of the global generators, if the main process runs functions of the user.
+        graph: the positions of the main process's pipes; None if these pipes have no relevant state.
+        generators: the states of the global generators, if the main process runs functions of the user.
         beginning: the states of the generators at the beginning of the epoch, if resuming must begin the epoch anew.
         workers: the positions of the workers.
         in_main: whether no worker processes ran the graph.
@@ -103,9 +103,9 @@ class Position(NamedTuple):
     given: int
     drop: int = 0
     ended: bool = False
-    graph: bytes | None = None
-    generators: bytes | None = None
-    beginning: bytes | None = None
+    graph: Sequence[PipeEntry] | None = None
+    generators: dict[str, Any] | None = None
+    beginning: dict[str, Any] | None = None
     workers: WorkersPosition | None = None
     in_main: bool = True
     seconds: float | None = None
@@ -113,6 +113,15 @@ class Position(NamedTuple):
     shards: Sequence[Shard] | None = None
     own_seeds: bool | None = None
     untold: str | None = None
+
+    @property
+    def all_shards(self) -> Sequence[Shard]:
+        """The shards that a rank ran, in the order in which the rank reads them."""
+        if self.shards is not None:
+            return self.shards
+        if self.in_main or self.processes is None:
+            return [Shard(0, 1, of_main=True)]
+        return [Shard(worker, self.processes.shards) for worker in range(self.processes.shards)]
 
     def at(self, given: int, **known: Any) -> Position:
         """Returns this position after more items were delivered; `drop` must have been 0 at this position.

@@ -6,23 +6,14 @@ the shards among its workers, and the ranks take shards in turn.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from torchdata.dataloader2.state.layout import entries_in, generators_in, sealed
+from torchdata.dataloader2.state.layout import sealed
 from torchdata.dataloader2.state.position import Content, Position, Processes, Shard, ShardPosition, WorkersPosition
 from torchdata.datapipes._pipe.state.layout import PipeEntry
 
 #: The class of the pipe that an in-process service uses to read ahead.
 AHEAD = "Prefetcher"
-
-
-def shards_of(position: Position) -> Sequence[Shard]:
-    """Returns the shards that a rank ran, in the order in which the rank reads them."""
-    if position.shards is not None:
-        return position.shards
-    if position.in_main or position.processes is None:
-        return [Shard(0, 1, of_main=True)]
-    return [Shard(worker, position.processes.shards) for worker in range(position.processes.shards)]
 
 
 def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Position:
@@ -45,7 +36,7 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
                 "this state was saved inside an epoch with another number of ranks, each of which had a dispatching "
                 "process. Load it with the same number of ranks, or save a state between two epochs"
             )
-        shards = [each if each.moved else each.of_rank(number, old) for each in shards_of(position)]
+        shards = [each if each.moved else each.of_rank(number, old) for each in position.all_shards]
         by_rank.append([*zip(shards, workers.shards, strict=True)])
     # Shards are numbered across ranks: the first shard of each rank, then the second shard of each rank, and so on.
     longest = max(map(len, by_rank))
@@ -113,7 +104,9 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False) ->
         )
     read, snapshot, graph = 0, None, None
     if position.graph is not None:
-        entries, generators = entries_in(position.graph), generators_in(position.generators or position.beginning)
+        entries, generators = position.graph, position.generators or position.beginning
+        if generators is None:
+            raise ValueError("the generators of this loader state are missing")
         own, others = entries[:pipes], entries[pipes:] if pipes is not None else []
         if others and others[0].type == AHEAD:  # an in-process service has added the pipe that reads ahead
             own, others = entries[: len(own) + 1], others[1:]
@@ -122,7 +115,7 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False) ->
         content = sealed(Content(own, generators))
         snapshot = None if alone and (holds or position.drop) else ((read, 0), 1, (0, 0), content)
         if holds and snapshot is not None:
-            graph = sealed(Content([PipeEntry("WorkerOutput", restores=True, yielded=read, state={}), *others]))
+            graph = [PipeEntry("WorkerOutput", restores=True, yielded=read, state={}), *others]
     shard = ShardPosition((position.given if alone and snapshot is None else read, 0), snapshot)
     return position._replace(
         drop=position.drop if snapshot is not None else 0 if alone else position.given,

@@ -35,7 +35,12 @@ class MultiNode(BaseNode[T]):
 
     _is_over = False
 
-    def __init__(self, source_nodes: Mapping[str, BaseNode[T]], stop_criteria: str, tag_output: bool) -> None:
+    def __init__(
+        self,
+        source_nodes: Mapping[str, BaseNode[T]],
+        stop_criteria: str = StopCriteria.CYCLE_UNTIL_ALL_DATASETS_EXHAUSTED,
+        tag_output: bool = False,
+    ) -> None:
         super().__init__()
         name = type(self).__name__
         if not isinstance(source_nodes, Mapping) or not source_nodes:
@@ -93,28 +98,23 @@ class MultiNode(BaseNode[T]):
         """
         if self._datasets_exhausted[name] and self.stop_criteria == StopCriteria.ALL_DATASETS_EXHAUSTED:
             raise NothingThere
-        try:
-            item = self._advances[name]()
-        except StopIteration:
-            self._datasets_exhausted[name] = True
-        else:
-            return self._tagged(name, item) if self.tag_output else item
-        self._look_whether_over()
-        if self._is_over:
-            raise StopIteration
-        if self.stop_criteria == StopCriteria.ALL_DATASETS_EXHAUSTED:
-            raise NothingThere
-        self.source_nodes[name].reset(None)
-        self._advances[name] = advance_of(self.source_nodes[name])
-        try:
-            item = self._advances[name]()
-        except StopIteration:
-            self._barren.add(name)
+        for starts_over in (False, True):
+            if starts_over:
+                self.source_nodes[name].reset(None)
+                self._advances[name] = advance_of(self.source_nodes[name])
+            try:
+                item = self._advances[name]()
+                return self._tagged(name, item) if self.tag_output else item
+            except StopIteration:
+                self._datasets_exhausted[name] = True
+                if starts_over:
+                    self._barren.add(name)
             self._look_whether_over()
             if self._is_over:
-                raise
-            raise NothingThere from None
-        return self._tagged(name, item) if self.tag_output else item
+                raise StopIteration
+            if self.stop_criteria == StopCriteria.ALL_DATASETS_EXHAUSTED:
+                break
+        raise NothingThere
 
     def _tagged(self, name: str, item: Any) -> Any:
         if not isinstance(item, dict):

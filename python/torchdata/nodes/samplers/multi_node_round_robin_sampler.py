@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torchdata.nodes._fields import StateFields
-from torchdata.nodes.base_node import BaseNode, T
+from torchdata.nodes.base_node import T
 from torchdata.nodes.samplers._sources import MultiNode, NothingThere
 from torchdata.nodes.samplers.stop_criteria import StopCriteria
 
@@ -39,14 +38,6 @@ class MultiNodeRoundRobinSampler(MultiNode[T]):
     _of_a_run: ClassVar[frozenset[str]] = MultiNode._of_a_run | {"_current"}
 
     _current = 0
-
-    def __init__(
-        self,
-        source_nodes: Mapping[str, BaseNode[T]],
-        stop_criteria: str = StopCriteria.CYCLE_UNTIL_ALL_DATASETS_EXHAUSTED,
-        tag_output: bool = False,
-    ) -> None:
-        super().__init__(source_nodes, stop_criteria, tag_output)
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """Begins an epoch or resumes from a state; see `BaseNode.reset`."""

@@ -56,10 +56,13 @@ def check(life: GraphLife) -> int:
 
     Raises:
         Differs: the items differ from those of a loader that is only read.
+        TimeoutError: the graph hangs.
         Skipped: the graph fails, or two runs of the graph differ.
     """
     try:
         runs = [only_read(life) for _ in range(2)]
+    except TimeoutError:
+        raise  # a graph that hangs is a fault
     except Exception as error:
         *_, last = str(error).strip().splitlines() or [repr(error)]
         raise Skipped(last) from error

@@ -61,14 +61,14 @@ def load_generators(state: dict[str, Any]) -> None:
         >>> [random.random(), random.random()] == first
         True
     """
-    if "awaited" in state:
-        seed_now_or_when_imported(state["awaited"])
     version, numbers, gauss = state["random"]
     random.setstate((version, tuple(array("I", numbers)), gauss))
     if "numpy" in state and (numpy_random := _imported("numpy.random")) is not None:
         numpy_random.set_state(_to_numpy(state["numpy"]))
     if "torch" in state and (torch := _imported("torch")) is not None:
         torch.default_generator.set_state(torch.frombuffer(bytearray(state["torch"]), dtype=torch.uint8))
+    if "awaited" in state:
+        seed_now_or_when_imported(state["awaited"])
 
 
 def _imported(name: str) -> Any:

@@ -25,7 +25,7 @@ from torchdata.datapipes._pipe.state.halting import Halts
 from torchdata.datapipes._pipe.state.hooks import depth_of, hooks_of
 from torchdata.datapipes._pipe.state.layout import PipeEntry, explaining_damage
 from torchdata.datapipes._pipe.state.plain import from_plain, to_plain
-from torchdata.datapipes._pipe.state.record import Beginning, PassRecord, existing_record, record_of, token_of
+from torchdata.datapipes._pipe.state.record import NEVER, Beginning, PassRecord, existing_record, record_of, token_of
 
 __all__ = [
     "awaits_iteration",
@@ -39,7 +39,6 @@ __all__ = [
     "load_entry",
     "may_be_over",
     "name_of",
-    "replay_torchs",
     "start_pass",
     "unnoticed",
     "with_seeds",
@@ -222,7 +221,7 @@ def may_be_over(datapipe: Any) -> bool:
         return True
 
 
-def replay_torchs(datapipe: Any, entry: PipeEntry) -> None:
+def _replay_torchs(datapipe: Any, entry: PipeEntry) -> None:
     """Makes the next iteration of a PyTorch pipe start over and drop as many items as its entry specifies."""
 
     def begin() -> Iterator[Any]:
@@ -233,6 +232,9 @@ def replay_torchs(datapipe: Any, entry: PipeEntry) -> None:
         return _begun_again(datapipe, entry)
 
     replay_later(datapipe, None if entry.drop is None else begin)
+    record = record_of(datapipe)
+    record.loaded, record.before, record.later = entry, datapipe._valid_iterator_id, entry.later
+    record.beginning, record.grown, record.asked = None, [], NEVER
 
 
 def _begun_again(datapipe: Any, entry: PipeEntry) -> Iterator[Any]:
@@ -482,7 +484,10 @@ def _forget(pipe: Any) -> None:
 
 
 def load_entry(pipe: Any, entry: PipeEntry) -> None:
-    """Loads an entry into a pipe of this package or of the user."""
+    """Loads an entry into a pipe."""
+    if is_torchs(pipe):
+        _replay_torchs(pipe, entry)
+        return
     record, token = record_of(pipe), token_of(pipe)
     record.watches, record.fed, record.ended = None, True, False
     record.beginning, record.grown, record.seed, record.later = None, [], None, entry.later

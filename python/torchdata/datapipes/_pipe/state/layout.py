@@ -25,7 +25,6 @@ __all__ = [
     "explaining_damage",
     "parse_graph",
     "refuse_pickled_entries",
-    "refuse_pickled_generators",
 ]
 
 #: The version of the layout of graph states.
@@ -266,15 +265,10 @@ def _check_numpy(state: Any) -> None:
         raise ValueError(f"the state of NumPy's generator stands at {position!r}, with {gauss!r} held")
 
 
-def refuse_pickled_entries(entries: Iterable[PipeEntry]) -> None:
-    for entry in entries:
+def refuse_pickled_entries(entries: Iterable[PipeEntry], generators: dict[str, Any] | None = None) -> None:
+    """Raises ValueError if the state of a pipe has to be unpickled, or the state of a generator, because the program
+    had replaced NumPy's default generator."""
+    for entry in (*entries, PipeEntry("", generators=generators)):
         refuse_pickled(entry.state, entry.type)
         refuse_pickled(entry.left and entry.left.state, entry.type)
-        refuse_pickled_generators(entry.generators)
-
-
-def refuse_pickled_generators(state: dict[str, Any] | None) -> None:
-    """Raises ValueError if the state of a generator has to be unpickled, because the program had replaced NumPy's
-    default generator.
-    """
-    refuse_pickled((state or {}).get("numpy"), "NumPy's global generator")
+        refuse_pickled((entry.generators or {}).get("numpy"), "NumPy's global generator")

@@ -15,16 +15,25 @@ import fcntl
 import os
 import stat
 import threading
+import time
+from collections.abc import Callable
 
 from torchdata._reporting import warn_outside
+from torchdata._threads import start
 from torchdata.datapipes.iter.streams.atomic_files import temporary_name
 
-__all__ = ["Lock", "acquire", "lock_file_of", "release_all_of"]
+__all__ = ["Lock", "acquire", "lock_file_of", "pause", "release_all_of", "resume"]
+
+#: Seconds after which a consumer that requests no path counts as paused.
+PAUSE = 1.0
 
 #: The mutex is reentrant, because garbage collection may drop an iterator and its locks while this thread holds the
 #: mutex.
 _mutex = threading.RLock()
 _held: dict[str, Lock] = {}
+#: By id of a section: the time at which its consumer received a path, and the function that releases its locks.
+_idle: dict[int, tuple[float, Callable[[], None]]] = {}
+_watcher: threading.Thread | None = None
 
 
 class Lock:
@@ -95,6 +104,41 @@ def release_all_of(thread: int | None) -> None:
                 lock.release()
 
 
+def pause(section: int, release: Callable[[], None]) -> None:
+    """Lets a thread call `release` after `PAUSE` seconds, and repeatedly afterwards, until `resume` is called.
+
+    A consumer may wait for another process while a section still holds locks of items that its pipes have read ahead.
+    If the other process waits for one of these locks, neither process would continue.
+    """
+    global _watcher
+    with _mutex:
+        _idle[section] = time.monotonic(), release
+        if _watcher is None:
+            _watcher = threading.Thread(target=_release_of_paused, name="torchdata-disk-cache", daemon=True)
+            try:
+                start(_watcher)
+            except RuntimeError:  # the interpreter exits, or has too many threads; other processes wait for longer
+                _watcher = None
+
+
+def resume(section: int) -> None:
+    with _mutex:
+        _idle.pop(section, None)
+
+
+def _release_of_paused() -> None:
+    global _watcher
+    while True:
+        time.sleep(PAUSE / 4)
+        with _mutex:
+            if not _idle:
+                _watcher = None
+                return
+            for since, release in list(_idle.values()):
+                if time.monotonic() - since >= PAUSE:
+                    release()
+
+
 def _locked(file: str) -> int | None:
     """Opens and locks a lock file. Returns None, with a warning, if the file system or the folder does not allow locks.
     Raises BlockingIOError if another holder has the lock."""
@@ -153,8 +197,9 @@ def _leads_to(file: str, fd: int) -> bool:
 
 def _forget_inherited() -> None:
     """Closes a forked child's copies of the lock files, because the copies would keep the locks of a killed parent."""
-    global _mutex
-    _mutex = threading.RLock()
+    global _mutex, _watcher
+    _mutex, _watcher = threading.RLock(), None
+    _idle.clear()
     for lock in _held.values():
         if lock._fd is not None:
             os.close(lock._fd)  # the lock remains, because the parent also has the file open

@@ -174,6 +174,7 @@ class Section:
             TimeoutError: another process took too long to create the path.
         """
         self._thread = threading.get_ident()
+        locks.resume(id(self))
         queue, waiting_since = self._queue, None
         while queue:
             head = queue[0]
@@ -181,6 +182,8 @@ class Section:
                 # The locks are released because the consumer may be slow, or may wait for other processes, which can
                 # now create the remaining files.
                 head.release()
+                if self.in_flight:
+                    locks.pause(id(self), self._release_flying)
                 return head.ready.popleft()
             if head.kind == "ready":
                 queue.popleft()
@@ -319,8 +322,13 @@ class Section:
                     record.release()
                 self._handoff.clear()
 
+    def _release_flying(self) -> None:
+        for record in (*self._flying, *self._handoff):
+            record.release()
+
     def close(self) -> None:
         """Releases all locks. After closing, the state of the section can still be saved."""
+        locks.resume(id(self))
         self._closed = True
         for record in (*self._queue, *self._handoff):
             record.release()
