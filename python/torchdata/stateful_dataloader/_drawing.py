@@ -69,7 +69,7 @@ class Drawing:
     def __init__(self, loader: Any, names: tuple[str, ...]) -> None:
         self._own = found_in(loader)
         self._names = names
-        #: The generators by the keys of a `Moment`, as `read` takes them.
+        #: The generators by the keys of a `Moment`, in the form that `read` accepts.
         self._all: dict[Any, Any] = {name: name for name in names} | dict(enumerate(self._own))
         #: For each displaced generator, by name: the state from which the loader draws, and the matching state of the
         #: global generator.

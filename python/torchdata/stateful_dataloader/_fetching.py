@@ -169,7 +169,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         self._data: list[Any] = []
         self._is_cut_off = False
         #: A checksum of some samples up to the previous batch, and a checksum that also covers the current batch, to
-        #: detect an iterable dataset that does not repeat its samples. None for a dataset with a state.
+        #: detect an iterable dataset that does not repeat its samples. `digest` is None for a dataset with a state.
         self.digest: int | None = None
         self._samples = SampleDigest()
 

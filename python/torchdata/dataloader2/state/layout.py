@@ -485,7 +485,7 @@ def _filled(filled: Any, what: str) -> Filled:
 
 
 def _of_main(name: str, content: Content) -> Any:
-    """Returns the value of a field of a position from the contents of its snapshot."""
+    """Returns the value of the field `name` of a position, from the contents of a snapshot."""
     if name == "graph":
         return content.entries or ()
     if content.generators is None:
