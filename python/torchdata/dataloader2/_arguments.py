@@ -11,8 +11,8 @@ from typing import Any
 from torchdata._signatures import signature_of
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-#: The replacements for arguments of other loaders that correspond to an argument of a reading service. A pair of braces
-#: stands for the value of the argument.
+#: The replacements for arguments of other loaders that correspond to an argument of a reading service. In a
+#: replacement, `{!r}` stands for the value of the argument.
 _OF_A_SERVICE = {
     theirs: f"reading_service=MultiProcessingReadingService(num_workers, {ours}={{!r}})"
     for theirs, ours in {
@@ -42,8 +42,7 @@ _INSTEAD_OVER_DATASET = {
 
 
 def refuse_arguments(arguments: Mapping[str, Any], taken: Callable[..., Any], whose: str = "DataLoader2") -> None:
-    """Raises TypeError if a loader got keywords that it does not accept. The message names a replacement, or the valid
-    arguments."""
+    """Raises TypeError if a loader got unknown keywords. The message names a replacement, or the valid arguments."""
     known = _INSTEAD if whose == "DataLoader2" else _INSTEAD_OVER_DATASET
     for name, value in arguments.items():
         if name in known:

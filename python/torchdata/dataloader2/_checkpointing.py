@@ -23,7 +23,7 @@ from torchdata.dataloader2.state.position import LoaderState, Position, Randomne
 from torchdata.datapipes._pipe.graph.fingerprint import fingerprint, require_arguments
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-#: If recomputing items takes fewer seconds than this, a resume causes no warning.
+#: If recomputing items takes fewer seconds than this, resuming causes no warning.
 _LEAST = 5.0
 
 #: The position in the epoch, the seeds and generators, and the ranks of a loader; each part is None if it is missing.
@@ -114,7 +114,7 @@ class StateKeeper:
 
     def note_left(self, works: bool) -> None:
         """Records the position of a loader that is being shut down, for states that are requested later. If threads
-        work in the main process (`works`), this method does not wait for them."""
+        work in the main process (`works`), this method does not wait for these threads."""
         if self.left is None and is_pipe(self._pipeline.datapipe):
             try:
                 self.left = self._whereabouts(0, looks=not works)
@@ -180,8 +180,8 @@ def read(state: Any, *, allow_pickle: bool = True) -> tuple[LoaderState, SavedPo
 
     Args:
         state: the state, or the states.
-        allow_pickle: whether the states may contain pickled values. The pickled pipe of a state is always accepted
-            here, because the loader need not unpickle it.
+        allow_pickle: whether the states may contain pickled values. The pickled pipe of a state is always accepted,
+            because the loader need not unpickle the pipe.
 
     Raises:
         TypeError, ValueError: a state is invalid, of another version, or damaged; or the states do not belong together.
@@ -250,7 +250,7 @@ def _moment(state: LoaderState) -> tuple[str, Any]:
     if position is None:
         return "between two epochs", None
     words = f"after {position.given} items of an epoch" + (" that has ended" if position.ended else "")
-    # Ranks agree on this seed, so it must be equal in all their states.
+    # The ranks agree on this seed, so the states of all ranks must contain the same seed.
     return words, None if randomness is None else copy.copy(randomness.generator).generate_shared_seed()
 
 
@@ -333,7 +333,7 @@ def _warn_of_oversized(size: int) -> None:
 
 
 def _warn_of_replay(found: Sequence[tuple[str, int, float]]) -> None:
-    """Warns if a resume takes seconds because items must be recomputed, and names the pipes and the time."""
+    """Warns if resuming takes seconds because items must be recomputed, and names the pipes and the time."""
     seconds = max((seconds for *_, seconds in found), default=0.0)  # processes work at the same time
     if seconds < _LEAST:
         return

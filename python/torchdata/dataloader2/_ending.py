@@ -31,9 +31,9 @@ class ClosableLoader(Protocol):
         """Ends the epoch and the reading service, as `DataLoader2.shutdown` documents."""
 
 
-#: The open loaders of this process, which are shut down at interpreter exit. The keys are the ids of their `Ending`
-#: objects. A WeakSet is unsuitable, because it runs Python code when a loader is freed, and a KeyboardInterrupt in that
-#: code would be lost.
+#: The open loaders of this process, which are shut down at interpreter exit. Each key is the id of the loader's
+#: `Ending` object. A WeakSet is unsuitable, because it runs Python code when a loader is freed, and a KeyboardInterrupt
+#: in that code would be lost.
 _open_loaders: dict[int, weakref.ref[ClosableLoader]] = {}
 
 
@@ -43,7 +43,7 @@ class Ending:
     Args:
         loader: the loader, which is not kept alive.
         run: the loader's epochs.
-        note_left: stores the position for states that are requested later; the argument is whether threads work.
+        note_left: stores the position for states that are requested later; its argument is True if threads work.
 
     Attributes:
         changing: the lock that is held to begin an epoch, load a state, or shut the loader down.

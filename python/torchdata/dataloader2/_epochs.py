@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 SHUT_DOWN = "Cannot read from the DataLoader as it has already been shut down"
 #: The error message for an epoch that another epoch has replaced.
 LEFT = "this epoch was left: another thread or a signal handler has called iter(loader) or loader.load_state_dict()"
-#: The minimum number of items per worker for a warning about idle workers. With fewer items, the dataset is small or
-#: the run is a trial.
+#: The minimum number of items per worker for a warning about idle workers. An epoch with fewer items per worker comes
+#: from a small dataset or a trial run, and causes no warning.
 _LEAST = 10
 
 
@@ -175,8 +175,8 @@ class EpochRun:
     def _unless_begun(self) -> Iterator[None]:
         """If an epoch cannot begin, restores the loader's previous state: between two epochs, or at a loaded position.
 
-        Ctrl-C or an error may interrupt the beginning of an epoch. After a failure, the next `iter` tries to begin the
-        epoch again, and states show the position before the epoch.
+        If Ctrl-C or an error interrupts the beginning of an epoch, the next `iter` tries to begin the epoch again, and
+        states show the position before the epoch.
         """
         before, seeds = (self.resume_at, self.saved_positions), self.seeds.moment()
         end, epochs = self.position.end, self.epochs
@@ -193,7 +193,7 @@ class EpochRun:
             raise
 
     def _pass_over(self, position: Position, strict: bool) -> None:
-        """Restores the graph at the end of an epoch that has ended, and begins the next epoch."""
+        """Restores the graph at the end of a saved epoch, and begins the next epoch."""
         if position.workers is not None or (not position.in_main and position.graph is None):
             self.run(position, strict)
             for _ in self.delivery.source:
@@ -274,8 +274,7 @@ class EpochRun:
         self.delivery.begun = False
 
     def _leave_shards(self) -> None:
-        """Makes the loader's own service run the next epoch, if the main process has run the shards of the last
-        epoch."""
+        """Makes the loader's own service run the next epoch, if the main process ran the last epoch's shards."""
         output, pipeline = self.position.output, self.pipeline
         if output is not None and output.is_local and not output.lasts and not lasts(pipeline.datapipe):
             pipeline.take_back()
@@ -283,12 +282,12 @@ class EpochRun:
             self.forget()
 
     def close(self, because: BaseException | None = None, *, at_end: bool = False) -> None:
-        """Notifies the service, once, that the epoch has ended. Threads that still read get an error, unless the
-        epoch has ended.
+        """Notifies the service, once, that the epoch has ended. Threads that still read get an error, unless the epoch
+        has ended.
 
         Args:
             at_end: whether all items of the epoch were delivered.
-            because: the error that ended the epoch, if any. This error is raised to the user in any case.
+            because: the error that ended the epoch, if any. The user always receives this error.
         """
         if not self.is_iterating:
             return
@@ -311,8 +310,8 @@ class EpochRun:
                 raise
             because.add_note(f"After that, ending the epoch failed, too: {error!r}")
         finally:
-            # A reading thread may be computing an item of the graph that the next epoch resets. The reading thread gets
-            # an error after it has computed the item.
+            # Another thread may still be computing an item, which must be complete before the next epoch resets the
+            # graph. The other thread gets an error after it has computed the item.
             self.delivery.turn.await_left(self.patience)
         if at_end and counted is not None:
             tell(self.recorder.skipped(counted[0]), counted[1])

@@ -1,10 +1,10 @@
 """The iterator of a loader.
 
 Role: yields the items of one epoch while it is the loader's valid iterator. The code runs in the main process, in the
-threads that read the loader, one after another. The loader owns the epoch, whereas the iterator owns only the limit.
+threads that read the loader, one after another. The loader owns the epoch, and the iterator owns the item limit.
 
 `__next__` runs for every item, so it is in the extension (`DeliveryIterator`), which checks whether the iterator is
-valid and whether anything unusual has happened, and then requests the next item. This module handles all rarer events.
+valid and whether anything unusual has happened, and then requests the next item. This module handles all other cases.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
         def __next__(self) -> T_co: ...
 
     def _wait_until_released(self) -> None:
-        """Runs before the next item if the loader is paused or limited, or while another thread takes its state."""
+        """Waits if another thread takes the loader's state, and raises StopIteration if the loader is paused."""
         run = self._run
         with run.held:
             pass  # wait until the other thread has taken the state
@@ -98,8 +98,7 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
             self._run.close(at_end=True)
 
     def _on_error(self, error: Exception) -> None:
-        """Ends the epoch after an error. If ending the epoch raises another error, it is added to the first error as a
-        note."""
+        """Ends the epoch after an error. If ending the epoch also fails, the first error gets a note."""
         self._run.close(because=error)
         fold(error)
 

@@ -67,7 +67,7 @@ class Pipeline:
         return service
 
     def take(self, snapshot: GraphTemplate, *, is_adapted: bool = False) -> None:
-        """Uses a copy of a graph as the loader's graph, and keeps the graph from before the service changes it."""
+        """Uses an adapted copy of `snapshot` as the loader's graph, and stores a template of this graph."""
         datapipe = snapshot.copy()
         if datapipe is not None and self.adapters and not is_adapted:
             datapipe = self.adapted(datapipe)
@@ -91,8 +91,8 @@ class Pipeline:
         return contract_of(self.service)
 
     def require_pipe(self) -> None:
-        """Raises TypeError if the loader was created with an object that is not a pipe. A service may replace the
-        pipe."""
+        """Raises TypeError if the loader was created with an object that is not a pipe. After a service has taken over
+        the graph, no check is made, because the service may have replaced the pipe."""
         if not self.is_taken_over:
             require_pipe(self.datapipe)
 
@@ -102,7 +102,7 @@ class Pipeline:
             self.identity.note(self.datapipe)
 
     def hand_over(self, resumed: Callable[[], Sequence[Shard] | None], in_shards: bool, full_stats: bool) -> None:
-        """Lets the service take over the graph; if it fails, the loader keeps the graph as it was.
+        """Lets the service take over the graph. If the service fails, the loader keeps the original graph.
 
         `resumed` returns the shards of the epoch to resume, or None to begin a new epoch.
         """
@@ -174,8 +174,8 @@ class Pipeline:
         return [work for work in works if work is not None]
 
     def leave_ranks(self, for_good: bool) -> None:
-        """Notifies other ranks that this rank ends its epoch. If `for_good` is True, this rank will never continue, so
-        all other ranks fail."""
+        """Notifies other ranks that this rank ends its epoch. If `for_good` is True, this rank will not continue, so
+        all other ranks raise an error."""
         for pipe in Graph(self.datapipe):
             if isinstance(pipe, FullSync):
                 pipe.leave(for_good)

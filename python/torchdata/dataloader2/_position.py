@@ -2,13 +2,13 @@
 
 Role: runs in the main process, in any thread that requests a state, including in a signal handler. The `Delivery` of
 the loader counts the items that the user has received. The engine records the positions of the workers, and a thread
-that waits for an item does not lock these records. Saving a position therefore only combines references to recorded
-positions, and does not wait for any thread.
+that waits for an item does not lock these records. Because a save only combines references to recorded positions, it
+does not wait for any thread.
 
-Pipes that run in the main process can be inspected only between two items. The loader therefore stores *marks*: states
-of the main process's part of the graph that were taken between two items, such as at the beginning of the epoch. The
+Pipes that run in the main process can be inspected only between two items. The loader stores *marks*, which are states
+of the main process's part of the graph. A mark is taken between two items, such as at the beginning of the epoch. The
 program may request a state while an item is computed, after Ctrl-C has interrupted an item, or for an earlier item. A
-state contains the newest mark that is old enough, and the number of items delivered after this mark.
+state contains the newest mark that precedes the requested position, and the number of items delivered after the mark.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from torchdata.dataloader2._pipeline import Pipeline
     from torchdata.dataloader2._seeds import Seeds
 
-#: Pipes that hold items of their source, which they yield in the same order.
+#: Pipes that buffer items of their source, and yield the items in the same order.
 HOLDING = (Prefetcher, PinMemory, FullSync)
 
 
@@ -79,28 +79,28 @@ class Tracker:
         self.hands_on = False
         #: Whether the number of delivered items alone determines the state of the pipes in the main process.
         self._only_counts = self._may_count = False
-        #: Whether this epoch resumed from a state, and whether recomputed items are compared with the originals.
+        #: `_is_resumed`: whether this epoch resumed from a state. `_is_strict`: whether recomputed items are compared
+        #: with the originals.
         self._is_resumed, self._is_strict = False, True
-        #: The number of delivered items when the loader last continued after an interrupted item, and the number of
-        #: workers' items that the main process lost by the interruption.
+        #: `_cut_at`: the number of delivered items when the loader last continued after an interrupted item. `_lost`:
+        #: the number of workers' items that the main process lost by the interruption.
         self._cut_at = self._lost = 0
         #: The number of items that earlier runs of the epoch delivered.
         self._before = 0
         #: The number of workers' items that the main process's pipes had read in the earlier runs of the epoch.
         self._yielded_before = 0
-        #: Marks, oldest first. The first mark is the beginning of the epoch, or the position that was loaded.
+        #: Marks, oldest first. The first mark is the beginning of the epoch, or the loaded position of a resumed epoch.
         self._marks: list[Position] = []
-        #: Whether another loader has run the epoch before the epoch that begins.
+        #: Whether the previous epoch was run by the loader that saved the loaded state, instead of by this loader.
         self._is_behind_loaded = False
-        #: The seeds at the beginning of the epoch that the other loader has run.
+        #: The seeds at the beginning of the previous epoch, if the loader that saved the loaded state ran this epoch.
         self._ended_seeds: SeedGenerator | None = None
         #: The position at the end of the last epoch, if the next epoch depends on the position, or the reason why the
         #: position is unknown.
         self.end: Position | str | None = None
-        #: The number of epochs begun before the last epoch, if the last epoch was interrupted at its beginning;
-        #: otherwise None.
+        #: The number of epochs begun before the last epoch, if the last epoch was interrupted at its beginning.
         self._epochs_before: int | None = None
-        #: The time when this run of the epoch began, and the seconds that earlier runs had taken.
+        #: `_since`: the time when this run of the epoch began. `_seconds_before`: the seconds of earlier runs.
         self._since, self._seconds_before = time.monotonic(), 0.0
         #: The reason why the main process's part of the graph could not be saved; None if it could be saved.
         self.unsaved: str | None = None
@@ -141,7 +141,7 @@ class Tracker:
 
     @staticmethod
     def _untold(mark: Position, output: WorkerOutput) -> str | None:
-        """Returns why a mark lacks the state that pipes keep from earlier passes, or None if nothing is missing."""
+        """Returns the reason why a mark lacks state that pipes kept from earlier passes; None for a complete mark."""
         return output.untold(None) if mark.workers is None else mark.untold
 
     def _beginning(self, output: WorkerOutput) -> Position:
@@ -198,8 +198,8 @@ class Tracker:
     def go_on_cut(self) -> None:
         """Records that the loader continues although its last item was interrupted and may be lost in its pipes.
 
-        After this call, the epoch cannot resume from an earlier position, because the recomputation would yield the
-        lost item. Raises TimeoutError if a thread that reads ahead in the main process does not finish its item.
+        After this call, the epoch cannot resume from before the interruption, which would yield the lost item. Raises
+        TimeoutError if a thread that reads ahead in the main process does not finish its item.
         """
         delivery = self._delivery
         with self._run.held:
@@ -214,8 +214,8 @@ class Tracker:
         delivery.cut = False
 
     def _lost_in_main(self, output: WorkerOutput) -> int:
-        """Returns the number of workers' items that an interruption lost in the main process, where the pipes have read
-        these items but neither yielded nor buffered them."""
+        """Returns the number of workers' items that an interruption lost in the main process. The pipes had read these
+        items, but neither yielded nor buffered them."""
         if output.is_local:  # no pipe buffers items, and an interruption may have occurred in the shards themselves
             return output.delivered - int(self._delivery.given)
         pipes = Graph(self._pipeline.datapipe).pipes
@@ -257,15 +257,14 @@ class Tracker:
         return Position(given, graph=entries, workers=position, in_main=False, untold=output.untold(position))
 
     def _read_by_main(self, entry: PipeEntry, output: WorkerOutput) -> int | None:
-        """Returns the number of workers' items that the main process's part of the graph counts as read after it
-        resumes.
+        """Returns the number of workers' items that the main process's pipes count as read after resuming.
 
         Returns:
-            None if the main process's part has read all workers' items, or if a pipe in this part must reread the whole
+            None if the main process's part has read all workers' items, or if a pipe in this part must reread the
             epoch.
         """
         if entry.restores:
-            # On replay, pipes read the workers' items from the beginning of this run, so earlier items are subtracted.
+            # After resuming, pipes count workers' items from the start of this run, so earlier items are subtracted.
             return entry.yielded - self._yielded_before if output.is_in_first_pass else entry.yielded
         if not output.is_in_first_pass or output.delivered or (token_of(output).finished and not output.is_unread):
             return None
@@ -338,7 +337,7 @@ class Tracker:
         unseeded = self._pipeline.service is None and self._run.seeds.seed is None
         self.own_seeds = unseeded and (resumed is None or resumed.own_seeds is not False)
         output = self.output
-        # If the state contains a graph, its pipes may hold items that this run does not count.
+        # If the loaded state contains states of pipes, these pipes may hold items that this run does not count.
         self._only_counts = self._may_count and (resumed is None or resumed.graph is None)
         if output is not None:
             output.resumes = resumed is not None
@@ -399,7 +398,7 @@ class Tracker:
         return iterator
 
     def _note_beginning(self, workers: WorkersPosition | None) -> None:
-        """Stores the state that pipes keep from the previous epoch, if any, in the first mark."""
+        """Stores the state that pipes keep from the previous epoch, if any, in the mark of the epoch's beginning."""
         output, (beginning, *_) = self.output, self._marks
         looked = self._look(0, workers) if lasts(self._pipeline.datapipe) else None
         if looked is not None:
@@ -408,7 +407,7 @@ class Tracker:
             self._marks = [beginning._replace(workers=workers, untold=output.untold(workers))]
 
     def drop(self, resumed: Position | None) -> None:
-        """Drops the items that the user had received after the mark."""
+        """Recomputes and drops the items that were delivered after the snapshot in the loaded state."""
         if resumed is None:
             return
         delivery = self._delivery
@@ -433,7 +432,7 @@ class Tracker:
         except Exception as error:
             self.end = str(error)  # storing the error itself would keep the processes alive
             return
-        # Without a mark of the end, a loaded state restores an earlier mark, and reads to the end of the epoch again.
+        # Without a mark at the end of the epoch, resuming restores an earlier mark, and rereads the rest of the epoch.
         is_at_end = position is not None and self._marks[-1] is not before and position.graph is self._marks[-1].graph
         if position is not None and is_at_end and position.graph is not None and position.workers is not None:
             position = position._replace(graph=self._with_output_read_out(position.graph, output))
@@ -475,13 +474,12 @@ class Tracker:
 
 
 def _only_counts(graph: Graph) -> bool:
-    """Whether all pipes between the workers' output and the end of the graph yield items one by one and buffer nothing
-    else."""
+    """Whether every pipe after the workers' output yields one item per input item, and buffers no other data."""
     return _below_counting(graph, WorkerOutput) is not None
 
 
 def _below_counting(graph: Graph, kind: type) -> Any:
-    """Returns the uppermost pipe of a class, if all pipes after it yield items one by one and buffer nothing else."""
+    """Returns the last pipe of the class `kind`; None if a later pipe may combine, add, drop or reorder items."""
     pipe = graph.end
     while not isinstance(pipe, kind):
         known = type(pipe) in HOLDING or is_one_to_one(pipe)
@@ -495,8 +493,8 @@ def _below_counting(graph: Graph, kind: type) -> Any:
 def _spare_ranks(graph: Graph, drop: int) -> None:
     """Prevents `fullsync` at the end of a graph from voting on items that are only recomputed.
 
-    All ranks have delivered the same number of items. However, each rank may recompute and buffer a different number of
-    items, so votes on these items would not match.
+    All ranks have delivered the same number of items, but each rank may recompute and buffer a different number of
+    items. Votes on recomputed items would therefore not match between the ranks.
 
     Args:
         drop: the number of recomputed items to drop after the state was loaded.

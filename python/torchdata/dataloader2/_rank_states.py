@@ -61,13 +61,13 @@ class SavedPositions:
         return self._of_rank(contract).all_shards
 
     def _has_rank_of(self, contract: ReadingServiceInterface) -> bool:
-        """Whether the job had the same number of ranks, and the position of this loader's rank was saved."""
+        """Whether the state has the current number of ranks, and contains the position of this loader's rank."""
         rank, world, _ = contract.rank_in_epoch() or ALONE
         return (self.ranks or ALONE)[1] == world and rank in self.positions
 
     def _of_rank(self, contract: ReadingServiceInterface, pipes: int | None = None) -> Position:
-        """Returns the position of this rank. If the number of ranks was different, all shards are distributed among the
-        current ranks."""
+        """Returns the position of this loader's rank. If the state was saved with another number of ranks, the shards
+        of all ranks are distributed among the current ranks."""
         rank, world, _ = contract.rank_in_epoch() or ALONE
         old_rank, old_world, _ = self.ranks or ALONE
         if self._has_rank_of(contract):
@@ -113,7 +113,8 @@ class SavedPositions:
     def suit_seeds(self, service: ReadingServiceInterface, seeds: Seeds) -> None:
         """Chooses between seeds that ranks agree on and the seeds of a run without ranks.
 
-        Ranks draw all seeds from an agreed seed, but a resumed epoch does so only if the saved epoch did.
+        Ranks normally draw all seeds from an agreed seed. A resumed epoch uses an agreed seed only if the saved epoch
+        used one.
         """
         agreed = self.ranks is not None and not self.ranks[2]
         if not agreed:

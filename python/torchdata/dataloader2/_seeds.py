@@ -45,14 +45,13 @@ class Seeds:
             self.generator.seed(self.seed)
             self.is_due = False
         elif not self.is_restored:
-            # Spawned generators depend only on the seed, and not on the numbers already drawn, so each epoch needs
-            # another seed.
+            # Spawned generators depend only on the seed, not on the draws, so each epoch needs another seed.
             self.generator.seed(None if self.seed is None else self.generator.generate_shared_seed())
         self.is_restored = False
         self.initial = copy.copy(self.generator)
 
     def go_on(self) -> None:
-        """Restores the seeds of the resumed epoch to their values at its beginning."""
+        """Restores the seeds to their values at the beginning of the resumed epoch."""
         self.generator = copy.copy(self.initial)
         self.is_restored = False
 
@@ -61,7 +60,7 @@ class Seeds:
         self.is_restored = True
 
     def agree(self) -> None:
-        """Reseeds the generator as ranks do when they agree on seeds."""
+        """Reseeds the generator from its own shared seed, as each rank does after the ranks have agreed on a seed."""
         self.generator.seed(self.generator.generate_shared_seed())
         self.initial = copy.copy(self.generator)
 

@@ -125,7 +125,7 @@ class ShardingPolicy(Adapter):
             With `splits`, the items, their order and the batches are the same for any number of workers and ranks up to
             the number of splits, and a state that is saved within an epoch resumes with any such number. A worker runs
             its shards in turn. Each shard has its own buffers, and runs its own copy of the pipes before the
-            `sharding_filter`. Copies of pipes that are read by index cost nothing.
+            `sharding_filter`. Additional copies of pipes that are read by index cause no additional reads.
 
     Raises:
         TypeError: `block` or `splits` is not an integer.

@@ -98,11 +98,10 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         wait_warning: share of an epoch that the program may wait for the loader, 0.3 by default. The first epoch of at
             least 10 seconds that exceeds this share causes a `RuntimeWarning` with the result of `diagnose()`. None, or
             `TORCHDATA_WAIT_WARNING=0` in the environment, disables the warning.
-        of_torchs_loader: not accepted. For an argument of torch's `DataLoader`, the error names the replacement.
+        of_torchs_loader: not accepted. For arguments of torch's `DataLoader`, the error message names a replacement.
 
     Raises:
-        TypeError: an argument has the wrong type, or the pipe or the service cannot be copied; the message names the
-            attribute.
+        TypeError: an argument has the wrong type, or an attribute of the pipe or the service cannot be copied.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -232,15 +231,15 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         """Creates a loader of a dataset, with the usual pipeline: shuffle, shard, batch, collate.
 
         The items of a dataset with `__getitem__` are divided by their indices, so each item is loaded once. Each worker
-        reads an iterable, or the indices of a sampler, completely and keeps its share. The order must therefore be the
-        same in all workers; different orders are an error. To read an iterable in one process only, use
+        reads an iterable, or the indices of a sampler, completely and keeps its share. An error is raised if workers
+        read the items in different orders. To read an iterable in one process only, use
         `IterableWrapper(dataset).sharding_round_robin_dispatch()`. Some iterables divide themselves among workers, for
         example in Hugging Face datasets, webdataset, litdata and mosaicml-streaming. The loader does not divide an
-        iterable that divides itself. For other datasets, the items and batches are the same for any number of workers.
+        iterable that divides itself. For datasets that the loader divides, items and batches are the same for any
+        number of workers.
 
         If an iterable or a sampler has a method `set_epoch` and an attribute `epoch`, workers receive the epoch that
-        you have set before each epoch. Before you resume from a state inside an epoch, set the epoch in which the state
-        was saved.
+        you have set before each epoch. Before you resume inside an epoch, set the epoch in which the state was saved.
 
         Args:
             dataset: an object with a length and `__getitem__`, such as PyTorch's `Dataset`; an iterable that can be
@@ -265,7 +264,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
         Raises:
             TypeError: `dataset` is not a dataset, or another argument has the wrong type.
-            ValueError: a number is too small, or two arguments exclude each other.
+            ValueError: a numeric argument is too small, or two arguments exclude each other.
 
         Example:
             >>> from torchdata.dataloader2 import DataLoader2
@@ -293,13 +292,12 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     def __iter__(self) -> DataLoader2Iterator[T_co]:
         """Begins an epoch and returns its iterator, which invalidates earlier iterators.
 
-        If no item was requested from the last iterator, the new iterator takes over its epoch. If another thread is
+        If no item was requested from the last iterator, the new iterator takes over the epoch. If another thread is
         waiting for an item of the last epoch, this method waits for the item, and the other thread then gets a
         RuntimeError.
 
         Raises:
-            RuntimeError: the loader was shut down or lacks a pipe, or this process is a forked child of the main
-                process.
+            RuntimeError: the loader was shut down or has no pipe, or this process is a forked child.
             TypeError: the loader lacks a valid pipe, or the service cannot load the state of a service.
         """
         self._ending.take_over_in_child()
@@ -333,8 +331,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         smallest share of a rank, because all ranks end together.
 
         Raises:
-            TypeError: the length is unknown, because it is unknown for a pipe, a function of the service may change the
-                graph, or the service does not describe how it divides the items.
+            TypeError: the length is unknown, because a pipe has no known length, a function of the service may change
+                the graph, or the service does not describe how it divides the items.
         """
         return self._pipeline.length()
 
@@ -364,18 +362,18 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         last item still belongs to the ended epoch, with no remaining items. Once `StopIteration` or an error has ended
         the epoch, the state belongs to the next epoch.
 
-        The state is a dict of plain data with checksums. `torchdata.dataloader2.describe(state)` shows the contents of
-        a state.
+        The state is a dict of plain data with checksums. `torchdata.dataloader2.describe(state)` shows a state's
+        contents.
 
         Args:
-            items_ago: returns the state as it was this number of items ago, for items that you requested and have not
-                used yet; 0 by default.
+            items_ago: the number of items that you requested and have not used yet; 0 by default. The state is from
+                before these items.
             with_pipe: whether the state contains the pipe, which only `from_state` needs. By default (None), the pipe
                 is included if its pickle has at most 1 MiB.
 
         Raises:
-            RuntimeError: the loader lacks a pipe; or items come in any order (`in_order=False`), pipes in the main
-                process combine them, and the state was not saved between two items.
+            RuntimeError: the loader has no pipe; or the order of items is not fixed (`in_order=False`), pipes in the
+                main process combine items, and the state is not requested between two items.
             TypeError: `with_pipe` is True and the pipe cannot be pickled (the message names the attribute), or the
                 loader reads something that is not a pipe.
             ValueError: fewer than `items_ago` items were delivered in this epoch.
@@ -414,15 +412,15 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             strict: whether another pipeline is an error, and whether recomputed items are compared with the originals;
                 True by default. If `strict` is False, only the classes of the pipes must be the same.
             allow_pickle: whether values that need pickle are unpickled, which may run any code; True by default. If
-                `allow_pickle` is False, a state with such values is an error that names the pipe, and the loader must
-                have a pipe.
+                `allow_pickle` is False, such a value raises an error that names the pipe, and the loader must have a
+                pipe.
 
         Raises:
             RuntimeError: an item was requested before, or the loader was shut down.
             TimeoutError: a thread that reads ahead for an earlier iterator does not end.
             TypeError, ValueError: `state` is not a state of a loader, is damaged, has another version, belongs to
-                another pipeline, needs missing modules, or contains values that must not be unpickled. These two errors
-                leave the loader unchanged.
+                another pipeline, needs missing modules, or contains values that must not be unpickled. A `TypeError` or
+                `ValueError` leaves the loader unchanged.
         """
         with self._ending.changing:
             if self._terminated:
@@ -465,8 +463,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         pipes, because these threads might still draw random numbers.
 
         You may call this method several times, and from several threads. A thread that is reading the loader gets a
-        RuntimeError. If Ctrl-C interrupts the call, the next call continues. If a forked child has inherited the
-        loader, it does not end the loader's workers.
+        RuntimeError. If Ctrl-C interrupts the call, the next call continues. A forked child that has inherited the
+        loader does not end the loader's workers.
         """
         if not self._ended:
             try:
@@ -498,8 +496,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     def __getstate__(self) -> dict[str, Any]:
         """Returns the data for creating an unstarted copy of the loader, including the attributes of a subclass.
 
-        The copy and the loader share no object that either of them changes. The copy resumes from the loaded state if
-        the loader has not begun an epoch since.
+        The copy and the loader share no object that is modified later. The copy resumes from the loaded state if the
+        loader has not begun an epoch since.
         """
         pipeline, run, seeds = self._pipeline, self._run, self._seeds
         loaded: Any = pipeline.service_state, run.resume_at, run.saved_positions, self._keeper.loaded
@@ -530,9 +528,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         return [] if processes is None else [processes]
 
     def picture(self) -> Picture:
-        """Draws the loader's processes with their counts. Before the first epoch, draws its pipeline. See
-        `stats().picture()`.
-        `stats().picture()`."""
+        """Draws the loader's processes with their counts. Before the first epoch, draws the loader's pipeline instead.
+        See `stats().picture()`."""
         from torchdata._drawing.picture import Picture
 
         return Picture(self._torchdata_graph())

@@ -60,8 +60,8 @@ class Finding:
         kind: the name of the mistake.
         message: one sentence with the mistake, the pipe and the remedy; `str(finding)` returns it.
         datapipe: the pipe that the finding is about.
-        silent: whether data is certainly duplicated or lost without an error. False if your own pipes or iterables are
-            involved, because they may divide their items among workers themselves.
+        silent: whether data is certainly duplicated or lost without an error. `silent` is False if your own pipes or
+            iterables are involved, because they may divide their items among workers.
 
     Example:
         >>> from torchdata.dataloader2.linter import lint
@@ -200,7 +200,7 @@ class _Linter:
                 )
 
     def _replicated(self) -> Iterator[Finding]:
-        """Finds pipes that would yield the same items in all workers, and joins of sharded with unsharded inputs."""
+        """Finds pipes that yield the same items in all workers, and pipes that join sharded and unsharded inputs."""
         own: dict[int, bool] = {}
         for pipe in self.pipes:
             if id(pipe) in self.dispatched:
@@ -332,7 +332,7 @@ class _Linter:
     # -- questions about the graph -----------------------------------------------------------------
 
     def _upstream(self, *pipes: Any) -> list[Any]:
-        """Returns the direct and indirect sources of these pipes."""
+        """Returns the direct and indirect sources of the given pipes."""
         found: dict[int, Any] = {}
         left = [source for pipe in pipes for source in self.sources[id(pipe)]]
         while left:
@@ -346,7 +346,7 @@ class _Linter:
         return any(source is pipe for source in self._upstream(reader))
 
     def _fixed_mix(self, pipe: Any) -> tuple[Any, int]:
-        """Returns the pipe that mixes its inputs in a fixed pattern before a filter, and the length of the pattern."""
+        """Returns the pipe that mixes its inputs in a fixed pattern before the filter, and the pattern's length."""
         unfolded = False
         while len(sources := self.sources[id(pipe)]) == 1:
             [pipe] = sources
@@ -407,7 +407,7 @@ _MAPPING = {"Mapper", "ThreadPoolMapper", "BatchMapper", "BatchAsyncMapper"}
 
 
 def _calls_users(pipe: Any) -> bool:
-    """Whether the pipe calls the user's function for each item. Built-in functions are ignored as cheap."""
+    """Whether the pipe calls the user's function for each item. Built-in functions, which are cheap, do not count."""
     function = vars(pipe).get("fn")
     module = str(getattr(function, "__module__", None) or "builtins").partition(".")[0]
     return type(pipe).__name__ in _MAPPING and module not in ("torchdata", "builtins", "_operator", "functools")
@@ -464,7 +464,7 @@ def _is_foreign(value: Any) -> bool:
 
 
 def _is_endless(pipe: Any) -> bool:
-    """Whether the pipe never ends. An endless pipe is expected to repeat items."""
+    """Whether the pipe never ends. An endless pipe repeats its items intentionally."""
     return type(pipe).__name__ == "Cycler" and getattr(pipe, "count", 0) is None
 
 

@@ -41,8 +41,7 @@ __all__ = [
 
 
 class PrototypeMultiProcessingReadingService(ReadingServiceInterface):
-    """The former name of `MultiProcessingReadingService`. Creates a `MultiProcessingReadingService`, and issues a
-    `FutureWarning`.
+    """The former name of `MultiProcessingReadingService`. Creates this service, and issues a `FutureWarning`.
 
     Examples:
         >>> import warnings

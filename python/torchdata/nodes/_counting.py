@@ -1,8 +1,8 @@
 """The counters of a `Loader` of nodes.
 
 Role: belongs to one loader, in the main process. The loader's items are always counted, and the processes of its nodes
-have pages on the loader's board. With `stats="full"`, each node has a row in the statistics, and a guard around each
-node counts the items and measures the time.
+have counters in the loader's statistics. With `stats="full"`, each node has a row in the statistics, and a guard around
+each node counts the items and measures the time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class NodeRecorder(BatchRecorder):
 
     name = NODES
 
-    #: The page of the statistics that contains the rows of the nodes, and the row of the loader.
+    #: The statistics that contain the rows of the nodes, and the number of the loader's row.
     _bound: tuple[Counting, int] | None = None
 
     def begin_graph(self, iterator: SharedIterator, root: BaseNode[Any]) -> None:

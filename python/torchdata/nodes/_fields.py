@@ -1,9 +1,8 @@
 """Reads the fields of a saved state, and takes the states of sources.
 
 If a field is missing or out of range, an error names the field. Some nodes save the position of their source even if
-the program requests no state. For example, nodes that read ahead save the position at each item. These nodes must also
-work with a source that does not support states. The source's error is therefore stored instead of its position, and is
-raised only if the program requests a state.
+the program requests no state. For example, nodes that read ahead save the position at each item. If the source does not
+support states, its error is stored instead of its position, and is raised only if the program requests a state.
 """
 
 from __future__ import annotations
@@ -84,8 +83,8 @@ class StateFields:
         return value
 
     def state(self, key: str) -> Any:
-        """Returns the value of a field that contains the state of a part of this node; None at the beginning. Raises
-        ValueError if the field does not contain a dict."""
+        """Returns the value of a field that contains a state, such as the source's; None if the node starts from the
+        beginning. Raises ValueError if the field does not contain a dict."""
         value = self[key]
         if not isinstance(value, Mapping) and not self._is_beginning:
             raise self.wrong(key, "must be a dict")

@@ -1,7 +1,7 @@
 """Adapts a pipe of `torchdata.datapipes` as a Stateful iterable, so that a node can read it.
 
-Role: stores the seed and the number of the epoch, because no node of the graph stores them. `PipePosition` owns the
-pipe's iterator.
+Role: stores the seed and the number of the epoch, which no node of the graph stores. `PipePosition` owns the pipe's
+iterator.
 """
 
 from __future__ import annotations

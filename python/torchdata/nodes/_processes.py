@@ -7,7 +7,7 @@ process exits, only unfinished answers are lost. The first message to a process 
 numbers. Each replacement process has its own seed.
 
 A seed is the number that PyTorch's loader would draw from the global generator, but is drawn from a copy of this
-generator. The main process therefore draws the same random numbers as in a program without worker processes. If a
+generator. As a result, the main process draws the same random numbers as a program without worker processes. If a
 program restores the global generator before it resumes, the processes get the same seeds as in the uninterrupted run.
 """
 
@@ -41,7 +41,8 @@ __all__ = ["MapWorker", "Workers", "one_reset"]
 
 #: While a thread waits for an answer, it checks at intervals of this many seconds whether the process is running.
 _SLICE = 0.2
-#: Seconds after which a process returns the items that it has not begun, so that other processes can take them.
+#: If items take longer than this number of seconds, the process returns the items that it has not begun. Other
+#: processes can then compute these items.
 _LONG = 0.01
 
 _local = threading.local()
@@ -112,15 +113,14 @@ class Workers(Group):
         return self.restarts is not None or not any(process.ended for process in self.members.processes)
 
     def serve(self, queue: ReadAheadQueue) -> None:
-        """Begins a run. The processes return results for the queue of this run."""
+        """Begins a run, in which the processes compute the results for `queue`."""
         self.patience.is_awaited = lambda: queue.is_awaited
         self.end_epoch()  # the previous run's epoch
         self.begin_epoch()
 
 
 class MapWorker:
-    """Sends calls from a thread of the main process to one process. A `MapWorker` does not keep the worker group
-    alive."""
+    """Sends calls from a thread of the main process to one process. `MapWorker` does not keep the group alive."""
 
     def __init__(self, group: Workers, number: int, output: Link) -> None:
         self._group, self._members, self._index = weakref.ref(group), group.members, number
@@ -135,7 +135,8 @@ class MapWorker:
         #: The number of processes that were killed because they returned no result for this item.
         self._tries = 0
         self._read(group, output)
-        #: This lock is held while the process has an item. A thread of the previous run may still hold it.
+        #: This lock is held while the process has an item. At the start of a run, a thread of the previous run may
+        #: still hold the lock.
         self._calling = threading.Lock()
         self._number = 0
         #: Seconds that the process spent on the last items, without waiting for the main process.
@@ -144,8 +145,8 @@ class MapWorker:
     def results(self, items: list[Any]) -> Iterator[list[Any] | BaseException | None]:
         """Calls the function with each item in the process.
 
-        Yields lists of results as they arrive. A call that raises yields its error instead. A process that took too
-        long returns its remaining items, which yields None.
+        Yields lists of results as they arrive. If a call raises, yields the error instead of a list. Yields None and
+        stops if the process took too long and returned the remaining items.
 
         Args:
             items: the arguments of the calls. A list with a single item is emptied once the item is sent, so that the
@@ -252,7 +253,7 @@ class MapWorker:
             self._read(group, link)
 
     def _read(self, group: Group, link: Link) -> None:
-        """Stores the links of the current process."""
+        """Stores the current process, its links and the seed to send to it."""
         members = self._members
         self._process, self._commander = members.processes[self._index], members.commanders[self._index]
         self._collector = group.collect([link], self._index)
@@ -266,7 +267,7 @@ class _Caller:
 
     def __init__(self, child: ChildLoop) -> None:
         self._sender, self._where, self._counting = child.sender, child.setup.where, child.counting
-        #: None if the function could not be loaded, in which case `failure` contains the reason.
+        #: The function; None if the function could not be loaded, in which case `failure` contains the reason.
         self._function: Any = None
         self.failure: tuple[Any, ...] | None = None
 
@@ -288,7 +289,7 @@ class _Caller:
         while items:
             more = len(items) > 1
             try:
-                # No variable refers to the result, because only memory without other references is sent without a copy.
+                # No variable refers to the result, because the sender copies memory that has other references.
                 send(number, function(items.pop()), spent := monotonic() - begun, more)
             except BaseException as error:  # raised by the function, or by pickling its result
                 spent = monotonic() - begun

@@ -1,14 +1,14 @@
 """Reads a source ahead in threads, with an exact position, for ParallelMapper, Prefetcher and PinMemory.
 
 Role: the thread that reads a node uses `ReadSource`, and the threads that read ahead use `_Work`. One thread at a time
-takes an item from the source. The thread then calls the function with the item, while another thread takes the next
-item. Items are numbered in the order in which they are taken. The queue stores the results, returns them in order if
+takes an item from the source. While this thread calls the function with the item, another thread takes the next item.
+Items are numbered in the order in which they are taken. The queue stores the results, returns them in order if
 required, and tracks the position: a snapshot of the source, and the numbers of the items that were yielded after the
 snapshot. A state does not contain items in progress, because they are reread after the state is loaded.
 
-The source is never moved back. If the program leaves an epoch, the source is read up to the point that read-ahead would
-have reached, and begins its next epoch from this point. The counters and random draws of the source therefore depend on
-the number of yielded items, not on timing.
+The source never returns to an earlier position. If the program leaves an epoch early, the source is read up to the
+maximum read-ahead, and begins its next epoch from this position. As a result, the counters and random draws of the
+source depend on the number of yielded items, not on timing.
 
 Threads refer to the work and the source but never to the node, so that the threads end when the node is deleted.
 """
@@ -39,8 +39,7 @@ Function = Callable[[Any], Any] | None
 
 #: Maximum number of items per message to a process, and maximum number of seconds to compute these items.
 _MOST_TOGETHER, _TOGETHER = 128, 0.001
-#: Items that take fewer seconds in total are sent to a single process, because sending messages to more processes would
-#: take as long.
+#: Items that take fewer seconds in total are sent to a single process, because more messages would take as long.
 _WORTH_A_MESSAGE = 0.00005
 #: The number of seconds that `shutdown` waits for threads, which end after their current call.
 _SECONDS = 5.0
@@ -52,10 +51,10 @@ class _Work(ReadAhead):
     Args:
         name: the name of the node in messages and in names of threads.
         limit: the maximum number of items that are taken but not yet yielded.
-        reader: reads the source, which was reset.
+        reader: the object that reads the source after a reset.
         wanted: the number of items that the source must have; an earlier end is an error.
         **options: the arguments `in_order`, `place` and `grows` of the queue. `place` consists of a snapshot of the
-            source, the number of items to drop after the snapshot, and the numbers of later items to drop as well.
+            source, the number of items to drop directly after the snapshot, and the numbers of later items to drop.
             `grows` consists of the maximum of `limit` for small items, the number of consecutive small items so far,
             and the number of items that may have been taken but not yielded; None for a fixed limit.
     """
@@ -139,7 +138,7 @@ class _Work(ReadAhead):
             self.queue.break_off(slot, ValueError(text))
 
     def _call(self, function: Callable[[Any], Any], slot: int, item: Any, index: int, snapshot: Any) -> int | None:
-        """Stores the result for an item. Returns the next slot of the queue, if a slot is free now."""
+        """Calls the function with an item, and stores the result. Returns another slot of the queue if one is free."""
         try:
             result = function(item)
         except StopIteration as error:
@@ -152,7 +151,7 @@ class _Work(ReadAhead):
         return None
 
     def read_on(self) -> None:
-        """Reads and drops items, in a separate thread. At that time, no other thread reads the source."""
+        """Reads and drops items up to `read_on_to`, in a separate thread while no other thread reads the source."""
         with contextlib.suppress(BaseException):
             while self.reader.index < self.read_on_to:
                 self.reader.advance()
@@ -163,7 +162,7 @@ class ReadSource:
     """The results and the position of one run. The threads end when this object is deleted.
 
     Args:
-        node: the node that reads ahead. Its source is reset here.
+        node: the node that reads ahead. `ReadSource` resets the node's source.
         functions: for each thread, the function that the thread calls with its items.
         state: a result of `state` to resume from; None starts from the beginning.
         limit: the maximum number of items that are taken but not yet yielded.
@@ -259,8 +258,8 @@ class ReadSource:
         return snapshot, steps, ahead
 
     def state(self) -> dict[str, Any]:
-        """Returns the position after the last result: a snapshot of the source, and the numbers of later items
-        yielded."""
+        """Returns the position after the last result: a snapshot of the source, and the numbers of the items that were
+        yielded after the snapshot."""
         position = self.work.queue.place()
         assert position is not None
         snapshot, steps, given, ahead = position
@@ -281,8 +280,8 @@ class ReadSource:
 
         Args:
             read_on: whether to read the source up to the point that read-ahead would have reached, because the next
-                epoch begins from this point. If this takes longer than `patience` seconds, the source keeps its current
-                position.
+                epoch begins from this point. If reading on takes longer than `patience` seconds, the source keeps its
+                current position.
 
         Raises:
             TimeoutError: the source took longer than `patience` seconds for an item.
@@ -345,8 +344,8 @@ class ThreadedNode(PassingNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`. The threads of the last run end, and new threads read ahead from the new position.
 
-        If the last epoch is not over, the source is first read ahead up to the limit. The state of the source (for
-        example, the number of epochs in a sampler) therefore does not depend on how far the threads had read.
+        If the last epoch is not over, the source is first read ahead up to the limit. As a result, the state of the
+        source (for example, the number of epochs in a sampler) does not depend on how far the threads had read.
 
         Raises:
             TimeoutError: the source took more than a minute for one item.
@@ -381,8 +380,8 @@ class ThreadedNode(PassingNode[T]):
             run.work.join(_SECONDS)
 
     def _close_run(self) -> ReadSource | None:
-        """Ends the threads of the current run, if there is one. Another thread may begin the next run during this
-        call."""
+        """Ends the threads of the current run, if there is one. During this call, another thread may begin the next
+        run."""
         run = self._run
         if run is not None:
             run.work.close()

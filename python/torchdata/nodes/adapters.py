@@ -38,7 +38,7 @@ class IteratingNode(BaseNode[T]):
     STARTED_KEY = "_started"
     DIGEST_KEY = "_digest"
     ENDED_KEY = "_ended"
-    #: The field for the state of the iterable, and the field for the state of its iterator, if there is one.
+    #: The names of two fields: for the state of the iterable, and for the state of its iterator.
     STATE_KEY: ClassVar[str]
     ITERATOR_KEY = "_iterator"
 
@@ -47,7 +47,8 @@ class IteratingNode(BaseNode[T]):
     )
 
     _it: Iterator[Any] = iter(())
-    #: The iterable, if it has a state, and whether this state is exact even before the first item of an epoch.
+    #: `_stateful`: the iterable, if it has a state. `_is_exact`: whether the iterable's state is exact even before the
+    #: first item.
     _stateful: Stateful | None = None
     _is_exact = False
     #: The stream that reads the iterable, from the first reset on.
@@ -57,8 +58,8 @@ class IteratingNode(BaseNode[T]):
     _started = False
     #: The number of items to drop before the next item, for an iterable without a state.
     _to_drop = 0
-    #: A checksum of some items of an iterable without a state, and the checksum in a loaded state. The checksums are
-    #: compared when the items are reread.
+    #: `_digest`: a checksum of some items of an iterable without a state. `_loaded_digest`: the checksum in a loaded
+    #: state, which is compared with `_digest` when the items are reread.
     _digest: SampleDigest | None = None
     _loaded_digest: SampleDigest | None = None
 
@@ -245,7 +246,7 @@ class IterableWrapper(IteratingNode[T]):
         """Begins an epoch or resumes from a state; see `BaseNode.reset`.
 
         Raises:
-            TypeError: the state was saved within an epoch over a set with an order that processes do not share.
+            TypeError: the state was saved within an epoch, over a set that may have another order in this process.
             ValueError: a field of the state is missing or out of range.
         """
         if initial_state is None:

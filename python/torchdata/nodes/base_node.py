@@ -79,7 +79,7 @@ class BaseNode(Iterator[T]):
 
     #: Returns the next item of the source. `reset` sets this attribute of the instance.
     _advance: Callable[[], Any]
-    #: Counts and measures the items; None if the loader does not measure its nodes. Copies omit this attribute.
+    #: Counts and measures the items; None if the loader does not measure its nodes. Copies of a node omit `_counted`.
     _counted: IterationToken | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -141,7 +141,8 @@ class BaseNode(Iterator[T]):
     def shutdown(self) -> None:
         """Ends all threads and processes of the node and of its sources. This method may be called several times.
 
-        The state can still be saved. A node with threads or processes must be reset before further items are read.
+        After a shutdown, the state of the node can still be saved. A node with threads or processes must be reset
+        before further items are read.
         """
         for source in sources_of(self):
             source.shutdown()

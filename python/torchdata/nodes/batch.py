@@ -174,7 +174,7 @@ class Unbatcher(BaseNode[T]):
     _batch: Any = ()
     #: The position of the source before the batch; None if the batch will not be reread.
     _before: Any = None
-    #: The number of members of the batch that were yielded, and the length of the batch.
+    #: `_index`: the number of members of the batch that were yielded. `_length`: the length of the batch.
     _index = _length = 0
     #: The number of members of the next batch that were yielded before the loaded state was saved.
     _skipped = 0
@@ -189,7 +189,7 @@ class Unbatcher(BaseNode[T]):
         """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         if self._skipped and initial_state is None:
             # The program has loaded a state within a batch, but begins a new epoch instead of reading the rest of the
-            # batch. The batch must be read first, because the source's next epoch starts after this batch.
+            # batch. The batch is read first, so that the source begins its next epoch after this batch.
             with contextlib.suppress(Exception):
                 self._advance()
         fields = StateFields("Unbatcher", initial_state)

@@ -67,8 +67,8 @@ class NodePipe(IterDataPipe[T]):
     NODE_KEY, UNREAD_KEY = "node", "unread"
 
     _restored: dict[str, Any] | None = None
-    #: Whether a pass has begun, and whether it has begun only because a state was requested from this pipe, or from the
-    #: pipe that saved the loaded state.
+    #: `_begun`: whether a pass has begun. `_began_for_state`: whether the pass began because a state was requested from
+    #: this pipe, or from the pipe that saved the loaded state.
     _begun = _began_for_state = False
 
     def __init__(self, source_node: BaseNode[T]) -> None:
@@ -86,8 +86,8 @@ class NodePipe(IterDataPipe[T]):
     def reset(self) -> None:
         """Begins the next epoch of the node."""
         if self._restored is not None and not self._began_for_state:
-            # The program has loaded a state within a pass, but begins the next pass instead of finishing this pass. The
-            # node counts epochs, so it is first reset to the saved position.
+            # The program has loaded a state within a pass, but begins the next pass instead of finishing this pass.
+            # Because the node counts epochs, it is first reset to the saved position.
             self.source_node.reset(self._restored)
             self._restored = None
 

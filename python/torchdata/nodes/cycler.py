@@ -38,7 +38,7 @@ class Cycler(BaseNode[T]):
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_ended", "_num_cycles"})
 
     _num_cycles = 0
-    #: Whether a whole pass has yielded no items. A random source may still yield items in a later pass.
+    #: Whether a whole pass has yielded no items. A random choice of items may still yield items in a later pass.
     _ended = False
 
     def __init__(self, source_node: BaseNode[T], max_cycles: int | None = None) -> None:

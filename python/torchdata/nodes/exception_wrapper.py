@@ -1,6 +1,5 @@
-"""StartupExceptionWrapper, for user-defined nodes that were written for upstream. The nodes of this package do not wrap
-exceptions.
-"""
+"""StartupExceptionWrapper, for user-defined nodes that were written for PyTorch's torchdata. The nodes of this package
+do not wrap exceptions."""
 
 from __future__ import annotations
 

@@ -81,7 +81,8 @@ class Loader(ObservedLoader, Generic[T]):
         self._it: LoaderIterator[T] | None = None
         #: Whether the iterator began its epoch only because a state was requested.
         self._began_for_state = False
-        #: The lock that is held while an epoch begins, and the id of the process that created the lock.
+        #: `_beginning`: the lock that is held while an epoch begins. `_process`: the id of the process that created the
+        #: lock.
         self._beginning, self._process = threading.RLock(), os.getpid()
 
     def __iter__(self) -> Iterator[T]:
@@ -174,8 +175,8 @@ class Loader(ObservedLoader, Generic[T]):
         return [workers for workers in running if workers is not None]
 
     def shutdown(self) -> None:
-        """Ends all threads and processes of the graph. This method may be called several times. `iter()` starts them
-        again."""
+        """Ends all threads and processes of the graph. This method may be called several times. `iter()` starts threads
+        and processes again."""
         self._recorder.close()
         self.root.shutdown()
 
@@ -215,18 +216,18 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
     _num_yielded = 0
     #: The number of items of the epoch that were yielded before the loaded state was saved.
     _given_before = 0
-    #: The item that `has_next` has read in advance, and the position before this item.
+    #: `_item`: the item that `has_next` has read in advance. `_before_item`: the position before this item.
     _item: Any = _NONE
     _before_item: Any = None
-    #: If the epoch of a loaded state was over, the number of its items; else None. If the graph ends after exactly this
-    #: number of items, the loaded epoch is over, and the next epoch begins.
+    #: The number of items of the loaded epoch, if this epoch was over; otherwise None. If the graph ends after exactly
+    #: this number of items, the loaded epoch is over, and the next epoch begins.
     _restart_at: int | None = None
 
     def __init__(self, loader: Loader[T]) -> None:
         super().__init__()
         end_at_exit(self.turn)
-        # The iterator does not refer to the loader, which refers to the iterator. Deleting the last reference to a
-        # loader must release everything.
+        # The iterator does not refer to the loader, because a reference cycle would keep the loader alive after its
+        # last reference was deleted.
         self.root = loader.root
         self._recorder, self._restarts = loader._recorder, loader.restart_on_stop_iteration
         self._advance = self._first
@@ -241,7 +242,7 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
         super().reset(initial_state)
 
     def state_was_loaded(self, loader: Loader[T]) -> None:
-        """Records that the loader loaded a state. If the iterator has yielded no item, it resumes from this state."""
+        """Records that the loader loaded a state. An iterator without a yielded item resumes from this state."""
         self._item = _NONE
         self._advance = partial(self._take_state_of, weakref.ref(loader))
 

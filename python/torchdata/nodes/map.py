@@ -175,8 +175,8 @@ class ParallelMapper(PassingNode[T]):
     no result for a minute, a `RuntimeWarning` names the process with the oldest item, and shows the stack of this
     process. Like PyTorch's workers, each process first seeds torch, NumPy and `random` with a base seed plus the number
     of the process. The base seed is derived from torch's global generator, so `torch.manual_seed` before the first
-    `reset` makes it reproducible. With several processes, the assignment of items to processes may depend on timing. A
-    replacement process gets a new number, and therefore another seed.
+    `reset` makes the seeds reproducible. With several processes, the assignment of items to processes may depend on
+    timing. A replacement process gets a new number, and therefore another seed.
 
     Args:
         source: the node to read.
@@ -189,8 +189,8 @@ class ParallelMapper(PassingNode[T]):
         multiprocessing_context: the start method of processes: `"fork"`, `"spawn"` or `"forkserver"`; None for Python's
             default.
         max_concurrent: the maximum number of items that are taken from the source but not yet yielded; at most
-            `num_workers`. By default (None), the maximum is twice `num_workers`. With processes, this default grows
-            while items and results are small (numbers, short strings, and tuples of these): by one for each eight
+            `num_workers`. By default (None), the maximum is twice `num_workers`. With processes, the default maximum
+            grows while items and results are small (numbers, short strings, and tuples of these): by one for each eight
             yielded items, up to 128 times `num_workers`. If several small items are available, they are sent together.
         snapshot_frequency: the number of items between saved states of the source, as for `Prefetcher`; with
             `prebatch`, the number of batches.
@@ -211,9 +211,9 @@ class ParallelMapper(PassingNode[T]):
             applies to all processes.
 
     Raises:
-        TypeError: `source` is not a node, `map_fn` is not a function, or a number is not an integer.
-        ValueError: a number is out of range; `method`, `multiprocessing_context`, `on_worker_exit` or `on_timeout` is
-            unknown; or `on_timeout` is "restart" without a `timeout`.
+        TypeError: `source` is not a node, `map_fn` is not a function, or a numeric argument is not an integer.
+        ValueError: a numeric argument is out of range; `method`, `multiprocessing_context`, `on_worker_exit` or
+            `on_timeout` is unknown; or `on_timeout` is "restart" without a `timeout`.
 
     Example:
         >>> from torchdata.nodes import IterableWrapper, ParallelMapper

@@ -24,7 +24,7 @@ class Prefetcher(ThreadedNode[T]):
             source's state is saved only at the beginning.
 
     Raises:
-        TypeError: `source` is not a node, or a number is not an integer.
+        TypeError: `source` is not a node, or `prefetch_factor` or `snapshot_frequency` is not an integer.
         ValueError: `prefetch_factor` is not positive, or `snapshot_frequency` is negative.
 
     Example:

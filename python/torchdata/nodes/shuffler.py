@@ -78,8 +78,7 @@ class Shuffler(BaseNode[T]):
         #: Whether states contain the buffer. After a state with the buffer was loaded, states keep the buffer, because
         #: the source is already past the buffered items.
         self._stores = self.store_buffer or stored or not is_repeatable(self.source)
-        #: The states of the source and the random generator at the epoch's beginning; None if states contain the
-        #: buffer.
+        #: The states of the source and the generator at the epoch's beginning; None if states contain the buffer.
         self._began = None if self._stores else (position_of(self.source), self._random.getstate())
         super().reset(initial_state)
         for number in range(repeated):

@@ -1,6 +1,6 @@
 """Stores of snapshots. A thread that reads a source passes the source's positions to the node through a store.
 
-Role: for user-defined nodes that were written for upstream. The nodes of this package do not use stores.
+Role: for user-defined nodes that were written for PyTorch's torchdata. The nodes of this package do not use stores.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SnapshotStore(Protocol):
         ...
 
     def pop_version(self, version: int) -> Any | None:
-        """Returns the snapshot with this version, or None. The snapshot and older ones are removed."""
+        """Returns the snapshot with this version, or None. Removes all snapshots up to this version."""
         ...
 
     def append_initial_snapshot(self, snapshot: Any) -> None:
@@ -88,7 +88,7 @@ class QueueSnapshotStore(SnapshotStore):
             self._changed.notify_all()
 
     def pop_version(self, version: int) -> Any | None:
-        """Returns the snapshot with this version, or None. The snapshot and older ones are removed."""
+        """Returns the snapshot with this version, or None. Removes all snapshots up to this version."""
         found = None
         with self._changed:
             while self._snapshots and self._snapshots[0][0] <= version:

@@ -1,5 +1,5 @@
-"""`torchdata.stateful_dataloader`: PyTorch's `DataLoader` with saved and restored positions. Upstream has a package of
-the same name.
+"""`torchdata.stateful_dataloader`: PyTorch's `DataLoader` with saved and restored positions. PyTorch's torchdata has a
+package of the same name.
 
 Role: the public names. Importing this package imports PyTorch, which other parts of `torchdata` do not need.
 """

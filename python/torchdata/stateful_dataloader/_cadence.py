@@ -17,8 +17,8 @@ from torchdata.stateful_dataloader._generators import GLOBAL, Moment, mark_of, r
 
 __all__ = ["GeneratorWatch", "SnapshotCadence", "next_due"]
 
-#: Pause after an expensive snapshot, as a multiple of the snapshot's duration. Snapshots therefore take less than 0.5 %
-#: of the time.
+#: Pause after an expensive snapshot, as a multiple of the snapshot's duration. With this pause, snapshots take less
+#: than 0.5 % of the time.
 _SPARSELY = 200
 #: Minimum pause after an expensive snapshot, in seconds.
 _AT_LEAST = 0.004
@@ -32,8 +32,8 @@ class SnapshotCadence:
     def __init__(self, every: int) -> None:
         self._every = every
         self._count, self._spent = 0, 0.0
-        #: The durations of the last snapshots. The minimum counts, because the system may suspend a process during a
-        #: snapshot.
+        #: The durations of the last snapshots. Only the shortest duration is used, because the system may suspend a
+        #: process during a snapshot.
         self._costs: deque[float] = deque(maxlen=3)
         #: The time before which no snapshot is taken.
         self.due = 0.0
@@ -75,7 +75,7 @@ class GeneratorWatch:
         return bool(moved)
 
     def look_in_time(self, now: float) -> bool:
-        """Calls `look`, and schedules the next check. Checks end once all generators were used."""
+        """Calls `look`, and schedules the next check. No further check is scheduled once all generators were used."""
         has_moved = self.look()
         is_done = len(self.moved) == len(GLOBAL)
         self.due = math.inf if is_done else next_due(now, time.monotonic() - now)
@@ -91,8 +91,8 @@ def next_due(now: float, took: float) -> float:
 
     The main process receives batches from the workers in turn, so a snapshot in one worker delays all workers. If the
     workers took their snapshots at different times, the delays would add up. Workers with about equally expensive
-    snapshots therefore take them at the same multiples of a period of the shared clock. Each period is a power of two
-    times the shortest period, so the times of a long period are also times of all shorter periods.
+    snapshots take these snapshots at the same times, which are multiples of a period of the shared clock. Each period
+    is a power of two times the shortest period, so the times of a long period are also times of all shorter periods.
 
     Args:
         took: how long the last snapshot took, in seconds.

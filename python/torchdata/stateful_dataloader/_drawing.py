@@ -1,17 +1,17 @@
-"""Provides the random generators that a loader uses for orders and seeds. A resume restores the positions of the
+"""Provides the random generators that a loader uses for orders and seeds. Resuming restores the positions of the
 generators for orders and seeds, even if the program has seeded the global generators differently.
 
 Role: runs in the main process, with one object per loader. A loader draws from torch's global generator or from its own
-generator, as PyTorch's loader does. A state contains the positions of the generators for orders and seeds. A resume
-sets the loader's own generators to the saved positions. The global generators belong to the program, so a resume does
-not set them. Instead, the loader uses a *displaced* copy of a global generator, which starts from the saved position
-and advances whenever the program draws from the real generator. When the loader draws, the real global generator
-advances by the same number of words. If the program seeds or sets a global generator, the loader uses the new values.
+generator, as PyTorch's loader does. A state contains the positions of the generators for orders and seeds. Resuming
+sets the loader's own generators to the saved positions. The global generators belong to the program, so resuming does
+not set them. For a global generator, the loader uses a *displaced* copy, which starts from the saved position and
+advances whenever the program draws from the real generator. When the loader draws, the real global generator advances
+by the same number of words. If the program seeds or sets a global generator, the loader uses the new values.
 
 To resume a sampler without a state, `Replay` creates a new iterator, with the generators in their states from before
-the first index. The new iterator repeats the order if only the sampler draws from these generators. If the program or
-the dataset also draws from a generator, `Draws` records the generator's position before the sampler's next draw. A
-checksum of some indices shows whether the new iterator repeats the order.
+the first index. The new iterator repeats the order if no other code draws from these generators. If the program or the
+dataset also draws from a generator, `Draws` records the generator's position before the sampler's next draw. When a
+state is loaded, a checksum of some indices is compared with the saved run, to verify that the order is repeated.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from torchdata.stateful_dataloader.sampler import pass_over
 
 __all__ = ["Drawing", "Draws", "Replay"]
 
-#: The maximum number of words that can be drawn between two epochs. If more words were drawn, the program is assumed to
-#: have set the generator.
+#: The maximum number of words that can be drawn between two epochs. If a generator has moved further, the program is
+#: assumed to have set the generator.
 _FAR = 1 << 28
 #: The maximum number of words that the program can draw between loading a state and the next loop.
 _NEAR = 1 << 22
@@ -69,13 +69,14 @@ class Drawing:
     def __init__(self, loader: Any, names: tuple[str, ...]) -> None:
         self._own = found_in(loader)
         self._names = names
-        #: The generators by the keys of a `Moment`, as `read` takes them.
+        #: The generators by the keys of a `Moment`, in the form that `read` accepts.
         self._all: dict[Any, Any] = {name: name for name in names} | dict(enumerate(self._own))
-        #: For each generator name, the state that the loader sees, and the corresponding state of the global generator.
+        #: For each displaced generator, by name: the state from which the loader draws, and the matching state of the
+        #: global generator.
         self._displaced: dict[str, tuple[Any, Any]] = {}
         self._is_under_way = False
-        #: The states of the global generators when a state was loaded, and how often each generator had been restored
-        #: by then.
+        #: For each global generator, its state when the loader's state was loaded, and how often the generator had been
+        #: restored.
         self._at_load: dict[str, tuple[Any, int]] = {}
 
     def now(self, keys: Set[Any] | None = None) -> Moment:
@@ -95,7 +96,7 @@ class Drawing:
         return marks | {number: comparable(read(one)) for number, one in enumerate(self._own)}
 
     def set(self, moment: Moment, but: Any = None) -> None:
-        """Sets all generators except those in `but` to their states at `moment`; callable while the loader draws."""
+        """Sets all generators except `but` to their states in `moment`. Call it only while the loader draws."""
         for key, one in self._all.items():
             if key in moment and one is not but:
                 write(one, moment[key])
@@ -142,7 +143,7 @@ class Drawing:
     def restore(self, moment: Moment) -> None:
         """Sets the program's global generators to the states that a loaded state contains.
 
-        Another loader that has loaded a state before then draws from the newly set generators, not from its own state.
+        If another loader had loaded a state earlier, that loader also draws from the newly set generators.
         """
         set_all(moment)
         self._restores.update([*moment])
@@ -167,7 +168,7 @@ class Drawing:
     def has_passed(self, name: str, saved: Any) -> bool:
         """Returns whether a global generator has moved to its saved state, or past it, since a state was loaded.
 
-        In this case, the program has restored the generator itself, and may have drawn from it.
+        A result of True means that the program has restored the generator itself, and may have drawn from it.
         """
         then, _ = self._at_load.get(name, (None, 0))
         is_later = then is None or _moved(saved, then, _NEAR) is not None
@@ -177,8 +178,8 @@ class Drawing:
     def going_on(self, moment: Moment) -> Iterator[None]:
         """Context in which the generators continue from their saved states, so that a position can be restored.
 
-        The program's global generators are not affected. The loader then continues with the states that the generators
-        have at the end of the context.
+        At the end of the context, the program's global generators are restored. Later, the loader continues with the
+        states that the generators had at this end.
 
         Args:
             moment: the saved states of the generators.
@@ -211,9 +212,9 @@ class Drawing:
         """Converts generator states to plain values for a saved state.
 
         Args:
-            moment: the generators.
-            first: earlier states of the same generators, relative to which the states are encoded. `decoded` needs the
-                same earlier states.
+            moment: the states of the generators.
+            first: earlier states of the same generators, relative to which the states are encoded. Pass the same states
+                to `decoded`.
         """
         first = first or {}
         plain: dict[Any, Any] = {key: encoded(moment[key], first.get(key)) for key in self._all if key in moment}
@@ -268,8 +269,7 @@ def _moved(before: Any, after: Any, most: int = _FAR) -> int | None:
 
 # -- samplers without a state ------------------------------------------------------------------------------
 
-#: The maximum number of recorded draws. A sampler does not need earlier draws, because it stores the result of its
-#: latest draw: a permutation, a block or a pool.
+#: The maximum number of recorded draws. A sampler needs only its latest draw: a permutation, a block or a pool.
 _MOST = 1024
 
 
@@ -288,7 +288,7 @@ class Draws:
         """Begins an epoch.
 
         Args:
-            first: the generators before the first index; empty if no index will be read.
+            first: the states of the generators before the first index; empty if no index will be read.
             noted: the draws that a loaded state has recorded for this epoch.
             digest: the checksum of the indices that were read; None if no indices were read.
         """
@@ -298,13 +298,13 @@ class Draws:
         self._left: Moment = self._drawing.marks() if first else {}
         self._before: Moment = {}
         self._moment: Moment = {}
-        #: For each draw, the number of indices that had been read before, and the generators as plain values.
+        #: For each draw, the number of indices that were read before the draw, and the generators as plain values.
         self.noted: deque[list[Any]] = deque(noted, maxlen=_MOST)
         #: For each generator, the number of indices that had been read before its last use.
         self.last: dict[Any, int] = {}
 
     def before(self) -> None:
-        """Records the generators. This method must be called before an index is read."""
+        """Records the states of the generators. This method must be called before an index is read."""
         self._before = self._drawing.marks()
         moved = {key for key, mark in self._left.items() if mark != self._before[key]}
         self._moment = self._drawing.now(moved) if moved else {}
@@ -353,18 +353,18 @@ class Replay(Iterator[Any]):
 
     def __init__(self, iterator: Iterator[Any]) -> None:
         self._iterator = iterator
-        #: Indices that the earlier iterator had returned but the user had not received.
+        #: Indices that the iterator of the saved run had returned but the user had not received.
         self.early: deque[Any] = deque()
 
     def run(
         self, given: int, ahead: int, draws: list[tuple[int, Moment]], drawing: Drawing, saved: SampleDigest | None
     ) -> SampleDigest | None:
-        """Reads the indices that the earlier iterator had read, and returns their checksum if `saved` is not None.
+        """Reads the indices that were read in the saved run, and returns their checksum if `saved` is not None.
 
         Args:
             given: the number of indices that the user has received.
             ahead: the number of indices that were read but that the user has not received.
-            draws: for each draw, the number of indices that had been read before, and the generators at that time.
+            draws: for each draw, the number of indices that were read before the draw, and the generators at that time.
             drawing: the loader's generators.
             saved: the checksum of the indices that were read; None if they are not compared.
 

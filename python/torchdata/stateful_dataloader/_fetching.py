@@ -33,8 +33,7 @@ NOTHING = object()
 _NAMED = 8
 #: Maximum number of consecutive exceptions. After more exceptions in a row, the iterator counts as stuck.
 _MOST_IN_A_ROW = 10_000
-#: The message for a dataset with an iterator that is a generator, because a generator cannot continue after an
-#: exception.
+#: The message for a dataset that is iterated by a generator, which cannot continue after an exception.
 ENDS = (
     "it is a generator, and a generator that raises has ended, so the items that it would have yielded after that are "
     "lost. Let __iter__ return an object whose __next__ can be called again after it has raised, or catch the "
@@ -152,23 +151,25 @@ class Indexed(_Fetcher, _MapDatasetFetcher):
 class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
     """Works like PyTorch's fetcher for iterable datasets, but continues after an omitted sample."""
 
-    #: Whether Ctrl-C interrupted the dataset within a sample, which loses the sample or ends a generator.
+    #: Whether Ctrl-C interrupted the dataset within a sample, so that the sample is lost or a generator has ended.
     is_broken = False
     #: The number of samples per batch.
     wanted = 1
-    #: The number of exceptions since the last sample, and the last exception, if it passed through a generator.
+    #: `_in_a_row`: the number of exceptions since the last sample. `_doubtful`: the last exception, if it passed
+    #: through a generator.
     _in_a_row = 0
     _doubtful: Exception | None = None
 
     def __init__(self, *how: Any, skips: bool) -> None:
         super().__init__(*how, skips=skips)
-        #: The number of samples that were returned or have raised an exception; None after a resume within an epoch.
+        #: The number of samples that were returned or have raised an exception; None after resuming within an epoch.
         self.position: int | None = 0
-        #: The samples of the current batch that were already read, and whether the read was interrupted.
+        #: `_data`: the samples of the current batch that were already read. `_is_cut_off`: whether the read was
+        #: interrupted.
         self._data: list[Any] = []
         self._is_cut_off = False
         #: A checksum of some samples up to the previous batch, and a checksum that also covers the current batch, to
-        #: detect an iterable dataset that does not repeat its samples. None for a dataset with a state.
+        #: detect an iterable dataset that does not repeat its samples. `digest` is None for a dataset with a state.
         self.digest: int | None = None
         self._samples = SampleDigest()
 
@@ -212,7 +213,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         return self._collated(data if self.auto_collation else data[0], data)
 
     def _is_interrupted(self, error: BaseException) -> bool:
-        """Returns whether the dataset raised an exception and its iterator can be recreated."""
+        """Returns whether `error` has passed through a generator, or was raised in a separate iterator."""
         *_, (last, _) = walk_tb(error.__traceback__)
         is_within = last.f_code.co_filename != __file__
         return has_passed_a_generator(error.__traceback__) or (is_within and self.dataset_iter is not self.dataset)
@@ -238,7 +239,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
                 return
 
     def _count(self, before: int, raised: int) -> None:
-        """Counts the samples of the batch from number `before` on, and the `raised` samples that raised exceptions."""
+        """Updates the position and the checksum by the samples from `before` on, and by `raised` failed samples."""
         if self._in_a_row and len(self._data) > before:
             self._in_a_row, self._doubtful = 0, None
         if self.position is None:
@@ -275,7 +276,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         return False
 
     def _check_end(self) -> None:
-        """Raises the last exception again if this exception has probably ended the iterator."""
+        """Raises the last exception once more if this exception has probably ended the iterator."""
         error, self._doubtful = self._doubtful, None
         if error is None:
             return

@@ -1,9 +1,9 @@
 """Returns a loader's state before its first loop, and checks whether a saved state fits a loader.
 
 Role: pure functions in the main process. A state that was saved between two epochs also fits a loader with a larger
-dataset or another number of ranks. Within an epoch, a different loader is an error, because both the dataset and the
-number of ranks determine the order of the samples. If the state was saved before the first batch of an epoch, another
-order restarts the epoch instead, because no batch can be lost or repeated.
+dataset or another number of ranks. Within an epoch, a state can be loaded only by a similar loader, because both the
+dataset and the number of ranks determine the order of the samples. If the state was saved before the first batch of an
+epoch, another order restarts the epoch instead, because no batch can be lost or repeated.
 
 The state before the first loop is created without iterating over the dataset or over a user's sampler.
 """
@@ -105,7 +105,7 @@ def _told(one: Any) -> Any:
 
 
 def facts_of(loader: Any) -> LoaderFacts:
-    """Returns the properties of a loader that its states record."""
+    """Returns the properties of a loader that are stored in the loader's states."""
     sampler, length = innermost_of(loader._index_sampler), None
     # The type of a list, tuple or range is not recorded, because a sequence of another type may have the same indices.
     name = None if isinstance(sampler, Sequence) else type(sampler).__name__
@@ -177,7 +177,7 @@ def _other_order(there: LoaderFacts, here: LoaderFacts) -> str:
 
 
 def _other_size(state: EpochState, loader: Any) -> str:
-    """Returns the error message for a different batch size; empty if the position in samples is known."""
+    """Returns the error message for another batch size; empty if the saved position can be converted."""
     index_sampler = loader._index_sampler
     old, new = state.order.batch_size, getattr(index_sampler, "batch_size", None)
     if old is None or new is None or old == new:

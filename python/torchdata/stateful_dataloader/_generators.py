@@ -70,7 +70,7 @@ def write(which: Any, state: Any) -> None:
 
 @contextmanager
 def put_back_afterwards(generators: Sequence[Any]) -> Iterator[None]:
-    """Returns a context that restores these generators to their previous states when the context ends."""
+    """Returns a context that restores the given generators to their previous states when the context ends."""
     before = [read(one) for one in generators]
     try:
         yield
@@ -293,7 +293,7 @@ def set_all(moment: Moment) -> None:
 
 # -- positions in a stream ---------------------------------------------------------------------------------
 
-#: Maximum distance from the seed, in words. A more distant position is stored as 624 words.
+#: Maximum distance from the seed, in words. Beyond this limit, a state is stored in full (624 words).
 LIMIT = 1 << 24
 #: The number of words to compare. An accidental match of this many words is practically impossible.
 _NEEDLE = 8
@@ -389,8 +389,8 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
     Args:
         origin: the first position.
         target: the second position.
-        seeded: a newly seeded generator of this stream, if known. If a search from this generator finds the target
-            first, returns None, because the generator was seeded again.
+        seeded: a newly seeded generator of this stream, if known. If the target is found earlier from `seeded` than
+            from `origin`, returns None, because the generator was reseeded.
         most: the maximum number of words to search.
     """
     if origin[1] == target[1] and numpy.array_equal(origin[0], target[0]):
@@ -399,7 +399,8 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
 
 
 class _Known:
-    """Known positions in one stream. A search tries the known positions first, which affects only its speed.
+    """Known positions in one stream. A search starts from the known positions, which makes the search faster but does
+    not change its result.
 
     Args:
         origin: the beginning of the stream: a seed, or the words (as bytes) and the index of the next word.
@@ -412,7 +413,7 @@ class _Known:
             self.seeded = stream_of((numpy.frombuffer(origin[0], dtype="<u4"), origin[1]))
         self.count, self.stream = 0, _clone(self.seeded)
         self.target: tuple[bytes, int] | None = None
-        #: A position beyond `LIMIT`. Slightly later positions are also beyond the limit and need no search.
+        #: A position beyond `LIMIT`. Positions shortly after `beyond` also exceed the limit and need no search.
         self.beyond: torch.Generator | None = None
 
 

@@ -60,19 +60,21 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             random_pipes(Graph(self._dataset))
             if state is not None and not state.is_over and state.shared_seed is not None:
                 seeded(self._dataset, state.shared_seed)  # the base class has seeded the graph for a new epoch
-        # The previous epoch's reader has stored the state of the dataset at its end.
+        # The reader of the previous epoch is reused, because it has stored the state of the dataset at the epoch's end.
         self._reader: EpochReader = loader._reader or EpochReader(self._reading)
         self._reader.use(self._reading)
         loader._reader = self._reader
         how = self._reading
         self._reader.time_by(self._recorder.begin_here(self, how.dataset, how.is_iterable, how.collate_fn))
-        #: The global generators when the dataset's iterator was created, which may shuffle the dataset with them.
+        #: The states of the global generators when the dataset's iterator was created, because `iter(dataset)` may
+        #: shuffle with these generators.
         self._then: Moment = {}
         #: The result of `mark_of` for each global generator before the first read of this epoch.
         self._marks: dict[str, Any] = {}
         #: The state of the collate function at the beginning, for a dataset that is reread from its beginning.
         self._collate: Any = None
-        #: The last index that was drawn, and the number of batches that were returned before the batch of this index.
+        #: `_index`: the last index that was drawn. `_before`: the number of batches that were returned before the batch
+        #: of `_index`.
         self._index: Any = _NONE
         self._before = 0
         #: The counts of skipped samples before the current batch, if samples may be skipped.
@@ -195,7 +197,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         except Exception:
             self._index = _NONE
             raise
-        except BaseException:  # after Ctrl-C, the next call reads this batch, here or after a resume
+        except BaseException:  # after Ctrl-C, the next call reads this batch, here or after resuming
             if self._is_under_way:
                 index, self._index = self._index, _NONE
                 self._order.put_back(index)
@@ -250,7 +252,7 @@ class LocalPool:
         self._units: list[Batches] = []
         self._program = ShardGlobals()
         self._running: ShardReader | None = None
-        #: The next shard in turn.
+        #: The number of the shard that is read next.
         self.turn = 0
         self._ended: set[int] = set()
         #: For each shard, the snapshot from before its first batch, if the shard has a state.
@@ -282,7 +284,7 @@ class LocalPool:
     def outside(self) -> Iterator[None]:
         """Context with the program's own generators, because a signal handler may run while a shard is read.
 
-        Other threads wait until the batch is read.
+        Threads other than the reading thread wait until the batch is read.
         """
         with one_at_a_time():
             shard = self._running
@@ -343,7 +345,7 @@ class LocalPool:
 
 
 class _Unseen:
-    """Hides the worker info from PyTorch's collate functions, which would create each batch in shared memory."""
+    """Hides the worker info from PyTorch's collate functions, which otherwise create each batch in shared memory."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.func = function  # the same attribute as a `partial`, so that statistics name the function

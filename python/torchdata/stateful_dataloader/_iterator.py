@@ -66,12 +66,12 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._order = IndexOrder(loader, self._drawing, loader.num_workers * (loader.prefetch_factor or 0))
         #: The properties of the loader that must be the same in a loader that loads the state.
         self._facts = facts_of(loader)
-        #: The loader, if it loaded a state since this iterator was created, and the iterator that resumes from this
-        #: state.
+        #: `_loading`: the loader, if it has loaded a state since this iterator was created. `_successor`: the iterator
+        #: that resumes from the loaded state.
         self._loading: Any = None
         self._successor: Iterator[Any] | None = None
-        #: `is_finished`: whether the epoch is over. `_lives_on`: whether the loaded state is from the end of an epoch,
-        #: and its workers would also run the next epoch.
+        #: `is_finished`: whether the epoch is over. `_lives_on`: whether the loaded state is from the end of an epoch
+        #: of workers that are kept between epochs.
         self.is_finished = self._lives_on = False
         #: The counts of samples skipped in the epoch; None if samples are not skipped.
         self._skipped = Skipped.of(loader, None if state is None or state.is_over else state.skipped)

@@ -1,21 +1,21 @@
 """The keys of a `StatefulDataLoader` state. `dump` creates a state, and `parse` validates and reads a state.
 
-Role: pure functions in the main process. No other module contains the keys. Programs inspect states, so the keys have
-the same meaning as in torchdata 0.8 to 0.11, and describe what the user has received. The keys are the same before,
-during and after an epoch, because `torch.distributed.checkpoint` loads only the keys that the state of a new loader
-has. A new loader does not know the keys in the states of a user's iterators, so these states are stored only in this
-package's part of the state. This part is a tuple under a single key, `OURS`, which a checkpoint treats as one value.
-The tuple contains a dict with these keys:
+Role: pure functions in the main process. No other module contains the keys of a state. Programs inspect states, so the
+keys have the same meaning as in torchdata 0.8 to 0.11, and describe what the user has received. The keys are the same
+before, during and after an epoch, because `torch.distributed.checkpoint` loads only the keys that the state of a new
+loader has. A new loader does not know the keys in the states of a user's iterators, so these states are stored only in
+this package's part of the state. This package's part is a tuple under a single key, `OURS`, and a checkpoint treats the
+tuple as one value. This package's tuple contains a dict with these keys:
 
 - "generators": the states of the generators for orders and seeds at the time of the state ("now"). For samplers without
   a position, "iter" contains the generators from before the sampler's iterator was created, and "first" the generators
   from before its first index. Generators that have not changed since an earlier state are omitted.
-- "indices": indices of batches that the user has not received, if the sampler returned them before its saved state:
-  before the first batch of a user's sampler, and if batches are out of order
+- "indices": indices of batches that the sampler had returned before its saved state, but the user had not received. The
+  key is used before the first batch of a user's sampler, and if batches are out of order
 - "indices_since": the number of indices that were drawn after the sampler's state
 - "ahead", for a sampler without a state: the number of indices, or of samples in batches of this package, that the
   sampler had returned and the user had not received; "used_up": whether the sampler had ended; "digest": a checksum of
-  its indices; "draws": the generators before each draw of the sampler that followed draws of other code
+  its indices; "draws": the generators before each draw that the sampler made after other code had drawn
 - "batch_size": the number of samples per batch, if the sampler provides it
 - "epoch": the epoch of a `DistributedSampler`
 - "skipped": if samples may be skipped, the skipped samples by kind of exception, and the number of all samples
@@ -51,11 +51,11 @@ OURS = "_torchdata_rs"
 _MANY = 1 << 53
 #: The maximum number of workers in a valid state.
 _WORKERS = 1 << 16
-#: The maximum number of batches that a resume recomputes from abandoned epochs.
+#: The maximum number of batches that resuming recomputes from abandoned epochs.
 _AGAIN = 1 << 24
 #: The maximum number of batches between two snapshots of torchdata 0.11.
 _STEPS = 1 << 31
-#: Keys of 0.11 that may have no value in a state, because a new loader does not know the keys within the value.
+#: Keys of torchdata 0.11 for dicts with unknown keys, so the value may be missing in the state of a new loader.
 _HIDDEN = "_sampler_iter_state", "dataset_iter_state"
 #: The keys of 0.11 that identify a state without workers, and a state with workers.
 _KINDS = {"_num_yielded", "_snapshot"}
@@ -63,7 +63,7 @@ _SAMPLER = "_sampler_iter_state", "_index_sampler_state"
 #: The key of each state in a snapshot, and the field of `ReadingPosition` that holds the state.
 _STATES = {"dataset_state": "dataset", "dataset_iter_state": "iterator", "collate_state": "collate"}
 
-#: The keys of the other parts of a position. If a part has no value, its key is omitted.
+#: The keys of those parts of a position that torchdata 0.11 does not save. Keys of parts without a value are omitted.
 _OWN = "collate_state", "random", "random_then", "random_since", "since", "digest"
 
 
@@ -110,8 +110,7 @@ def _known(value: Any) -> Any:
 
 
 def _shown(order: OrderState) -> Any:
-    """Returns the state of a sampler's iterator. For a user's sampler, returns only keys that are also in the state of
-    a new loader."""
+    """Returns the state of a sampler's iterator. For a user's sampler, returns only keys in a new loader's state."""
     if not order.is_users or order.iterator is UNKNOWN:
         return order.iterator
     if not order.is_batched:
@@ -142,7 +141,7 @@ def _dump_ours(state: EpochState) -> dict[str, Any]:
 
 
 def _dump_position(position: ReadingPosition | None, state: EpochState) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits a position into the part under the keys of 0.11 and this package's part."""
+    """Splits a position into a dict with the keys of torchdata 0.11, and a dict with this package's keys."""
     if position is None:  # the position in a map-style dataset may be None
         return {"dataset_state": None, "fetcher_state": None}, {}
     fetcher, since = None, position.since
@@ -269,7 +268,7 @@ def _parsed(
     if own is not None:
         if len(own) != len(positions):
             raise ValueError(f"the state is damaged: it is of {len(positions)} workers, and has {len(own)} positions")
-        # A batch is not returned if all its samples were skipped, but the sampler counts such batches.
+        # If all samples of a batch were skipped, the batch was not returned, but `order.yielded` counts it.
         given = max(found.given, order.yielded)
         positions = [_completed(one, more, given) for one, more in zip(positions, own, strict=True) if one is not None]
     if finished:
@@ -326,7 +325,7 @@ def _parse_skipped(saved: Any) -> Counts | None:
 
 
 def _parse_draws(saved: Any) -> list[list[Any]]:
-    """Returns pairs of a number of indices and the generators' states at this number, in ascending order."""
+    """Returns pairs (count, states), sorted by count: the states of the generators after `count` indices were read."""
     numbers = [whole(number, "draws") for number, _ in saved]
     if numbers != sorted(numbers) or not all(isinstance(moment, dict) for _, moment in saved):
         raise ValueError("the state is damaged: 'draws' is not a list of moments in ascending order")
@@ -334,7 +333,7 @@ def _parse_draws(saved: Any) -> list[list[Any]]:
 
 
 def _parse_position(saved: dict[str, Any], own: dict[str, Any] | None) -> ReadingPosition:
-    """Returns the part of a position under the keys of 0.11. Missing keys are filled in from this package's part."""
+    """Reads the part of a position under the keys of torchdata 0.11. This package's part fills in missing values."""
     fetcher, more = saved["fetcher_state"], own or {}
     fills = own is not None
     iterator = _filled(fetcher, more, "dataset_iter_state", fills) if fetcher is not None else None
@@ -352,7 +351,7 @@ def _filled_sampler(main: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any
 
 
 def _filled(theirs: dict[str, Any], ours: dict[str, Any], key: str, fills: bool = True) -> Any:
-    """Returns the value of a key of 0.11, in which this package's value fills in missing members."""
+    """Returns the value of a key of torchdata 0.11, with missing members taken from this package's part."""
     if not fills:
         return theirs[key]
     if key not in theirs or (theirs[key] is None and key in _HIDDEN):
@@ -369,7 +368,7 @@ def _completed(position: ReadingPosition, more: dict[str, Any], given: int) -> R
     Args:
         position: the position.
         more: this package's part of the saved position.
-        given: the maximum number of batches since the snapshot.
+        given: the number of batches of the epoch, which limits the number of batches since the snapshot.
     """
     is_list = isinstance(position.since, list)
     since, later = more.get("since", [] if is_list else 0), None

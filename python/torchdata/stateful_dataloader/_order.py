@@ -1,17 +1,16 @@
-"""Determines the order of an epoch. `IndexOrder` draws the next index or batch of indices, and saves and restores the
-order.
+"""Determines the order of an epoch. `IndexOrder` draws the next index or batch, and saves and restores the order.
 
 Role: runs in the main process. Indices are drawn from the loader's sampler in the same way as in PyTorch's loader.
 Workers read ahead, so the sampler has returned more indices than the user has received, but a state contains the
-position of the user. A state depends on the kind of the sampler:
+position of the user. The contents of a state depend on the kind of the sampler:
 
 - For PyTorch's `RandomSampler`, or batches of its indices, a state contains the generator from before the order was
   drawn, and the number of indices that the user has received.
-- If the sampler or its iterator has `state_dict`, its state is taken after each n-th index, and kept until the user has
-  received this index. `state_dict` is called only between the first and the last index of an epoch.
+- If the sampler or its iterator has `state_dict`, this state is taken after each n-th index, and kept until the user
+  has received the index. `state_dict` is called only between the first and the last index of an epoch.
 - Any other sampler is iterated again from its beginning up to the saved position, with the generators from the
-  beginning of the epoch. Indices that the user had not received are returned next. At the end, the generators are set
-  to their saved states.
+  beginning of the epoch. Indices that the user had not received are returned next. After the iteration, the generators
+  are set to their saved states.
 """
 
 from __future__ import annotations
@@ -103,11 +102,11 @@ class IndexOrder:
         self._at_first: Moment | None = None
         #: Records the draws of a sampler that may draw again after its first index.
         self._draws = Draws(drawing)
-        #: Whether a user's sampler has a state, which is saved after its indices.
+        #: Whether the user's sampler has a state, which is then kept after some of the sampler's indices.
         self._is_kept = False
 
     def note_random(self) -> None:
-        """Saves the generators. Call this function before the sampler's iterator is created."""
+        """Saves the states of the generators. Call this function before the sampler's iterator is created."""
         self._at_iter = {} if self._is_plain else self._drawing.now()
         self._at_first = None
 
@@ -120,15 +119,15 @@ class IndexOrder:
         self._iterator: Iterator[Any] = iterator
         #: Indices that `draw` returns before further indices of the sampler.
         self._owed: deque[Any] = deque()
-        #: Indices that the saved sampler had returned but the user had not received, and whether this sampler had
-        #: ended.
+        #: `_early`: indices that the sampler of the saved run had returned but the user had not received.
+        #: `_is_used_up`: whether the sampler of the saved run had ended.
         self._early, self._is_used_up = deque[Any](), False
         #: Saved states of a user's sampler: the number of returned indices, the states of the sampler and its iterator,
         #: and the states of the generators.
         self._kept: deque[tuple[int, Any, Any, Moment]] = deque()
         #: Whether indices that were drawn earlier are still outstanding, so that a state must contain these indices.
         self._has_holes = False
-        #: The number of indices that the sampler has returned, and whether the sampler has ended.
+        #: `drawn`: the number of indices that the sampler has returned. `_ended`: whether the sampler has ended.
         self.drawn, self._ended = 0, False
 
     def draw(self) -> Any:
@@ -201,13 +200,12 @@ class IndexOrder:
     def state(
         self, waiting: list[Any], finished: bool, batches: tuple[int, int] | None, in_order: bool = True
     ) -> OrderState:
-        """Returns the position of the user in the order, and the generators.
+        """Returns the state of the order after the batches that the user has received, including the generators.
 
         Args:
             waiting: the indices of batches that the user has not received, in the order of drawing.
             finished: whether the epoch is over.
-            batches: for an iterable dataset, the number of batches that were returned and the number of samples per
-                batch.
+            batches: for an iterable dataset, the number of returned batches and the number of samples per batch.
             in_order: whether the user receives the batches in the order in which their indices were drawn.
         """
         if self.drawn == 0 and not self._ended and not self._never_ends and self._keeps_user_s:
@@ -241,7 +239,7 @@ class IndexOrder:
         """Adds the data for rereading a sampler from its beginning: the initial states of the generators, the number of
         returned indices, and the recorded draws. Generators that have not changed are included only once.
 
-        A checksum of the indices later shows whether the sampler returns the same indices again.
+        When a state is loaded, a checksum shows whether the sampler returns the same indices.
         """
         has_ended = self._ended or self._is_used_up
         if isinstance(self._iterator, BatchIndices):
@@ -269,7 +267,7 @@ class IndexOrder:
             self._owed.append(self._draw())
 
     def _kept_state(self, state: OrderState, waiting: list[Any]) -> tuple[OrderState, Moment]:
-        """Adds the saved state of a user's sampler that matches the received indices, and returns its generators."""
+        """Adds the state of a user's sampler after the received indices, and returns the generators of this state."""
         if not self._kept:
             own, inner = (None if one is UNKNOWN else one for one in unstarted_sampler(self._sampler))
             return state._replace(sampler=own, iterator=inner), {}
@@ -284,7 +282,7 @@ class IndexOrder:
             state = state._replace(indices=waiting[:1])
         elif given > number:
             state = state._replace(indices_since=given - number)
-        # After a resume, the sampler repeats the draws that followed the saved state, so the generators must start from
+        # After resuming, the sampler repeats the draws that followed the saved state, so the generators must start from
         # their states at that time.
         drawn = {key for key, last in self._draws.last.items() if last >= number}
         return state, {key: one for key, one in then.items() if isinstance(key, int) or key in drawn}
@@ -300,7 +298,7 @@ class IndexOrder:
         with self._drawing.going_on(now):
             if state.at_iter is None or self._never_ends:
                 self._load(state)
-                # PyTorch's `RandomSampler` draws from its own generator again, so this generator is not set.
+                # PyTorch's `RandomSampler` redraws the order from its own generator, so this generator is not set.
                 inner = innermost_of(self._sampler)
                 self._drawing.set(now, but=inner.generator if isinstance(inner, TorchRandomSampler) else None)
                 if self._is_kept and self.drawn:
@@ -379,7 +377,7 @@ class IndexOrder:
             self._iterator.pass_samples(count * old, most_missing=old - 1)
 
     def follow(self, state: OrderState, unstarted: bool) -> None:
-        """Moves the sampler and the generators to the end of the saved epoch.
+        """Moves the sampler and the generators to their states at the end of the saved epoch.
 
         Args:
             state: the state.
@@ -397,13 +395,13 @@ class IndexOrder:
             self._drawing.set(now)
 
     def _end_again(self, state: OrderState) -> None:
-        """Reads a user's sampler to its end after its state was loaded, because the next epoch may need this."""
+        """Reads a user's sampler to its end after its state was loaded, which may prepare the next epoch."""
         try:
             next(self._iterator)
         except StopIteration:
             return
-        # The sampler has already prepared the next epoch. Iterating over the sampler now would begin this epoch too
-        # early.
+        # The loaded state of the sampler already belongs to the next epoch. The read has begun this epoch too early, so
+        # the state is loaded again.
         inner = innermost_of(self._sampler)
         if is_stateful(self._sampler) and state.sampler is not None:
             give(self._sampler, state.sampler)

@@ -36,8 +36,7 @@ from torchdata.stateful_dataloader.errors import WorkerTimeoutError
 
 __all__ = ["PinnedUnits", "WorkerPool", "pinned"]
 
-#: Bytes of shared memory for orders that do not fit into the ring. The system allocates only the used part of this
-#: memory.
+#: Bytes of shared memory for orders that do not fit into the ring. The system allocates only the used part.
 _ORDERS = 64 << 20
 
 
@@ -70,16 +69,16 @@ class WorkerPool(Group):
     def __init__(self, loader: Any, job: Job, owner: Callable[[], Any]) -> None:
         self._is_iterable, self._timeout = job.reading.is_iterable, loader.timeout if loader.timeout > 0 else None
         in_order: bool = loader.in_order
-        #: Whether workers read only the indices that the main process orders, instead of reading ahead while there is
-        #: space. Persistent workers get orders even for an iterable dataset, because they complete their outstanding
+        #: Whether workers read only the indices that the main process orders. Otherwise, workers read ahead while there
+        #: is space. Persistent workers get orders even for an iterable dataset, because they complete their outstanding
         #: orders if the program leaves an epoch.
         self.is_ordered = not self._is_iterable or (job.persistent and not job.lasts_one_epoch)
         self._epoch, self._first, num_shards = 0, 0, max(1, job.num_shards)
         context, workers = loader.multiprocessing_context or get_context(), min(num_shards, loader.num_workers)
         full_stats = loader._recorder.full
         super().__init__(context, workers, job, num_shards=num_shards, commands=_ORDERS, full_stats=full_stats)
-        #: For each shard, the outstanding orders by number and index, and the number of these orders that the worker
-        #: has taken; the other orders wait for space in the link.
+        #: `orders`: for each shard, the outstanding orders, as pairs of number and index. `_taken`: for each shard, the
+        #: number of outstanding orders that the worker has taken. The other orders wait for space in the link.
         self.orders: list[deque[tuple[int, Any]]] = [deque() for _ in range(num_shards)]
         self._taken = [0] * num_shards
         if (restarts := self.replace_exited(_Restarts, Survived.chosen(loader), in_order)) is not None:
@@ -100,7 +99,7 @@ class WorkerPool(Group):
         self._stream: ItemStream
 
     def _finish_when_shut_down(self) -> None:
-        """Makes `shutdown` finish the epoch first, so that a worker that waits for space drops its batch."""
+        """Makes `shutdown` end the epoch first, so that a worker that waits for space in its link drops its batch."""
         self._shutdown.beforehand = partial(self.collector.finish_epoch, self._epoch)
 
     #: `LocalPool` stores the first snapshots of its shards in this attribute, whereas worker processes send their
@@ -116,7 +115,8 @@ class WorkerPool(Group):
             ahead: how many batches each worker may be ahead of the main process.
             shared_seed: the epoch's seed for pipes of torch.
             positions: for each shard, the snapshot to load; None starts from the beginning.
-            fresh: whether the epoch of `positions` is over, so that only state that is kept between epochs is loaded.
+            fresh: whether `positions` are from outside of an epoch, so that only state that is kept between epochs is
+                loaded.
             first: the shard that returns the first batch.
 
         Raises:
@@ -200,12 +200,11 @@ class WorkerPool(Group):
             self._taken[worker] += 1
 
     def _shown(self, order: tuple[int, Any]) -> tuple[int, Any]:
-        """Returns an order as it is sent to the worker; for an iterable dataset, without an index."""
+        """Returns an order in the form in which it is sent. For an iterable dataset, the index is omitted."""
         return (order[0], None) if self._is_iterable else order
 
     def wait(self, hand: list[Any]) -> None:
-        """Waits for the next unit (see `_worker`) and appends it to `hand`. This method does nothing if `hand` is not
-        empty.
+        """Waits for the next unit (see `_worker`) and appends it to `hand`. Does nothing if `hand` is not empty.
 
         Args:
             hand: an empty list, or a list with one unprocessed unit. If a signal handler raises an exception, the unit
@@ -237,7 +236,7 @@ class WorkerPool(Group):
 
 #: Maximum number of batches that wait in pinned memory.
 _AHEAD = 2
-#: Seconds to wait for the pinning thread to leave an epoch. The thread may still copy a batch or replace a worker.
+#: Seconds to wait for the pinning thread to leave an epoch. Meanwhile, the thread may copy a batch or replace a worker.
 _LEAVING = 60.0
 
 

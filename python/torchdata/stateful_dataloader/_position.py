@@ -22,7 +22,7 @@ __all__ = [
 
 #: A placeholder for a value that a new loader cannot know.
 UNKNOWN: Any = object()
-#: The maximum number of abandoned epochs without a second batch that a resume repeats.
+#: The maximum number of epochs, each abandoned before its second batch, that resuming repeats.
 _MOST = 256
 #: The number of skipped samples by kind of exception, and the number of all samples including skipped ones.
 Counts = tuple[dict[str, int], int]
@@ -49,15 +49,17 @@ class ReadingPosition(NamedTuple):
         dataset: the state of the dataset; None if the dataset has no state or is its own iterator.
         iterator: the state of the dataset's iterator.
         collate: the state of the collate function.
-        random: the generators at the snapshot. Without workers, the generators at the time when the state was saved.
-        since: the batches read after the snapshot: their number, or their indices for a map-style dataset.
+        random: the states of the generators at the snapshot. Without workers, the states of the generators when the
+            loader's state was saved.
+        since: the number of batches that were read after the snapshot; for a map-style dataset, the indices of these
+            batches.
         ended: whether the dataset had ended.
         digest: a checksum of some samples of the epoch, if the position is a number of batches.
-        base: the snapshot before the epochs in `later`, which a resume loads first; None if no epoch had begun.
+        base: the snapshot before the epochs in `later`, which resuming loads first; None if no epoch had begun.
         later: the number of batches that were read in each epoch that began after the snapshot; None for a snapshot
             within the epoch.
         unbegun: whether the snapshot is from before the first epoch.
-        then: the saved generators from the beginning of the epoch, if they differ from `random`.
+        then: the saved states of the generators from the beginning of the epoch, if they differ from `random`.
         now: the states of the generators for recomputing the last `now_since` batches.
         now_since: the number of batches that were read with the generators `now`.
         unstarted: in a worker, whether the main process took the snapshot before its first loop.
@@ -90,13 +92,12 @@ class ReadingPosition(NamedTuple):
 
     @property
     def origin(self) -> ReadingPosition | None:
-        """The snapshot that a resume loads before it rereads batches; None without a snapshot."""
+        """The snapshot that resuming loads before it rereads batches; None without a snapshot."""
         if self.later is None:
             return self
         if self.base is not None or self.later:
             return self.base
-        # No epoch had begun, so the states are from before the first epoch. At that time, only a dataset that is its
-        # own iterator has an iterator state.
+        # Before the first epoch, only a dataset that is its own iterator has an iterator state.
         own = self.iterator if self.dataset is None else self.dataset
         return ReadingPosition(own, None, self.collate, unbegun=True)
 
@@ -126,18 +127,18 @@ class OrderState(NamedTuple):
         sampler: the state of the sampler.
         iterator: the state of the sampler's iterator.
         is_users: whether `sampler` and `iterator` are states of a user's sampler.
-        is_batched: whether the iterator belongs to a `BatchSampler`, so that a new loader knows the keys of its state.
+        is_batched: whether the iterator belongs to a `BatchSampler`, so that the keys of its state are known.
         indices: the indices that the sampler drew before its state, but that the user has not received.
         indices_since: the number of indices that the sampler drew after its state.
         ahead: for a sampler without a state, the number of indices (or samples, in batches of this package) that it had
             returned but the user had not received.
         used_up: whether the sampler had ended.
-        draws: an entry for each draw of the sampler that followed draws of other code. An entry contains the states of
-            the generators and the number of indices before the sampler's draw.
+        draws: an entry for each draw that the sampler made after other code had drawn from a generator. An entry
+            contains the states of the generators and the number of indices before the sampler's draw.
         digest: a checksum of the sampler's indices.
         generators: the states of the generators at the time of the state, in the saved form.
         at_iter: the states of the generators when the iterator was created, for a sampler without a position.
-        at_first: the states before the first index, of generators that have changed since `at_iter`.
+        at_first: the states before the first index was drawn, for generators that have changed since `at_iter`.
         batch_size: the number of samples per batch, if the sampler provides it.
         epoch: the epoch of a `DistributedSampler`.
     """
@@ -192,7 +193,7 @@ class EpochState(NamedTuple):
         base_seed: the seed from which the workers' seeds are derived.
         shared_seed: the epoch's seed for pipes of torch.
         next_worker: the worker that returns the next batch.
-        passing_over: for a state of torchdata 0.11, the number of batches that a resume must read and drop.
+        passing_over: for a state of torchdata 0.11, the number of batches that resuming must read and drop.
         kind: PyTorch's kind of the dataset; a loaded state does not contain it.
         is_own_iterator: whether an iterable dataset is its own iterator, so that the keys of its state are known.
     """
@@ -225,14 +226,15 @@ class _Trail:
 
     If an iterable dataset has returned no item in an epoch, there is no snapshot within this epoch. The position at
     which the previous epoch was left does not determine how the next epoch begins, because some datasets continue from
-    this position and others start over. Repeating the recorded steps produces the same position for all datasets.
+    this position and others start over. Repeating the steps of the trail leads to the same position in both kinds of
+    datasets.
 
     Args:
-        base: a snapshot within an epoch, at its end, or before the first epoch, maybe frozen; None if unknown.
+        base: a snapshot, possibly frozen, from within an epoch, its end, or before the first epoch; None if unknown.
         since: the number of batches that were read after the snapshot in the same epoch.
         later: the number of batches that were read in each later epoch.
         is_whole: whether the dataset loaded this snapshot in this process, or the snapshot is from the end of an epoch.
-            If False, the trail must contain at least one batch after the snapshot, because a generator applies a loaded
+            If `is_whole` is False, at least one batch must follow the snapshot, because a generator applies a loaded
             state only with its first item.
     """
 
@@ -247,7 +249,7 @@ class _Trail:
         return bool(self.since or self.later)
 
     def position(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns a position with the current states. A resume repeats the trail to reach this position."""
+        """Returns a position with the current states. To reach the position, resuming repeats the trail."""
         base = self.thawed()
         bare = base and ReadingPosition(*base[:3], ended=base.ended, unbegun=base.unbegun)
         random = base.random if base else {}
@@ -259,7 +261,8 @@ class _Trail:
 
 
 class Trails:
-    """The last two trails (`_Trail`) of an iterable dataset. The older trail has more batches than the newer trail.
+    """The last two trails (`_Trail`) of an iterable dataset. The older trail starts from an earlier snapshot, and
+    therefore contains more batches.
 
     Args:
         position: the snapshot that the dataset has loaded; None before the first epoch.
@@ -399,7 +402,7 @@ class Progress:
         return position._replace(random=encoded_of_worker(position.random, base_seed, worker))
 
     def saved_of_program(self) -> ReadingPosition:
-        """Returns the saved form of a position from a loader without workers, for a worker that resumes from it."""
+        """Converts a position from a loader without workers to the saved form for a worker that resumes."""
         position = self.reached()
         then, later = position.random or {}, position.later
         now, behind = position.now, position.now_since

@@ -1,21 +1,20 @@
-"""Reads a dataset through PyTorch's fetchers, and saves the states of the dataset, its iterator and the collate
-function.
+"""Reads a dataset through PyTorch's fetchers, and saves the states of dataset, iterator and collate function.
 
 Role: runs in the process that reads the dataset, which is the main process or a worker. The reader owns the fetcher
 of an epoch.
 
 A `ReadingPosition` contains a snapshot of the states, taken within an epoch or at its end, and the batches that were
-read after the snapshot (`since`). A resume loads the snapshot, and then reads and drops these batches. This makes a
-snapshot at each batch unnecessary.
+read after the snapshot (`since`). Resuming loads the snapshot, and then reads and drops the batches in `since`. With
+this method, no snapshot is needed at each batch.
 
 Until an iterable dataset has returned a batch in its epoch, its next items depend on the positions at which the
-previous epochs were left. In this case, the `ReadingPosition` contains the last snapshot before these epochs (`base`),
-and the number of batches of each epoch that began after the snapshot (`later`). A resume loads `base`, and repeats the
-epochs in `later`. A base from before the first epoch is `unbegun`, and is loaded only if the dataset's current states
-differ.
+previous epochs were left. A `ReadingPosition` from before the first batch contains the last snapshot before these
+epochs (`base`), and the number of batches of each epoch that began after the snapshot (`later`). Resuming loads `base`,
+and repeats the epochs in `later`. A `base` that was saved before the first epoch has `unbegun=True`, and is loaded only
+if the dataset's current states differ.
 
-While a batch is being read, the state of an iterable dataset includes a part of the batch. A position that is requested
-during a batch therefore contains an earlier snapshot.
+While a batch is being read, the state of an iterable dataset includes a part of the batch. For this reason, a position
+that is requested during a batch contains an earlier snapshot.
 """
 
 from __future__ import annotations
@@ -92,10 +91,12 @@ class EpochReader:
         self._generators = generators
         self._fetcher: Any = None
         self._trails = Trails()
-        #: The number of batches requested from this fetcher, and the number of calls of `read` in this epoch.
+        #: `_fetched`: the number of batches requested from this fetcher. `count`: the number of calls of `read` in this
+        #: epoch.
         self._fetched = self.count = 0
-        #: Whether the dataset has ended; whether the trails do not count the last batch yet, because the program may
-        #: not have received it; and whether a batch was interrupted, for example by Ctrl-C.
+        #: `_is_over`: whether the dataset has ended. `_is_uncounted`: whether the trails do not count the last batch
+        #: yet, because the program may not have received the batch. `_is_cut_off`: whether a batch was interrupted, for
+        #: example by Ctrl-C.
         self._is_over = self._is_uncounted = self._is_cut_off = False
         #: The snapshot that this epoch resumed from; None if the epoch started from its beginning.
         self._came_from: ReadingPosition | None = None
@@ -104,7 +105,7 @@ class EpochReader:
         self._trial: _Trial | None = None
         #: Whether the reader takes snapshots without a request. `_cadence` determines when.
         self._keeps, self._cadence = False, SnapshotCadence(_KEPT_EVERY)
-        #: The clock that measures batches, and the number of the next batch to measure.
+        #: `_clock`: the clock that measures batches. `_timed_next`: the number of the next batch to measure.
         self._clock: BatchClock | None = None
         self._timed_next = _NEVER
 
@@ -203,8 +204,8 @@ class EpochReader:
         later, random, base = position.later, position.random, position.origin
         now: _Now = position.now, position.now_since
         self._trails = Trails(position if self.reading.is_iterable else None)
-        # Loading a dataset's state may set the global generators, if the state contains them. The generators in a state
-        # from before the first loop belong to the main process, so they must not replace the generators of a worker.
+        # Loading a dataset's state may set the global generators, if the state contains them. A state from before the
+        # first loop contains generators of the main process, which must not replace the generators of a worker.
         with put_back_afterwards(GLOBAL if position.unstarted or (random is None and later) else ()):
             set_all(random or {})  # `iter(dataset)` may use the generators
             if base is not None and base.unbegun:
@@ -244,7 +245,7 @@ class EpochReader:
             before = [*map(mark_of, GLOBAL)]
             self._read_again(since, now, is_left)
             if base.digest is not None and self.digest not in (None, base.digest):
-                # If samples draw from the global generators, their numbers also depend on what the program draws
+                # If the dataset draws from the global generators, its samples also depend on the program's draws
                 # between two batches.
                 draws = before != [*map(mark_of, GLOBAL)]
                 self._complain(since, draws or SampleDigest.differ_in_numbers_alone(base.digest, self.digest or 0))
@@ -317,8 +318,8 @@ class EpochReader:
         if self._iterator is self._source or not is_stateful(self._iterator):
             with put_back_afterwards(GLOBAL):
                 if self._read_once_more(None) is None:
-                    # At its end, the dataset has already prepared the next epoch. Iterating over the dataset now would
-                    # begin this epoch too early.
+                    # When the state was saved at the end of an epoch, the dataset had already prepared the next epoch.
+                    # The read has begun the next epoch too early, so the state is loaded again.
                     if self._of_dataset(base) is not None:
                         give(self._source, self._of_dataset(base))
                     self._trial = None
@@ -333,8 +334,8 @@ class EpochReader:
         Args:
             since: the number of batches to reread, or their indices.
             now: the states of the generators for recomputing the last batches, and the number of these batches.
-            is_left: whether a later epoch had begun when the state was saved. If True, the last read may have reached
-                the end of the epoch instead of a batch.
+            is_left: whether a later epoch had begun when the state was saved. If `is_left` is True, the last read may
+                have reached the end of the epoch instead of a batch.
         """
         indices = since if isinstance(since, list) else range(since)
         for number, index in enumerate(indices):
@@ -382,13 +383,13 @@ class EpochReader:
         self._is_uncounted, self._is_cut_off = True, False
 
     def _count_last(self) -> None:
-        """Makes the trails count the last batch, because the program has received this batch."""
+        """Counts the last batch in the trails, because the program has received this batch."""
         if self._is_uncounted:
             self._is_uncounted = False
             self._trails.count()
 
     def _fetch(self, index: Any) -> Any:
-        """Returns the next batch. The first batch after a resume may be read twice (see `_fetch_first`)."""
+        """Returns the next batch. The first batch after resuming may be read twice (see `_fetch_first`)."""
         if self._is_over:  # a reader that was restored at the end of the epoch has no fetcher
             raise StopIteration
         self._fetched += 1
@@ -420,7 +421,7 @@ class EpochReader:
         return freeze(state_of(dataset)), freeze((inner, self.has_ended))
 
     def _fetch_first(self, trial: _Trial, index: Any) -> Any:
-        """Reads an epoch's first batch after a resume, to detect a dataset that applies the loaded state repeatedly."""
+        """Reads an epoch's first batch after resuming, to detect a dataset that applies the loaded state repeatedly."""
         before = {name: read(name) for name in GLOBAL}
         batch = ended = None
         try:
@@ -456,7 +457,7 @@ class EpochReader:
             return self._trails.inside(self._state()) if is_inside else self._position_at_the_beginning()
         if not self.reading.is_iterable or self.count or self.has_ended:
             state = self._state()
-            # Otherwise, the checksum would include a batch that the program has not received.
+            # If the program has not received the last batch, the checksum is removed, because it includes this batch.
             return state if is_given or not self._is_uncounted else state._replace(digest=None)
         return self._position_at_the_beginning()
 

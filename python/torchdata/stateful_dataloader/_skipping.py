@@ -1,9 +1,9 @@
 """Skips samples of a `StatefulDataLoader` if the dataset raises an exception for them.
 
-Role: the fetcher omits and reports these samples, in the main process or in a worker. The report is sent with the
-batch, and the main process counts the samples (`Skipped`) when the batch is returned to the user. The counts therefore
-match what the user has received, regardless of read-ahead and replaced workers. Limits, messages and log format are
-shared with pipes.
+Role: the fetcher, in the main process or in a worker, omits and reports samples that raise. The fetcher's report is
+sent with the batch, and the main process counts the omitted samples (`Skipped`) when the batch is returned to the user.
+As a result, the counts match what the user has received, regardless of read-ahead and replaced workers. Limits,
+messages and log format are shared with pipes.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ def check_on_error(how: Any, limit: Any, log: str | os.PathLike[str] | None, dat
         dataset: the dataset.
 
     Raises:
-        ValueError: an argument is out of range, two arguments exclude each other, or an argument does not suit the
-            dataset.
+        ValueError: an argument is out of range or does not suit the dataset, or two arguments exclude each other.
         TypeError: the limit is not a number.
     """
     if how not in ("raise", "skip"):
@@ -72,7 +71,7 @@ class Skipped:
         self._place = str(codes[0]) if len(codes) == 1 else type(loader.dataset).__qualname__
         self._limit, self._log, self._epoch = loader.error_limit, loader.error_log, loader._epochs_begun
         loader._epochs_begun += 1
-        #: The counts. The tuple is replaced, never modified.
+        #: The counts of skipped samples. New counts replace this tuple, which is never modified.
         self.counts: Counts = counts or ({}, 0)
         self._has_ended = False
         self._last = ""

@@ -1,13 +1,13 @@
 """The iterators of a loader with workers, which distribute indices to the workers and return their batches in turn.
 
-Role: runs in the main process. Indices are drawn at the same times as in PyTorch's loader: at the beginning, all
-indices that the workers may be ahead, and then one index with each batch.
+Role: runs in the main process. Indices are drawn at the same times as in PyTorch's loader: at the beginning, the
+indices of all batches that workers may prefetch, and then one index with each batch.
 
 `RestartingIterator` replaces workers that exit, or that hang and are killed. For each worker, the iterator stores the
 last snapshot, the batches received after the snapshot, and the outstanding orders. A replacement process loads the
-snapshot, and then reads and drops the batches that the main process has received. After these batches, the replacement
+snapshot, and then reads and drops the batches that the main process has received. Finally, the replacement process
 receives the outstanding orders. A worker that exits before its first batch of an epoch has not sent a snapshot of that
-epoch. The replacement therefore repeats the previous epoch of this worker before it begins the new epoch.
+epoch. The replacement of such a worker first repeats the worker's previous epoch, and then begins the new epoch.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ __all__ = ["RestartingIterator", "WorkersIterator"]
 _SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"
 _LEFT = "another thread has called iter(loader), which has persistent workers: the epoch that this one read is left"
 
-# The first profiler range makes torch import a module. An import during an epoch would read files, so that
-# `processes/positions.py` could not detect workers that share open files.
+# The first profiler range makes torch import a module. The import must not occur during an epoch, because it reads
+# files, which would hide from `processes/positions.py` that workers share open files.
 with torch.autograd.profiler.record_function("torchdata is imported"):
     pass
 
@@ -121,8 +121,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     def _start(self, loader: Any, state: EpochState | None) -> None:
         """Begins the first epoch of this iterator, or resumes it."""
         if state is None or state.is_over:
-            # As in PyTorch, two iterators of the sampler are created and two seeds of pipes are drawn, but only the
-            # first seed is used.
+            # As in PyTorch's loader, two sampler iterators are created and two seeds of pipes drawn. The first seed is
+            # used.
             seed = self._shared_seed
             self._begin_again(loader, True)
             if not self._lives_on:
@@ -184,7 +184,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
         Args:
             positions: for each worker, the snapshot to load; None starts from the beginning.
-            fresh: whether the epoch of the snapshots in `positions` is over.
+            fresh: whether the snapshots in `positions` were saved outside of an epoch.
             first: the worker that returns the next batch.
         """
         self.is_finished = False
@@ -201,7 +201,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             for progress, position in zip(self._progress, positions, strict=True):
                 progress.load(position)
         self._is_stateful = any(is_stateful(one) for one in (reading.dataset, reading.collate_fn))
-        #: Workers that have not sent a unit in this epoch yet, so that their last known positions may be out of date.
+        #: Workers that have not sent a unit in this epoch yet. The known positions of these workers may be out of date.
         tells = reading.is_iterable or self._is_stateful or self._has_begun
         self._unheard = set(range(self._num_workers)) if tells else set()
         self._has_begun = True
@@ -284,7 +284,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return worker, number, batch, news
 
     def _hand_over(self) -> tuple[Any] | None:
-        """Returns the batch of the unit in `_hand`, if it has one. Cannot be interrupted; see `HandingIterator`."""
+        """Returns the batch of the unit in `_hand`, if the unit has a batch. Cannot be interrupted; see
+        `HandingIterator`."""
         if self._successor is not None:
             return (self._hand.pop(),)
         self._is_cut_off = True
@@ -398,7 +399,7 @@ class RestartingIterator(WorkersIterator):
     def _begin(self, positions: Sequence[Any], fresh: bool, first: int) -> None:
         ways = [self._as_it_was_left(worker) if self._has_begun else [] for worker in range(self._num_workers)]
         self._beginnings = list(zip(positions, ways, strict=True))
-        #: Whether the epoch of these snapshots was over, and this epoch's seed for pipes of torch.
+        #: `_fresh`: whether `positions` were saved outside of an epoch. `_seed_then`: the epoch's seed for pipes.
         self._fresh, self._seed_then = fresh, self._shared_seed
         #: For each worker, the number of processed units of this epoch.
         self._seen = [0] * self._num_workers
@@ -412,7 +413,7 @@ class RestartingIterator(WorkersIterator):
         super()._reset(loader, first_iter)
 
     def _way_to(self, worker: int) -> tuple[list[tuple[Any, ...]], Any, bool, list[Any]]:
-        """Returns the steps that bring a process to a worker's current position in this epoch.
+        """Returns how a new process reaches the position that a worker now has in this epoch.
 
         Returns:
             Orders that repeat finished epochs, the snapshot to load, whether the epoch of this snapshot is over, and
@@ -425,8 +426,7 @@ class RestartingIterator(WorkersIterator):
         return before, position, self._fresh, since
 
     def _as_it_was_left(self, worker: int) -> list[tuple[Any, ...]]:
-        """Returns the orders with which a worker repeats all reads of the abandoned epoch, including its outstanding
-        orders."""
+        """Returns orders that make a worker repeat all reads of the abandoned epoch, including outstanding orders."""
         before, position, fresh, since = self._way_to(worker)
         ordered = [] if self._progress[worker].ended else [index for _, index in self._pool.orders[worker]]
         if position is None and not since and not ordered and not self._reading.is_iterable:
@@ -453,7 +453,7 @@ class RestartingIterator(WorkersIterator):
         self._pool.instruct(worker, [*before, beginning], received)
 
     def _start_of(self, shard: int, account: Account) -> tuple[list[tuple[Any, ...]], EpochStart, int]:
-        """Returns how a replacement process begins a shard after the units that were already received.
+        """Returns what a replacement process needs to continue a shard after the units that were already received.
 
         Returns:
             Orders that repeat finished epochs, the start of this epoch, and the number of outstanding orders that the

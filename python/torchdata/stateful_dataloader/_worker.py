@@ -75,8 +75,7 @@ class News(NamedTuple):
         after: the frozen snapshot from after the batch.
         failure: the error that was raised instead of returning the batch.
         skipped: the skipped samples of the batch.
-        seen: the number of samples of the batch, including skipped samples; None if it equals the number of ordered
-            samples.
+        seen: the number of samples of the batch, including skipped samples; None if all ordered samples were seen.
         empty: whether all samples were skipped, so that the batch is missing.
         digest: a checksum of some samples of this epoch, for a dataset without a state; None if unchanged.
         ended: whether the iterable dataset has ended.
@@ -113,7 +112,7 @@ class ShardReader:
 
     def __init__(self, job: Job, number: int, counting: Counting | None, worker: _Worker | None = None) -> None:
         self.job, self.number, self.counting, self.worker = job, number, counting, worker
-        #: The shard's global generators and worker info, while another shard runs in the process.
+        #: Stores the shard's global generators and worker info while the process runs another shard.
         self.globals = ShardGlobals()
         self.watch: GeneratorWatch
         if job.num_shards:
@@ -124,7 +123,7 @@ class ShardReader:
 
     @classmethod
     def failed(cls, number: int, worker: _Worker) -> ShardReader:
-        """Returns a shard that sends the worker's error instead of batches."""
+        """Returns a `ShardReader` that sends the worker's error instead of batches."""
         shard = cls.__new__(cls)
         shard.number, shard.worker, shard.failure = number, worker, worker.failure
         return shard
@@ -144,7 +143,7 @@ class ShardReader:
     def work_off(self, indices: list[Any]) -> None:
         """Reads the outstanding orders of an epoch that the program has left, as PyTorch's workers do.
 
-        The state of the dataset in the next epoch therefore does not depend on the speed of this worker.
+        As a result, the state of the dataset in the next epoch does not depend on the speed of this worker.
         """
         if self.reader is None or self.failure is not None:
             return
@@ -160,7 +159,8 @@ class ShardReader:
         Args:
             iterates: whether the epoch runs without orders.
             shared_seed: the epoch's seed for pipes of torch.
-            fresh: whether the epoch of the snapshot is over, so that only state that lasts beyond an epoch is loaded.
+            fresh: whether the snapshot was saved outside of an epoch. If True, only state that is kept between epochs
+                is loaded.
             start: the snapshot at the beginning of the epoch, and the batches that were already received.
         """
         position, again = start.position, start.again
@@ -307,14 +307,13 @@ class Job(Program):
     persistent: bool
     #: The number of batches between two snapshots of a worker.
     every: int = 1
-    #: The number of shards. 0 for a worker that resumes an epoch of a loader without workers; this worker has the
-    #: program's global generators instead of a worker info.
+    #: The number of shards; 0 for a worker that resumes an epoch of a loader without workers. Such a worker has the
+    #: program's global generators, and no worker info.
     num_shards: int = 0
     generators: Moment = field(default_factory=dict)
     #: Whether the workers exit after their first epoch, because the next epoch has another number of shards.
     lasts_one_epoch: bool = False
-    #: Copies of the dataset and the functions, if processes run several shards; the job itself then lacks these
-    #: objects.
+    #: Copies of the dataset and the functions, if processes run several shards; the job then lacks the originals.
     copies: Copies | None = None
 
     def copied(self) -> Job:
@@ -332,7 +331,7 @@ class Job(Program):
         )
 
     def holds_shared_memory(self) -> bool:
-        """Returns whether the job contains copies, which refer to objects in shared memory."""
+        """Returns whether the job contains `Copies`, which refer to objects in shared memory."""
         return self.copies is not None
 
     @classmethod
@@ -361,7 +360,7 @@ class Batches(Iterator[Unit]):
         #: Units that are sent before all other units.
         self._owed: list[Unit] = []
         self._order = NO_ORDER
-        #: The `News` of the next unit, and the `News` of the last unit.
+        #: `news`: the `News` of the next unit. `_brought`: the `News` of the last unit.
         self.news = self._brought = NO_NEWS
         #: `is_over`: whether all batches were read. `_takes_positions`: whether snapshots contain the position in the
         #: dataset, and not only the generators.
@@ -377,9 +376,10 @@ class Batches(Iterator[Unit]):
 
         Args:
             reader: the reader, after the beginning of its epoch.
-            went_on: whether the epoch resumes from a saved position, which the main process already has.
-            told: whether the main process has unprocessed units of this epoch. If True, no snapshot is taken, because
-                the main process would assign this snapshot to the wrong unit.
+            went_on: whether the epoch resumes from a saved position. If `went_on` is True, the main process has this
+                position.
+            told: whether the main process has unprocessed units of this epoch. If `told` is True, no snapshot is taken,
+                because the main process would assign the snapshot to the wrong unit.
         """
         self._reader, self._digest = reader, reader.digest
         self._takes_positions = reader.is_stateful and reader.restores_position
@@ -433,7 +433,7 @@ class Batches(Iterator[Unit]):
         looks = now >= watch.due
         first = looks and watch.look_in_time(now)
         if not self._tells:
-            return b"" if looks else None  # a resume need not reread batches if no generator was used
+            return b"" if looks else None  # resuming need not reread batches if no generator was used
         if not cadence.is_due(now, took) and not first:  # earlier snapshots lack the generators that `watch` has found
             return None
         frozen = self._frozen_position()

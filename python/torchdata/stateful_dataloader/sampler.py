@@ -69,7 +69,7 @@ class RandomIndices(Iterator[int]):
         #: The generator's state before the order was drawn; None if the order was not drawn yet.
         self._origin: bytes | None = None
         self._chunks: Iterator[list[int]] = iter(())
-        #: The indices that were drawn together, and the position of the next index among them.
+        #: `_chunk`: the indices that were drawn together. `_place`: the position of the next index in `_chunk`.
         self._chunk, self._place = list[int](), 0
 
     def __next__(self) -> int:
@@ -192,7 +192,8 @@ class BatchIndices(Iterator[list[int]]):
         self._batches = batches
         self._iterator: Iterator[int] | None = None
         self.samples_yielded = 0
-        #: Whether the sampler has ended, and the number of its indices that were dropped.
+        #: `has_ended`: whether the sampler has ended. `_dropped`: the number of the sampler's indices that were
+        #: dropped.
         self.has_ended, self._dropped = False, 0
 
     @property
@@ -247,7 +248,7 @@ class BatchIndices(Iterator[list[int]]):
         return state
 
     def give_sampler(self, state: Any) -> None:
-        """Restores the wrapped sampler, if the state contains a state of this sampler."""
+        """Restores the wrapped sampler, if `state` contains the sampler's state."""
         sampler = self._batches.sampler
         if is_stateful(sampler) and state is not None and "sampler_state" in state:
             give(sampler, state["sampler_state"])
@@ -282,7 +283,7 @@ class BatchIndices(Iterator[list[int]]):
             pass_over(self._iterator, self.samples_yielded)
         self.has_ended = bool(state_dict.get("ended"))
         if self.has_ended and next(self._iterator, _NONE) is not _NONE and is_stateful(sampler):
-            # The sampler has already prepared the next epoch, and iterating over it now would begin that epoch too
+            # The sampler has already prepared the next epoch. Iterating over the sampler would begin this epoch too
             # early.
             give(sampler, state_dict["sampler_state"])
 
@@ -360,8 +361,7 @@ def endless_state(batches: int, size: int) -> dict[str, Any]:
 
 
 def samples_in(state: Any) -> int | None:
-    """Returns the number of yielded indices in the state of a `BatchSampler`; None if the state does not contain a
-    number."""
+    """Returns the number of yielded indices in the state of a `BatchSampler`; None if the state has no number."""
     samples = state.get("samples_yielded") if isinstance(state, dict) else None
     return samples if type(samples) is int else None
 

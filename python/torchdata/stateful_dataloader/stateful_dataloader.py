@@ -56,7 +56,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
     `load_state_dict`, the next loop resumes after the last batch, or begins the next epoch if the last epoch was over.
 
     Datasets, their iterators, samplers and collate functions that have `state_dict` and `load_state_dict` are saved and
-    restored by these methods. Iterable datasets and samplers without these methods are reread from the beginning.
+    restored by these methods. Iterable datasets and samplers without `state_dict` are reread from the beginning.
 
     Threads may share an iterator, and each batch goes to one of the threads. A copy of a loader (by `copy` or pickle)
     is an independent loader that has not begun.
@@ -82,7 +82,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         in_order: whether batches are returned in the order of their indices. With `in_order=False`, batches are
             returned as soon as they are ready.
         snapshot_every_n_steps: the number of batches between snapshots of datasets and samplers. A state is
-            nevertheless exact at each batch, because a resume rereads and drops the batches after the last snapshot.
+            nevertheless exact at each batch, because resuming rereads and drops the batches after the last snapshot.
             Snapshots that take long are taken less often.
         on_worker_exit: what happens if a worker process exits. "error" raises `WorkerExitedError`. "restart" replaces
             the worker, issues a `RuntimeWarning`, and continues: no batch is lost or repeated, and the order is the
@@ -200,7 +200,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         self.error_log = None if error_log is None else os.fspath(error_log)
         #: The number of epochs that have begun, which `error_log` contains.
         self._epochs_begun = 0
-        # PyTorch refuses to replace samplers. The new samplers have the same order, so `vars` bypasses this check.
+        # PyTorch's loader refuses to replace its samplers. `vars` bypasses this check, because the new samplers have
+        # the same order.
         own = vars(self)
         if sampler is None and type(self.sampler) is torch.utils.data.RandomSampler:
             own["sampler"] = RandomSampler(self.sampler.data_source, generator=generator)
@@ -285,8 +286,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         Args:
             state_dict: a result of `state_dict`; with an empty dict, the next loop begins an epoch.
             strict: whether the next loop raises `ValueError` if the order differs, or if an iterable dataset or a
-                sampler without a state yields different items when it is reread. With False, the loop skips the saved
-                number of batches instead, so samples may be repeated or missing.
+                sampler without a state yields different items when it is reread. With `strict=False`, the loop skips
+                the saved number of batches instead, so samples may be repeated or missing.
 
         Raises:
             TypeError: `state_dict` is not a dict.

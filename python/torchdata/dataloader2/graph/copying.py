@@ -3,9 +3,9 @@
 Role: decides what a copy shares with its original. The code runs in the main process, in the thread that creates a
 loader or loads a state.
 
-A loader shards, seeds and iterates the pipes of its graph, which changes them. The loader therefore reads a copy, and
-the user's graph stays unchanged. The data in the graph is not copied, because a copy costs memory and time, and because
-not every object can be copied: some objects lose their contents, their shared memory or their open files.
+A loader shards, seeds and iterates the pipes of its graph, which changes them. The loader reads a copy, so the user's
+graph stays unchanged. The data in the graph is not copied, because a copy costs memory and time, and because not every
+object can be copied: some objects lose their contents, their shared memory or their open files.
 
 - A pipe of the graph is copied, and so is any object that refers to a pipe: a list of pipes, a method of a pipe, an
   instance with a pipe in an attribute.
@@ -38,7 +38,7 @@ from torchdata.datapipes._pipe.graph.traversal import LARGEST_STRUCTURE, is_pipe
 T = TypeVar("T")
 LockType = type(Lock())
 
-#: Types of containers that are copied, without subclasses, which may have more data than their members.
+#: Types of containers that are copied. Subclasses are excluded, because their instances may have more data.
 _CONTAINERS = frozenset({list, tuple, set, frozenset, deque, bytearray, dict, defaultdict, OrderedDict, Counter})
 
 #: Types of objects that `copy.deepcopy` always shares.

@@ -1,8 +1,7 @@
 """Cuts a pipe graph into the parts that run in the dispatching process, in the workers and in the main process.
 
 Role: decides where to cut, and defines the pipe that replaces the dispatched part in every worker. The functions run in
-the main process before workers start. `DispatchedSource` runs in the workers, where the worker runtime owns the stream
-that it reads.
+the main process before workers start. `DispatchedSource` runs in the workers, and reads a stream of the worker runtime.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ class DispatchedSource(IterDataPipe[Any]):
     checksum of the items that it has read.
 
     Attributes:
-        open_stream: creates an iterator over the items for this worker. The worker runtime sets `open_stream`, and
-            pickling omits it.
+        open_stream: creates an iterator over the items for this worker. The worker runtime sets the function
+            `open_stream`, which is not pickled.
         share: returns the number of the pass, and the count and checksum of the items that were read in this pass. The
-            worker runtime also sets `share`, and pickling omits it.
+            worker runtime sets the function `share`, which is not pickled.
     """
 
     open_stream: Callable[[], Iterator[Any]] | None = state(saved=False, lasts=True)
@@ -55,7 +54,7 @@ class _DummyIterDataPipe(IterDataPipe[Any]):
     """In 0.9, the placeholder in a worker's graph that the worker's main function connected to the dispatching process.
 
     User-defined replacements of `process_init_fn` search the graph for this pipe, which represents the dispatched
-    items. The graph contains a `DispatchedSource` instead, so the search finds nothing and the replacements do nothing.
+    items. Graphs now contain a `DispatchedSource` instead, so the search finds no pipe and changes nothing.
     """
 
 
@@ -92,8 +91,7 @@ def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe |
 
 
 def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tuple[Graph, Graph | None]:
-    """Replaces the dispatched part with a `DispatchedSource`, and returns the remaining graph and the dispatched
-    graph."""
+    """Replaces the dispatched part with a `DispatchedSource`. Returns the remaining and the dispatched graph."""
     dispatching = find_lca_round_robin_sharding_dp(graph)
     if dispatching is None:
         return graph, None
@@ -102,8 +100,7 @@ def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tupl
 
 
 def skipping_as_before(part: Graph, graph: Graph) -> Graph:
-    """Appends `on_error` to a part of the graph that runs in other processes, if the whole graph skips exceptions of
-    this part.
+    """Appends `on_error` to a part of the graph that runs in other processes, if the whole graph skips exceptions.
 
     Exceptions are skipped in the process in which they are raised, so each process needs an `on_error`.
 
@@ -153,16 +150,15 @@ def _is_replicable(datapipe: DataPipe) -> bool:
 def find_replicable_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
     """Returns the ends of the branches that may be copied to worker processes.
 
-    A pipe with `is_replicable()` False must exist only once, as must all pipes that read from it, directly or
-    indirectly. The remaining pipes form branches. If one branch contains another branch, only the end of the larger
-    branch is returned. In a cycle, a pipe does not count as a reader of pipes closer to the end of the graph.
+    A pipe with `is_replicable()` False, and each pipe that reads from it directly or indirectly, must exist only once.
+    The remaining pipes form branches. If one branch contains another branch, only the end of the larger branch is
+    returned. In a cycle, a pipe does not count as a reader of pipes closer to the end of the graph.
 
     Args:
         graph: the graph, or a result of `traverse_dps`.
 
     Returns:
-        The ends of the branches: only the last pipe of the graph if all pipes are replicable, and an empty list if none
-            is.
+        The ends of the branches: only the last pipe of the graph if all pipes are replicable, an empty list if none is.
     """
     graph = whole(graph)
     if all(map(_is_replicable, graph)):
@@ -185,7 +181,7 @@ def find_replicable_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
 
 
 def _reads_outside_circles(graph: Graph) -> dict[int, list[DataPipe]]:
-    """Returns the sources of each pipe by id, without sources in a cycle that are closer to the graph's end."""
+    """Returns each pipe's sources by id. In a cycle, a source that is closer to the graph's end is omitted."""
     distance = {id(graph.end): 0}
     waiting = deque([graph.end])
     reads: dict[int, list[DataPipe]] = {}

@@ -65,8 +65,7 @@ class GraphTemplate:
             return _cloudpickled(self._kept)
 
     def fits(self, most: int) -> bool:
-        """Returns whether the object can be pickled in at most this many bytes. Pickling stops once the maximum is
-        exceeded."""
+        """Returns whether the object's pickle has at most this many bytes. Pickling stops at this limit."""
         try:
             return _fits(pickle.Pickler, self._kept, most)
         except Exception as error:  # a user's __getstate__ may raise anything; the second attempt decides
@@ -128,8 +127,7 @@ def deserialize_datapipe(serialized_state: bytes) -> Any:
 
 
 class _DataPipeSerializationWrapper:
-    """A pipe that can be pickled even if plain pickle does not support its contents. Old code wraps pipes in this
-    class.
+    """A pipe that can be pickled even if plain pickle does not support its contents. Only old code uses this class.
 
     Args:
         datapipe: the pipe.

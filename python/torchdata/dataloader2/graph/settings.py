@@ -42,7 +42,7 @@ def is_random(datapipe: Any) -> TypeGuard[Any]:
 
 def random_pipes(datapipes: Iterable[DataPipe]) -> list[Any]:
     """Returns the pipes that accept a seed, and makes them derive the seeds of later passes from the first seed of an
-    epoch. If later passes drew new seeds, a resumed epoch could not repeat them.
+    epoch. If pipes drew new seeds in later passes, a resumed epoch could not repeat these seeds.
     """
     found = [*filter(is_random, datapipes)]
     for pipe in found:
@@ -103,8 +103,7 @@ def set_graph_random_seed(datapipe: DataPipe | Graph, seed_generator: SeedSource
 
     Args:
         datapipe: the last pipe of the graph, or the graph.
-        seed_generator: the generator that provides the seeds; in a worker, it was spawned with the worker's
-            number.
+        seed_generator: the generator that provides the seeds; in a worker, it was spawned for this worker.
 
     Returns:
         The last pipe.
@@ -161,7 +160,7 @@ def apply_sharding(
     told: set[int] = set()
 
     def descend(graph: DataPipeGraph, behind: Any) -> None:
-        """Visits a part of the graph. `behind` is the next filter toward the end of the graph, if any."""
+        """Visits a part of the graph. `behind` is the next filter between this part and the graph's end, or None."""
         for pipe, sources in graph.values():
             if (id(pipe), id(behind)) in seen:
                 continue
@@ -246,8 +245,7 @@ def apply_random_seed(datapipe: DataPipe, rng: Any) -> DataPipe:
 
     Args:
         datapipe: the last pipe of the graph.
-        rng: a `torch.Generator`, a `random.Random`, a `numpy.random.Generator` or a `SeedGenerator`, for drawing shared
-            seeds.
+        rng: a `torch.Generator`, a `random.Random`, a `numpy.random.Generator`, or a `SeedGenerator` (shared seeds).
 
     Returns:
         The same pipe.

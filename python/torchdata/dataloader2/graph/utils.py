@@ -87,7 +87,7 @@ def nested(graph: Graph) -> DataPipeGraph:
     finished: dict[int, DataPipeGraph] = {}
 
     def sources(pipe: DataPipe, path: set[int]) -> tuple[DataPipeGraph, bool]:
-        """Returns the graph of the pipe's sources, and whether it is independent of the path that leads to the pipe."""
+        """Returns the graph of the pipe's sources, and whether this graph is the same for every path to the pipe."""
         if id(pipe) in finished:
             return finished[id(pipe)], True
         path.add(id(pipe))
@@ -197,8 +197,8 @@ def list_dps(graph: DataPipeGraph, exclude_dps: DataPipe | Iterable[DataPipe] | 
 def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataPipe) -> DataPipeGraph:
     """Replaces `old_datapipe` with `new_datapipe` in every pipe of the graph that reads from `old_datapipe`.
 
-    The new pipe and its sources may still read from the old pipe. You can therefore insert a pipe into the middle of a
-    graph. The given pipes are modified.
+    The new pipe and its sources may still read from the old pipe, so a pipe can be inserted into the middle of a graph.
+    The given pipes are modified.
 
     Args:
         graph: a result of `traverse_dps`.
@@ -230,7 +230,7 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
 
 def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
     """Replaces a pipe of a graph, and returns the new end of the graph."""
-    # In a cycle, the readers of the old pipe are also its sources, but must read the new pipe nevertheless.
+    # In a cycle, a reader of the old pipe may also be one of its sources, and must also read the new pipe.
     kept = _reached(new_datapipe, old_datapipe, sources_of)
     for pipe_id, pipe in _reached(graph.end, old_datapipe, graph.sources).items():
         if pipe_id not in kept:
@@ -239,8 +239,7 @@ def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
 
 
 def _reached(end: DataPipe, without: DataPipe, sources: Callable[[DataPipe], list[DataPipe]]) -> dict[int, DataPipe]:
-    """Returns `end` and its direct and indirect sources by id, without sources that are reached only through the pipe
-    `without`."""
+    """Returns `end` and all its sources by id, without sources that are reached only through the pipe `without`."""
     found: dict[int, DataPipe] = {}
     waiting = [end]
     while waiting:

@@ -16,7 +16,7 @@ _UINT64 = (1 << 64) - 1
 
 
 class PhiloxEngine:
-    """A stream of seeds derived from one number. Deprecated: use `SeedGenerator`. This class draws its numbers from a
+    """A stream of seeds derived from one number. Deprecated: use `SeedGenerator`. The numbers come from a
     `SeedGenerator`.
 
     Args:
@@ -60,8 +60,8 @@ class PhiloxEngine:
         return copy.deepcopy(self)
 
     def spawn(self, index: int) -> PhiloxEngine:
-        """Returns the engine with number `index`. Engines with different numbers are independent of this engine and of
-        each other.
+        """Returns a new engine for the number `index`. Engines with different numbers are independent of this engine
+        and of each other.
 
         Raises:
             AssertionError: no seed was set, or `index` is negative.

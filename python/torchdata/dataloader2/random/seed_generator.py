@@ -26,9 +26,9 @@ class SeedGenerator:
     """Draws seeds that are all derived from one number.
 
     The generator has two streams. *Shared* seeds are equal in all generators with the same seed: on every rank and in
-    every worker. All other seeds are also equal in these generators, until `spawn` makes them different for each
-    worker. A shuffle that is read in one process therefore has the same order as a shuffle before a `sharding_filter`
-    in workers. ChaCha12 generates both streams.
+    every worker. Seeds of the other stream are also equal at first, but `spawn` makes them different in each worker. As
+    a result, a shuffle that is read in one process has the same order as a shuffle before a `sharding_filter` in
+    workers. ChaCha12 generates both streams.
 
     Args:
         seed: an integer from 0 to 2**64 - 1; None (the default) draws a seed from torch's global generator if torch is
@@ -72,8 +72,8 @@ class SeedGenerator:
     def spawn(self, worker_id: int, inplace: bool = False) -> SeedGenerator:
         """Returns the generator of worker (or rank) `worker_id`.
 
-        The result has the same shared seeds as this generator, and independent other seeds. With `inplace`, this
-        generator itself becomes the worker's generator. Without `inplace`, this generator is not changed.
+        The new generator has the same shared seeds as this generator, and independent seeds of its own. With `inplace`,
+        this generator itself becomes the worker's generator. Without `inplace`, this generator is not changed.
         """
         if isinstance(worker_id, bool) or not isinstance(worker_id, int):
             raise TypeError(f"worker_id must be an integer, not {worker_id!r}")
@@ -87,8 +87,7 @@ class SeedGenerator:
         return SeedGenerator(_rngs=self._native.spawn(worker_id))
 
     def exported(self) -> bytes:
-        """Returns the state of the generator. `imported` creates a generator with the same future seeds from the
-        exported state."""
+        """Returns the state of the generator, from which `imported` creates a generator with the same future seeds."""
         return self._native.export()
 
     @classmethod

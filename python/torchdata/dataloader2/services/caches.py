@@ -1,13 +1,13 @@
 """Leaves the items of large caches out of snapshots, because a process that resumes can recompute them.
 
-Role: owned by the program of a worker, and runs between two items. The items that a pipe such as `in_memory_cache`
-keeps beyond an epoch follow from the epoch that has filled the cache. If these items exceed the worker's part of
-`snapshot_budget`, a snapshot contains the seeds of this epoch instead, and a new process repeats this epoch.
+Role: owned by the program of a worker, and runs between two items. A process can recompute the items of a cache such as
+`in_memory_cache` by repeating the epoch that filled the cache. If the items exceed the worker's part of
+`snapshot_budget`, a snapshot contains the seeds of that epoch instead, and a new process repeats that epoch.
 
-A repeated epoch yields the same items only if nothing has changed the cached objects since. A checksum detects changes
-at the beginning of each epoch. Within an epoch, changes are impossible if the cache is the last pipe of the graph and
-reads no source. In other graphs, items can be left out only at the beginning of an epoch, so no later snapshots are
-taken. If the cached objects have changed, snapshots contain them.
+A repeated epoch restores the cached objects only if no code has changed the original objects. A checksum detects
+changes at the beginning of each epoch. Within an epoch, changes are impossible if the cache is the last pipe of the
+graph and reads no source. In any other graph, only the snapshot at the beginning of an epoch can omit the cached items,
+so no later snapshots are taken. If the cached objects have changed, snapshots contain them.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class Caches:
     """The caches in the graph of one worker.
 
     Args:
-        most: the number of bytes up to which snapshots contain the cached items; None for no limit.
+        most: the maximum size in bytes of cached items in a snapshot; None for no limit.
     """
 
     def __init__(self, most: int | None) -> None:
         self._most = most
-        #: The graph, and its caches: pipes with the names of their attributes.
+        #: The graph, and its caches. A cache is given by a pipe and the name of the attribute that holds the items.
         self._graph: DataPipe | None = None
         self._caches: Sequence[tuple[Any, str]] = ()
-        #: Whether no epoch has begun yet, and whether all caches were empty at the beginning of the running epoch.
+        #: `_is_new`: whether no epoch has begun yet. `_was_empty`: whether all caches were empty when the epoch began.
         self._is_new, self._was_empty = True, False
         #: The epoch that has filled the caches, or fills them now. `_lacks_start` is True until the first snapshot of
         #: this epoch is known.
@@ -79,7 +79,7 @@ class Caches:
             if not is_same or not (self._is_untouched or _measured(values) == self._measure):
                 self.forget()
         else:
-            # In an interrupted epoch, pipes after the cache may have changed only some of the cached objects.
+            # If the epoch was interrupted, pipes after the cache may have changed only some of the cached objects.
             is_exact = was_empty and (_has_finished(datapipe) or self._ends_in_cache(datapipe))
             measure = _measured(values) if is_exact else None
             if measure is None or self._most is None or measure.size <= self._most:
@@ -113,7 +113,7 @@ class Caches:
     # -- snapshots -------------------------------------------------------------------------------------------------
 
     def may_snapshot(self, begins: bool) -> bool:
-        """Returns whether a snapshot is exact now. `begins` is True if no item of the epoch was read yet."""
+        """Returns whether a snapshot would be exact now. `begins` is True if no item of the epoch was read yet."""
         return begins or self._is_untouched or not self._left_out
 
     def filled(self, begins: bool) -> Filled | None:
@@ -206,7 +206,7 @@ def _digest(values: Sequence[Any]) -> int:
 
 
 class _Measure(NamedTuple):
-    """The size of items in bytes, and the checksum of their pickles, which may differ in another process."""
+    """The size of items in bytes, and a checksum of their pickles. The checksum may differ in another process."""
 
     size: int
     checksum: int

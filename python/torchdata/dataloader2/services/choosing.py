@@ -40,8 +40,7 @@ def choose_workers() -> WorkerChoice:
 
 
 def refuse_ranks(graph: Graph) -> None:
-    """Raises ValueError if the items are distributed among ranks, because each rank might choose another number of
-    workers."""
+    """Raises ValueError if ranks share the items, because each rank might choose another number of workers."""
     for pipe in graph:
         if isinstance(pipe, FullSync) or _is_shared_by_ranks(pipe):
             raise ValueError(

@@ -1,8 +1,8 @@
 """Sharding among the ranks of a distributed job, over `torch.distributed` or an object from the user.
 
 Role: divides the items of the graph by rank, gives all ranks the same shared seeds, and ends the graph in `fullsync`,
-so that the epochs of all ranks end together. The code runs in the main process of every rank. It owns two process
-groups, one for seeds and one for the thread of `fullsync`, because messages of two threads must not mix.
+so that the epochs of all ranks end together. The code runs in the main process of every rank. The service owns two
+process groups, one for seeds and one for the thread of `fullsync`, because messages of two threads must not mix.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ class DistributedReadingService(ReadingServiceInterface):
             returns the smallest value of all ranks. `all_reduce_min` is called in a separate thread.
 
     Raises:
-        RuntimeError: PyTorch is not installed or has no `torch.distributed`, and `process_group` is not an object of
-            your own.
+        RuntimeError: PyTorch is missing or has no `torch.distributed`, and `process_group` is not your own object.
         ValueError: `timeout` is zero, negative or over three years, the mesh has several dimensions, or this rank does
             not belong to the process group.
         TypeError: `process_group` lacks one of the required attributes.
@@ -91,7 +90,8 @@ class DistributedReadingService(ReadingServiceInterface):
         self._pg: RankGroup | None = None
         self._sync_group: RankGroup | None = None
         self._fullsync: Any = None
-        #: Whether the next epoch uses the seeds of a run without ranks, and whether the running epoch does.
+        #: `_keeps_next`: whether the next epoch uses the seeds of a run without ranks. `_keeps_seeds`: whether the
+        #: running epoch uses the seeds of a run without ranks.
         self._keeps_next = self._keeps_seeds = False
         self._resumed: Callable[[], Sequence[Shard] | None] | None = None
         #: Whether the epoch that begins contains shards that began on other ranks.
@@ -111,8 +111,8 @@ class DistributedReadingService(ReadingServiceInterface):
         return duplicate
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
-        """Shards the graph by rank, and appends `fullsync`, which ends the epoch on all ranks once one rank has run out
-        of items.
+        """Shards the graph by rank, and appends `fullsync`, which ends the epoch on all ranks once a rank has no more
+        items.
 
         Raises:
             RuntimeError: `torch.distributed` is not initialised.

@@ -73,7 +73,7 @@ class ReadingServiceInterface(ABC):
         _resume: a method `_resume(resume_fn=None)` that continues to read ahead; the attribute is None if the service
             cannot be paused.
         _limit: a method `_limit(num_batches, limit_fn=None)` that receives each limit; None if the service does not
-            receive limits. The loader itself counts the items.
+            receive limits. The loader, not the service, counts the items.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, ReadingServiceInterface
@@ -131,8 +131,7 @@ class ReadingServiceInterface(ABC):
         resumed: Callable[[], Sequence[Shard] | None],
         ranks: Callable[[], RankInEpoch | None],
     ) -> None:
-        """Passes settings of the run to the service. The loader calls this method once, before `initialize` or
-        `restore`.
+        """Receives settings of the run. The loader calls this method once, before `initialize` or `restore`.
 
         Args:
             full_stats: whether the time of each pipe is measured.
@@ -154,8 +153,7 @@ class ReadingServiceInterface(ABC):
         """Divides each epoch into `splits` shards, over all ranks, if the service runs shards."""
 
     def count_items(self, datapipe: DataPipe) -> int | None:
-        """Returns the number of items of an epoch, if the service can determine it. `len(loader)` may call this method
-        at any time.
+        """Returns the number of items of an epoch, if known. `len(loader)` may call this method at any time.
 
         Args:
             datapipe: the graph that the loader reads; before `initialize`, the user's graph.
@@ -170,8 +168,7 @@ class ReadingServiceInterface(ABC):
         at any time, and starts no processes.
 
         Raises:
-            TypeError: the numbers are unknown, so the length of the loader is unknown as well; the message gives the
-                reason.
+            TypeError: the numbers and the loader's length are unknown; the message gives the reason.
         """
         raise TypeError(f"it depends on how {type(self).__name__} shares out the items")
 
@@ -195,8 +192,8 @@ class ReadingServiceInterface(ABC):
         """Makes the next epoch use the seeds of a run without ranks, because the resumed epoch began without ranks."""
 
     def stats_notes(self) -> Sequence[str]:
-        """Returns sentences to print below the table of `DataLoader2.stats`. This method may be called at any time, in
-        any thread."""
+        """Returns sentences to print below the table of `DataLoader2.stats`. Any thread may call this method at any
+        time."""
         return ()
 
     def engine_processes(self) -> Any:
@@ -251,7 +248,7 @@ class CheckpointableReadingServiceInterface(ReadingServiceInterface):
 
 
 class _NoService(ReadingServiceInterface):
-    """The service of a loader without a service. `_NoService` reads the graph with the pipes' own seeds."""
+    """The placeholder for a missing service. The graph stays as it is, with the seeds of its pipes."""
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
         return datapipe
@@ -264,7 +261,7 @@ class _NoService(ReadingServiceInterface):
 
 
 class _Answers(ReadingServiceInterface):
-    """The default answers for a service of another class, which has only the methods of torchdata 0.9."""
+    """Adapts a service of another class, which has only the methods of torchdata 0.9, and supplies default answers."""
 
     def __init__(self, service: Any) -> None:
         self._service = service
@@ -280,8 +277,7 @@ class _Answers(ReadingServiceInterface):
 
 
 def contract_of(service: Any) -> ReadingServiceInterface:
-    """Returns the object that answers the loader's requests for a service: the service itself, if it has this
-    interface.
+    """Returns the object that answers the loader's requests: the service itself, if it has this interface.
 
     Args:
         service: the service; with None, the loader reads the graph as it is. For a service of another class, returns an

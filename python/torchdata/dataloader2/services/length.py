@@ -1,8 +1,8 @@
 """Computes the number of items of an epoch in the main process, before or while workers and ranks run.
 
 Role: copies the pipes, but not their data, and gives each copy the share of one worker of one rank, as the reading
-services do. The length of each copy is then requested. The code runs in the main process and starts nothing. Only this
-module uses the copies, so neither the loader's graph nor a running iteration is affected.
+services do. The lengths of these copies determine the length of an epoch. The code runs in the main process and starts
+nothing. Only copies are changed, so neither the loader's graph nor a running iteration is affected.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _CountedSource(DispatchedSource):
 
 def length_of_epoch(datapipe: Any, service: ReadingServiceInterface) -> int:
     """Returns the number of items of an epoch. The function changes `datapipe`, so pass the result of `skeleton`.
-    Raises TypeError, which names the pipe that prevents it, if the length is unknown."""
+    Raises TypeError if the length is unknown. The message names the responsible pipe."""
     try:
         with certain_lengths():  # guesses are not allowed, and neither are lengths for which a pipe must read all items
             return _RankEpoch(datapipe, service).length()
@@ -103,8 +103,8 @@ class _RankEpoch:
             self._cut()
 
     def _cut(self) -> None:
-        """Cuts the graph as `MultiProcessingReadingService` does, and inserts pipes that know their number of items at
-        the cuts."""
+        """Cuts the graph as `MultiProcessingReadingService` does. Replaces each part that runs in other processes with
+        a pipe that has the part's number of items."""
         rest, self.dispatching = cut_dispatched(self.graph, self.dispatched)
         branches = find_replicable_branches(rest)
         if len(branches) != 1:

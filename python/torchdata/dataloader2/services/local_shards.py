@@ -2,7 +2,7 @@
 
 Role: replaces the worker processes for a `WorkerOutput`. The code runs in the threads that read the loader, one at a
 time, and owns a copy of the pipes for each shard. While a shard runs, the process has the shard's worker info and
-global generators. Between two items, the process has its own worker info and generators.
+global generators. Between two items, the process's own worker info and generators are restored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torchdata.datapipes._pipe import random as own_random
 from torchdata.datapipes._pipe.exchanging import ShardGlobals, one_at_a_time
 from torchdata.datapipes.iter.threads.prefetching import end_threads
 
-#: The number of latest items for which the shard is remembered.
+#: The number of recent items for which the shard of each item is remembered.
 _REMEMBERED = 1 << 12
 
 
@@ -35,8 +35,8 @@ class _Delivered(NamedTuple):
 
 
 class LocalShards:
-    """Runs the shards of one epoch in this process, and yields one item of each shard in turn. This object takes the
-    role of `Children` and their collector.
+    """Runs the shards of one epoch in this process, and yields one item of each shard in turn. `LocalShards` has the
+    methods of `Children` and of its collector.
 
     Args:
         program: the program to run for each shard.
@@ -53,16 +53,17 @@ class LocalShards:
         self.stall_warning: float | None = None
         self._programs = program.replicas(num_shards)
         self._iterators: list[Iterator[Any] | None] = []
-        #: The positions after the latest items. A single call of `append` completes an item, so that Ctrl-C cannot
-        #: interrupt this step.
+        #: The positions after the latest items. An item is recorded by one call of `append`, which Ctrl-C cannot
+        #: interrupt.
         self._positions: deque[_Delivered] = deque(maxlen=_REMEMBERED)
         #: Snapshots of all shards, each with the number of items delivered before it: the position where this run
         #: began, and at most the last two snapshots.
         self._snapshots: list[tuple[int, Sequence[Kept | None]]] = []
-        #: Whether an item is being computed, and whether an item was interrupted. Both prevent snapshots.
+        #: `_is_busy`: whether an item is being computed. `_is_stopped`: whether an item was interrupted. Both flags
+        #: prevent snapshots.
         self._is_busy = self._is_stopped = False
-        #: Whether an interrupted item was lost in this run. Recomputing from an earlier snapshot would yield the lost
-        #: item, so only later snapshots can be used.
+        #: Whether an interrupted item was lost in this run. After a loss, only later snapshots can be used, because
+        #: resuming from an earlier snapshot would yield the lost item.
         self._has_lost = False
         for shard, each in enumerate(self._programs):
             with self._as_shard(each, enters=False):

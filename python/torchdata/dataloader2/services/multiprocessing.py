@@ -72,9 +72,10 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     `on_timeout="restart"` also replaces processes that hang, and the warning shows the Python stacks of these
     processes. A process hangs if the main process has waited `timeout` seconds for it, and no pipe in the process has
-    yielded an item. A filter that drops all items is therefore slow, but does not hang. If a function needs `timeout`
-    seconds for one item, its process counts as hanging, except when `patience` gives it more time. The timeout doubles
-    for each process that was killed at the same item, and is at least a minute while a process starts.
+    yielded an item. A filter that drops all items is slow, but does not hang, because the pipes before the filter yield
+    items. If a function needs `timeout` seconds for one item, its process counts as hanging, except when `patience`
+    gives it more time. The timeout doubles for each process that was killed at the same item, and is at least a minute
+    while a process starts.
 
     Args:
         num_workers: number of worker processes; 0 (the default) runs everything in the main process. "auto" chooses the
@@ -90,8 +91,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         worker_reset_fn: a function that is called in each worker and in the dispatching process at the start of an
             epoch, with the graph, the `WorkerInfo` and a `SeedGenerator`; it returns the graph.
         in_order: whether items are taken from the workers in turn, so that their order is deterministic; True by
-            default. With `in_order=False`, the first item that is ready is taken from any worker. With any value, the
-            dispatching process sends its items to the workers in turn.
+            default. With `in_order=False`, the first item that is ready is taken from any worker. The dispatching
+            process always sends its items to the workers in turn.
         memory_budget: bytes of shared memory that the workers' items may use together, in flight and in use by the
             program; None for a quarter of the machine's memory. The system allocates only the part of the budget that
             is in use. Items beyond the budget are copied, which is slower.
@@ -104,10 +105,10 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             processor, for at least a tenth of the time. None (the default) for `timeout`.
         snapshot_budget: bytes that the snapshots of all workers may use in the main process; 64 MiB by default, None
             for no limit. If the pipes of a worker hold more data than their part of the budget (`shuffle` or
-            `in_memory_cache` of large items), the worker sends no snapshot until a state is requested. A restart then
-            recomputes the items since an earlier snapshot, or since the beginning of the epoch. A restart also repeats
-            the epoch that filled a cache, so that the cache is filled again. If the cached items were modified, the
-            snapshot at the start of an epoch always contains the cache.
+            `in_memory_cache` of large items), the worker sends no snapshot until a state is requested. Without a recent
+            snapshot, a restart recomputes the items since an earlier snapshot, or since the beginning of the epoch. A
+            restart also repeats the epoch that filled a cache, so that the cache is filled again. If the cached items
+            were modified, the snapshot at the start of an epoch always contains the cache.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -118,7 +119,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         [0, 1, 2, 3]
     """
 
-    #: Whether the time of each pipe is measured; the loader sets this before the workers start.
+    #: Whether the time of each pipe is measured. The loader sets `_full_stats` before the workers start.
     _full_stats = False
 
     def __init__(
@@ -337,8 +338,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             return cls(0, worker_init_fn=init_fn, worker_reset_fn=reset_fn)
 
     def count_shares(self) -> Shares:
-        """Returns one share for each worker. Raises TypeError if a function of the user may change the graph in the
-        workers."""
+        """Returns one share for each worker. Raises TypeError if a user's function may change the graph."""
         refuse_functions(self, worker_init_fn=self.worker_init_fn, worker_reset_fn=self.worker_reset_fn)
         if replaced_functions():
             raise TypeError(f"{', '.join(replaced_functions())} may change the graph in the workers")
@@ -373,11 +373,11 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         set_graph_random_seed(end, copy.copy(seed_generator))  # the seeds drawn here must not change the next epoch
         if self._worker_output is not None:
             generator = copy.copy(seed_generator)
-            # Seeds are sent as bytes, because pickling an object calls each reducer that torch has registered.
+            # Seeds are sent as bytes, because pickling an object would call the reducers that torch has registered.
             in_workers, dispatching = (epochs.and_then(iter_reset_fn) for epochs in self._epochs)
             self._divide_anew(self._worker_output)
-            # The last seed is for the dispatching process. The number of the dispatching process is irrelevant, because
-            # this process draws only shared seeds.
+            # The last generator is for the dispatching process. The number of the dispatching process is irrelevant,
+            # because this process draws only shared seeds.
             seeds = [*(seeds_of(generator, shard) for shard in self._shards), generator.spawn(len(self._shards))]
             number = len(self._shards)
             self._worker_output.start_epoch(
@@ -386,7 +386,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return None
 
     def _divide_anew(self, output: WorkerOutput) -> None:
-        """Starts other workers if a new epoch has other shards than the last epoch.
+        """Replaces the workers if the new epoch has different shards from the last epoch.
 
         State that pipes keep beyond an epoch belongs to a shard, so a graph with such state keeps its shards.
         """
@@ -414,8 +414,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     # -- pausing -----------------------------------------------------------------------------------
 
     def _pause(self, pause_fn: ResetFn | None = None) -> None:
-        """Stops prefetching in the main process and in the workers, and then applies `pause_fn` to the graph of each
-        process."""
+        """Stops prefetching in the main process and in the workers, and then applies `pause_fn` to all graphs."""
         pause_pipes(self._main_graph())
         self._running().collector.pause()
         if pause_fn is not None:
@@ -460,7 +459,7 @@ def _limit(limit_fn: Callable[[DataPipe, int | None], DataPipe], num_batches: in
 
 
 def _countable(items: int) -> int:
-    """Returns the argument as a valid window: at least one item, and at most the engine's maximum."""
+    """Returns the number limited to valid values: at least one item, and at most the engine's maximum."""
     return min(max(1, items), sys.maxsize)
 
 

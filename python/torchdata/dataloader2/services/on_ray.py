@@ -1,8 +1,7 @@
 """`RayReadingService`: the workers of a `MultiProcessingReadingService` on a Ray cluster.
 
 Role: checks the user's settings of the cluster, and starts the workers on the cluster. The graph in the workers, the
-order of the items and the contents of states are the same as with workers on this machine. The code runs in the main
-process.
+order of the items and the states are the same as with workers on this machine. The code runs in the main process.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from torchdata.dataloader2.state.position import Shard
 from torchdata.datapipes._pipe.checks import check_int
 
 _NAME = "RayReadingService"
-#: The number of items that a worker may prepare in advance: more than on one machine, because a message from the main
-#: process takes milliseconds to arrive.
+#: The default number of items that a worker may prepare in advance. The number is high, because a message from the main
+#: process to another machine takes milliseconds.
 _AHEAD = 1_000
 #: The options of an actor that the user must not set, with the reasons.
 _OWN = {

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from torchdata.datapipes._pipe.witnessing import Note
 
 #: Two orders count as different if at least this many items have different positions, and at least this many positions
-#: have different items. Random items from a small set of values meet both conditions by chance once in a million
-#: epochs.
+#: have different items. If the items are random values from a small set, both conditions are met by chance only once in
+#: a million epochs.
 _PROOF = 20
 
 
@@ -25,12 +25,12 @@ class _Order:
     """The samples of one filter in one epoch."""
 
     def __init__(self) -> None:
-        #: For each worker, the position of each checksum, and the checksum at each position.
+        #: For each worker, two dicts of its samples: from checksum to position, and from position to checksum.
         self._positions: dict[int, dict[int, int]] = {}
         self._at: dict[int, dict[int, int]] = {}
-        #: The keys of both counters are pairs of neighboring workers, given by the number of the first worker.
-        #: `_differs` counts positions with different items. `_moved` counts items that have different positions in two
-        #: workers. Each position and each item is counted once.
+        #: Each key stands for two neighboring workers, and is the number of the first worker. `_differs` counts
+        #: positions with different items. `_moved` counts items that have different positions in two workers. For each
+        #: pair of workers, a position or an item is counted only once.
         self._differs: Counter[int] = Counter()
         self._moved: Counter[int] = Counter()
         #: For each worker, the checksums of its samples, until the length of the source is known.
@@ -80,7 +80,7 @@ class _Shares:
         self._is_whole: dict[int, bool] = {}
 
     def same(self, worker: int, note: Note) -> int | None:
-        """Records the samples of a worker. If another worker has read the same items, returns its number."""
+        """Records a worker's samples. Returns the number of another worker that has read the same items, or None."""
         mine = self._samples.setdefault(worker, set())
         mine.update(checksum for _, checksum in note.samples)
         self._is_whole[worker] = note.start == 0 and note.length == len(mine) > 0

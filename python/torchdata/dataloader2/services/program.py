@@ -59,8 +59,7 @@ if TYPE_CHECKING:
 
 #: The attribute of `sys` that limits the number of entries in a printed stack.
 _LIMIT = "tracebacklimit"
-#: The public module that contains the functions of this module. Users may replace functions of this module in the
-#: public module.
+#: The public module that exports `process_init_fn` and `process_reset_fn`, which users may replace in that module.
 _FACE = "torchdata.dataloader2.reading_service"
 
 
@@ -97,8 +96,7 @@ def process_init_fn(
 ) -> DataPipe:
     """Prepares a graph for a worker: shards the graph, calls the user's function, and adds a `prefetch` pipe.
 
-    Branches that read from the dispatching process are not sharded, because this process already distributes their
-    items.
+    Branches that read from the dispatching process are not sharded, because their items are already distributed.
 
     Args:
         datapipe: the last pipe of the graph.
@@ -154,8 +152,8 @@ def process_reset_fn(
         datapipe: the last pipe of the graph.
         worker_info: the number of this worker, and the number of workers.
         seed_generator: the generator for drawing seeds; each worker has one (`SeedGenerator.spawn`).
-        distributed_shared_seed: whether all seeds are drawn from the stream that workers and ranks share. The
-            dispatching process passes True, because there is only one dispatching process.
+        distributed_shared_seed: whether all seeds are drawn from the stream that workers and ranks share. In the
+            dispatching process, this argument is True, because no other process runs the same pipes.
         iter_reset_fn: the reset function of the reading services before this one, such as that of a
             `DistributedReadingService`.
         custom_reset_fn: the user's reset function, which is called last.
@@ -261,9 +259,9 @@ class GraphProgram(EpochProgram):
         #: The reason why no snapshot can be made in this epoch; None if there is no such reason.
         self._unsaved: Exception | None = None
         self._saved = False
-        #: Whether the graph resumed after the end of its share.
+        #: Whether the graph resumed after the end of its dispatched items.
         self._is_behind_share = False
-        #: The graph, and its filters that sample the items they read; None if the graph was not searched yet.
+        #: The graph of the last search, and its filters that record samples; None before the first search.
         self._watched: tuple[DataPipe, list[tuple[Any, str]]] | None = None
 
     def why_unpicklable(self, start_method: str, error: Exception) -> str:
@@ -375,19 +373,19 @@ class GraphProgram(EpochProgram):
         return None if self._witness is None else self._witness.notes()
 
     def beginning_unread(self) -> AbstractContextManager[None]:
-        """Context that keeps threads from reading. Otherwise, a thread could wait for a dispatched item, which other
-        workers delay until this worker has sent its snapshot."""
+        """Context that keeps threads from reading. This prevents a deadlock, in which a thread waits for a dispatched
+        item that other workers delay until this worker has sent its snapshot."""
         return beginning_unread()
 
     def snapshot(self, most: int | None = None, *, begins: bool = False) -> tuple[int, tuple[int, int], bytes] | None:
         """Returns the state of the graph and of the global generators after the last item.
 
-        Returns None if the graph cannot be saved, in later passes over dispatched items, and if code may have changed
-        cached items that the snapshot would leave out. Without this snapshot, the worker resumes from an earlier
-        snapshot, or from the epoch's beginning.
+        Returns None if the graph cannot be saved, in the second and later passes over an epoch's items, and if code may
+        have changed cached items that the snapshot would omit. If no snapshot is made, resuming starts from an earlier
+        snapshot, or from the beginning of the epoch.
 
         Raises:
-            TooLargeError: the state has more than `most` bytes. In this case, the state is not kept in memory.
+            TooLargeError: the state has more than `most` bytes, so it is not kept in memory.
         """
         caches = self._caches
         if self._unsaved is not None or self._passes > 1 or not caches.may_snapshot(begins):
@@ -412,7 +410,7 @@ class GraphProgram(EpochProgram):
             raise
         except Exception as error:
             self._unsaved = error
-            # The reason is sent only if there is no earlier snapshot, which would be more useful.
+            # The reason is sent only without an earlier snapshot, because a snapshot is more useful.
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
     def _share_in(self, graph: Graph, entries: Sequence[PipeEntry]) -> _Share | None:
@@ -481,8 +479,8 @@ class GraphProgram(EpochProgram):
         return self._iterate()
 
     def _read_share_out(self) -> None:
-        """Waits for the end of the dispatched items, which no pipe requests. The dispatching process must also reach
-        its end, because it may keep state beyond this epoch. Raises RuntimeError if another dispatched item arrived."""
+        """Waits for the end of the dispatched items, which no pipe requests. The dispatching process must finish the
+        epoch, because its pipes may keep state. Raises RuntimeError if another dispatched item arrived."""
         source = Graph(self.datapipe).first(_is_dispatched)
         for _ in source.open_stream():
             raise RuntimeError(
@@ -492,8 +490,7 @@ class GraphProgram(EpochProgram):
         self._is_behind_share = True
 
     def call(self, function: Callable[[DataPipe], DataPipe | None]) -> None:
-        """Applies a function to the graph. If the function returns a pipe, this pipe replaces the graph in the next
-        epoch."""
+        """Applies a function to the graph. A pipe that the function returns replaces the graph in the next epoch."""
         self._watched = None
         self._caches.note_call()
         self._search_anew()  # the function may change the graph

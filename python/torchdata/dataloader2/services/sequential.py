@@ -223,9 +223,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
 
 
 def in_shards(service: Any) -> ReadingServiceInterface:
-    """Returns a service that replaces the given service and runs the graph in shards, in its workers or in the main
-    process.
-    """
+    """Returns a replacement for the given service that runs the graph in shards, in workers or in the main process."""
     if service is None:
         return MultiProcessingReadingService.without_workers()
     contract = contract_of(service).with_shards()

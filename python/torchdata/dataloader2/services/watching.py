@@ -1,5 +1,4 @@
-"""Finds the sharding filters that sample the items they read, so that the main process can compare the orders of the
-workers.
+"""Finds the sharding filters that sample their items, so that the main process can compare the workers' orders.
 
 Role: pure functions over graphs, which run once per graph in each worker.
 """
@@ -29,17 +28,16 @@ _KEEP_ORDER = (MapMapper, MapShuffler, ShardingFilter, Shuffler)
 
 
 def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
-    """Returns the filters that may read different orders in different workers, and a description of each filter's
-    sources.
+    """Returns the filters that may read different orders in the workers, and a description of each filter's sources.
 
     Args:
         graph: the graph of a worker.
-        is_seeded: whether only functions of this package have prepared the graph, so that its shuffles have the shared
+        is_seeded: whether only functions of this package have prepared the graph, so that shuffles have the shared
             seed.
     """
     # torch's filter is a virtual subclass of `ShardingFilter` but does not take samples, so `isinstance` is not used.
     filters = [pipe for pipe in graph if ShardingFilter in type(pipe).__mro__]
-    # If items that raise are skipped, the functions of the user determine the number of items.
+    # If `on_error` skips items, the functions of the user determine the number of items.
     is_known = is_seeded and not any(isinstance(pipe, OnError) for pipe in graph)
     return [
         (pipe, _sources_of(graph, pipe))

@@ -1,7 +1,6 @@
 """The pipe that represents, in the main process's graph, the branch that runs in the workers.
 
-Role: runs in the main process, and reads from the children. The reading service that created this pipe owns the
-children.
+Role: runs in the main process, and reads from the children. The reading service owns the children.
 """
 
 from __future__ import annotations
@@ -73,10 +72,10 @@ class WorkerOutput(IterDataPipe[Any]):
         #: Whether iteration only restores the end of a pass, and therefore does not begin an epoch.
         self.is_between_epochs = False
         self._fresh = False
-        #: Whether an earlier run began the epoch that begins now.
+        #: Whether the epoch that begins now resumes an epoch of an earlier run.
         self.resumes = False
-        #: The number of epochs begun in the processes, and the number of passes over their items, which is larger if a
-        #: pipe in the main process rereads an epoch.
+        #: `_epochs`: the number of epochs begun in the processes. `_passes`: the number of passes over the workers'
+        #: items, which is larger if a pipe in the main process rereads an epoch.
         self._epochs = self._passes = self._passes_before = 0
         #: The reason why a process could not make a snapshot for the last position that was requested.
         self.unsaved: str | None = None
@@ -131,7 +130,7 @@ class WorkerOutput(IterDataPipe[Any]):
         self._resume_at = position if strict else unverified(position), strict
 
     def start_epoch(self, commands: Callable[[int], tuple[Any, Any]]) -> None:
-        """Starts an epoch in the workers, which begin to compute items. The next iteration reads this epoch."""
+        """Starts an epoch in the workers, which begin to compute items. The next iteration returns these items."""
         self._commands = commands
         self._epochs += 1
         self._passes_before = self._passes
@@ -188,10 +187,10 @@ class WorkerOutput(IterDataPipe[Any]):
 
     @property
     def shares(self) -> list[int] | None:
-        """The number of items of each shard in the epoch; None if a shard without items may still yield some.
+        """The number of items that each shard has yielded; None if a shard without items may still yield an item.
 
-        If the main process takes items in turn, a second item of any worker shows that a worker without items has
-        ended. A dispatching process distributes items evenly among all workers.
+        If items are taken from the workers in turn, and any worker yields a second item, every worker without an item
+        has ended. A dispatching process distributes items evenly among all workers.
         """
         run = self.run
         if not self.in_order or self.dispatches:
@@ -205,8 +204,8 @@ class WorkerOutput(IterDataPipe[Any]):
         return self._passes == self._passes_before + 1
 
     def untold(self, position: WorkersPosition | None) -> str | None:
-        """Returns the reason why a position lacks the state that processes keep from earlier passes, or None if nothing
-        is missing.
+        """Returns the reason why a position lacks state that processes kept from earlier passes; None if nothing is
+        missing.
 
         Args:
             position: the position of the workers; None for the beginning of the epoch.
@@ -230,9 +229,9 @@ class WorkerOutput(IterDataPipe[Any]):
         )
 
     def read_out(self) -> None:
-        """Reads the end of the workers' epoch, if the epoch resumed after its last item.
+        """If the epoch resumed after its last item, waits until the workers end the epoch.
 
-        Without this wait, no reader would request the end of the workers' epoch.
+        The wait is necessary, because no pipe requests another item from the workers.
 
         Raises:
             RuntimeError: the workers yielded another item instead of ending the epoch.

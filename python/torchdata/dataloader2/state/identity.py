@@ -1,6 +1,6 @@
 """The identity of a loader's pipeline, for comparison with states: its bytes, their number, and a fingerprint.
 
-Role: computed once, when a state is requested or before a service takes over the graph. Owned by the loader.
+Role: owned by the loader, which computes the identity once: on request, or before a service takes over the graph.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torchdata.dataloader2.state.position import Outline
 from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint, difference, fingerprint
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-#: A pipe with more bytes is part of a state only on request.
+#: If its pickle has more bytes, a pipe is part of a state only on request.
 _LARGE = 1 << 20
 
 
@@ -55,8 +55,8 @@ class Identity:
         """Returns the pipe as bytes.
 
         Args:
-            wanted: whether to pickle the pipe; False returns None. None pickles the pipe only if this is possible and
-                the result is small.
+            wanted: whether to pickle the pipe; False returns None. With None, the pipe is pickled only if the pickle is
+                possible and small.
 
         Raises:
             TypeError: `wanted` is True, and the pipe cannot be pickled.

@@ -1,11 +1,11 @@
 """The layout of a loader's state: `dump` converts its values to plain data, and `parse` converts them back.
 
-Role: pure functions. No other module contains the keys of the layout. This module never unpickles values that could run
-code.
+Role: pure functions. No other module contains the keys of the layout. Values that could run code are never unpickled
+here.
 
 States are stored in files and downloaded from hubs. The checksums of the fields detect damage, but do not prove who
-wrote the state. `parse` therefore checks the type and range of each value, also in snapshots, before the value is used.
-The pipe in a state is a pickle. Values of pipes that need pickle are also stored as pickles.
+wrote the state. Because a state may be forged, `parse` checks the type and range of each value, also in snapshots,
+before the value is used. The pipe in a state is a pickle. Values of pipes that need pickle are also stored as pickles.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _POSITION = "iteration_state"
 _CHECKSUMS = "checksums"
 #: The fingerprint of the pipeline, and the size of its pickle in bytes.
 _PIPELINE = "pipeline"
-#: The ranks of the job. The key is absent without ranks.
+#: The ranks of the job. A state that was saved without ranks lacks this key.
 _RANKS = "ranks"
 
 #: The version of the layout that this module writes. States of torchdata 0.9 have no version, and no keys other than
@@ -69,8 +69,8 @@ _MOST = 1 << 46
 #: The maximum number of shards in a valid state.
 _MOST_SHARDS = 1 << 20
 
-#: The minimum number of items for measuring the speed of an epoch. In shorter epochs, most of the time is the startup
-#: of the workers.
+#: The minimum number of items for measuring the speed of an epoch. In shorter epochs, most of the time is spent on
+#: starting the workers.
 _FEW = 100
 
 #: The types of the fields of a position; some fields may be None.
@@ -81,8 +81,8 @@ _SEALED = ("graph", "generators", "beginning")
 #: Types of values that are represented by their printed form in the text of a field.
 _ATOMS = frozenset({NoneType, bool, int, float, str})
 
-#: Types of the parts of a field that a checksum covers. Other types are excluded, because the printed form of an
-#: arbitrary object may vary.
+#: Types of the parts of a field that a checksum covers. Values of other types are excluded, because their printed form
+#: may vary between processes.
 _SUMMED = frozenset({NoneType, bool, int, bytes})
 
 
@@ -162,7 +162,7 @@ def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[
 
 
 def _outline(value: Any) -> str:
-    """Returns a value as text. A sealed snapshot is represented by its seal, which contains a checksum."""
+    """Returns a value as text. A sealed snapshot appears only as its seal, which contains a checksum."""
     words: list[str] = []
     _add_words(value, words)
     return "".join(words)
@@ -213,8 +213,8 @@ def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
 
     Args:
         state: the state.
-        allow_pickle: whether the state may contain pickled values. The pickled pipe is always accepted here, because
-            the loader need not unpickle it.
+        allow_pickle: whether the state may contain pickled values. The pickled pipe is always accepted, because the
+            loader need not unpickle the pipe.
 
     Raises:
         TypeError, ValueError: the argument is not a state, is of another version or damaged, or contains forbidden
@@ -271,8 +271,7 @@ def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
 
 @contextmanager
 def _naming(field: str) -> Iterator[None]:
-    """Adds the name of the field to errors about invalid contents. Valid states do not contain cycles or deep
-    nesting."""
+    """Adds the name of the field to errors about invalid contents. Valid states have no cycles or deep nesting."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -313,8 +312,8 @@ def _ranks(ranks: Any) -> SavedRanks | None:
 def _randomness(packed: Any, is_of_0_9: bool) -> Randomness | None:
     """Returns the randomness in a state; None if the state has none.
 
-    The generators of torchdata 0.9 are pickles, and draw other numbers. These pickles are ignored, so the next epoch
-    uses the user's seed again.
+    Generators of torchdata 0.9 are ignored, because they are pickles and draw other numbers. The next epoch uses the
+    user's seed instead.
     """
     if packed is None:
         return None
@@ -411,7 +410,7 @@ def _dealt(dealt: Any, workers: int) -> KeptDealt:
 
 
 def _account(account: Any, whose: str) -> Account:
-    """Returns a number of items and their checksum."""
+    """Validates and returns a pair: a number of items, and the checksum of these items."""
     items, checksum = account
     if type(items) is not int or not 0 <= items < _MOST or type(checksum) is not int or not 0 <= checksum < 2**64:
         raise ValueError(f"{whose} has {items!r} items")
@@ -486,7 +485,7 @@ def _filled(filled: Any, what: str) -> Filled:
 
 
 def _of_main(name: str, content: Content) -> Any:
-    """Returns the value of a field of a position from the contents of its snapshot."""
+    """Returns the value of the field `name` of a position, from the contents of a snapshot."""
     if name == "graph":
         return content.entries or ()
     if content.generators is None:

@@ -44,7 +44,7 @@ class Shard:
     splits: bool = False
 
     def of_rank(self, rank: int, ranks: int) -> Shard:
-        """Returns the same shard for a rank in a job with another number of ranks."""
+        """Returns a copy of the shard that keeps the items of `rank` among `ranks`, and counts as moved."""
         return replace(self, rank=rank, ranks=ranks, moved=True)
 
 
@@ -72,8 +72,8 @@ class WorkersPosition(NamedTuple):
 
 
 class Processes(NamedTuple):
-    """The number of shards, whether a dispatching process ran, and whether the main process read the shards in strict
-    turn."""
+    """The processes of an epoch: the number of shards, whether a dispatching process ran, and whether the main process
+    took one item of each shard in turn."""
 
     shards: int
     dispatches: bool
@@ -88,8 +88,8 @@ class Position(NamedTuple):
         drop: the number of items that were delivered after the snapshot of the main process's part of the graph.
         ended: whether the epoch had ended.
         graph: the positions of the main process's pipes; None if these pipes have no relevant state.
-        generators: the global generators, if the main process runs functions of the user.
-        beginning: the generators at the beginning of the epoch, if a resume needs them to begin the epoch anew.
+        generators: the states of the global generators, if the main process runs functions of the user.
+        beginning: the states of the generators at the beginning of the epoch, if resuming must begin the epoch anew.
         workers: the positions of the workers.
         in_main: whether no worker processes ran the graph.
         seconds: the duration of the epoch so far.
@@ -128,19 +128,19 @@ class Position(NamedTuple):
 
         Args:
             given: the number of items that were delivered.
-            known: new values of other fields.
+            known: new values for other fields of the position.
         """
         return self._replace(given=given, drop=given - self.given, **known)
 
 
 class Filled(NamedTuple):
-    """The epoch in which a worker has filled its caches. A process that resumes repeats this epoch to refill the
-    caches.
+    """The epoch in which a worker has filled its caches. To refill its caches, a process that resumes repeats the
+    epoch.
 
     Args:
         seeds: the exported seed generator of the epoch.
-        start: the sealed snapshot from the beginning of the epoch; None if the graph had not been used before. Empty
-            bytes mean the snapshot that contains this object.
+        start: the sealed snapshot from the beginning of the epoch; None if the graph had not been used before. `start`
+            is empty if this object is a part of that snapshot.
         checksum: the checksum of the items that the snapshot leaves out; None if the snapshot contains all items.
     """
 
@@ -154,7 +154,7 @@ class Content(NamedTuple):
 
     Args:
         entries: the positions of pipes; None if the snapshot contains only generators.
-        generators: the global generators.
+        generators: the states of the global generators.
         read_out: whether the worker had reached the end of its dispatched items.
         filled: the epoch that has filled the caches, or fills them now; None if this epoch cannot be repeated.
     """
@@ -205,7 +205,7 @@ class LoaderState(NamedTuple):
         ranks: the rank of the loader, and the number of ranks; None without ranks.
         is_of_0_9: whether torchdata 0.9 saved the state, which then has no version and no position.
         saved: the state in the form in which it was loaded.
-        recomputed: the name, the number of items and the duration in seconds of each part that a resume must recompute.
+        recomputed: the name, the number of items and the duration in seconds of each part that resuming must recompute.
     """
 
     pipe: Any

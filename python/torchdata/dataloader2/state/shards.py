@@ -62,8 +62,9 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
 
 
 def _without_held(position: Position) -> WorkersPosition:
-    """Returns the positions of the shards after the delivered items. Items that pipes in the main process had buffered
-    count as not delivered, and are recomputed. Raises ValueError if the shards of the held items are unknown."""
+    """Returns each shard's position after the last delivered item. Items that pipes in the main process had buffered
+    count as not delivered, and are recomputed. Raises ValueError if the shards of the held items are unknown.
+    """
     workers, given = position.workers, position.given
     if workers is None:
         raise ValueError(
@@ -89,8 +90,8 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False) ->
         position: the position of the main process.
         pipes: the number of pipes that the worker runs, while the other pipes stay in the main process; None if still
             unknown.
-        alone: whether the result must not contain state of pipes that stay in the main process. A position with state
-            of these pipes makes the shard start from its beginning and recompute the delivered items.
+        alone: whether the result must not contain state of pipes that stay in the main process. If the position
+            contains state of such pipes, the shard starts from its beginning and recomputes the delivered items.
 
     Raises:
         ValueError: the pipes drew their own seeds, which workers cannot repeat.

@@ -22,7 +22,7 @@ _SEEDS = frozenset({"_seed", "_epoch_seed"})
 
 
 def position_of(found: tuple[Any, int, Any], dispatches: bool, in_order: bool) -> WorkersPosition:
-    """Returns the contents of the engine's books as the position in a state."""
+    """Converts the positions that the engine has recorded to the form that a state contains."""
     positions, turn, dealt = found
     shards = [
         ShardPosition(given, None if snapshot and reason_in(snapshot[3]) else snapshot) for given, snapshot in positions
@@ -38,8 +38,7 @@ def why_unsaved(found: tuple[Any, int, Any]) -> str | None:
 
 
 def resumptions(position: WorkersPosition, num_shards: int, dispatches: bool, strict: bool) -> list[Resumption | None]:
-    """Returns the positions where the shards resume, in their order, followed by the position of the dispatching
-    process.
+    """Returns the positions where the shards resume, followed by the position of the dispatching process.
 
     Args:
         position: the saved position.
@@ -93,8 +92,8 @@ def _of_dispatching(
 
 
 def unverified(place: WorkersPosition) -> WorkersPosition:
-    """Returns the same position without the checksums of items that will be recomputed. These items stay without
-    checksums in later states of the epoch.
+    """Returns the same position without the checksums of items that will be recomputed. States that are saved later in
+    the epoch also lack these checksums.
     """
     dealt = [None] * len(place.shards) if place.dispatching is None else place.dispatching[1]
     shards = []
@@ -107,8 +106,7 @@ def unverified(place: WorkersPosition) -> WorkersPosition:
 
 
 def lasts(*datapipes: DataPipe | Graph | None) -> bool:
-    """Returns whether a pipe keeps state beyond an epoch, so that the seeds alone do not determine how the next epoch
-    begins."""
+    """Returns whether a pipe keeps state beyond an epoch, so that seeds alone do not determine the next epoch."""
     return any(_lasts(pipe) for datapipe in datapipes if datapipe is not None for pipe in graph_of(datapipe))
 
 

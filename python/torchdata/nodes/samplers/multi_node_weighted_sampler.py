@@ -45,7 +45,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
             item becomes a dict with this key and `"data"`.
 
     Raises:
-        TypeError: a source is not a node, or a number is not an integer.
+        TypeError: a source is not a node, or a numeric argument is not an integer.
         ValueError: `source_nodes` is empty, `weights` has other names or contains values other than positive finite
             numbers, `stop_criteria` is unknown, or the rank is out of range; while reading, an item already has a key
             named `"dataset_key"`.
@@ -100,8 +100,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
         """Checks the arguments.
 
         Raises:
-            ValueError: `weights` has other names than `source_nodes`, or contains values other than positive finite
-                numbers.
+            ValueError: `weights` has other names than `source_nodes`, or values other than positive finite numbers.
         """
         node = "MultiNodeWeightedSampler"
         weights: Any = self.weights
@@ -168,8 +167,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
         raise StopIteration
 
     def _check_for_stop_iteration(self) -> None:
-        """Raises StopIteration if the ended sources end the epoch. This method is for subclasses with their own
-        `next`."""
+        """Raises StopIteration if the ended sources end the epoch. Intended for subclasses with their own `next`."""
         self._look_whether_over()
         if self._is_over:
             raise StopIteration

@@ -14,7 +14,7 @@ def get_rank_and_world_size() -> tuple[int, int]:
     """Returns the rank of this process and the number of ranks.
 
     `torch.distributed` determines the rank and the number of ranks if it is initialized; otherwise, the environment
-    variables RANK and WORLD_SIZE do. Without these variables, the rank is 0 and the number of ranks is 1.
+    variables RANK and WORLD_SIZE do. If RANK and WORLD_SIZE are not set, the rank is 0 and the number of ranks is 1.
 
     Raises:
         ValueError: the rank is negative, or not less than the number of ranks.
