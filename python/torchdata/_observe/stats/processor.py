@@ -15,7 +15,7 @@ _NS = 1e-9
 
 
 def processor_times(pid: int) -> tuple[float, float, float] | None:
-    """Returns the number of seconds that the threads of a process ran, waited for a processor, and have existed."""
+    """Returns how many seconds the threads of a process have run, have waited for a processor, and have existed."""
     ran = waited = 0
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
