@@ -42,10 +42,10 @@ EARLY_THRESHOLD = 1_000_000
 #: The name of the thread that monitors the main process until the engine's own thread takes over and ends it through an
 #: event.
 _WATCHER = "torchdata-early-watch"
-#: The code of the monitoring thread. The thread ends the child at most 0.1 seconds after the main process has exited
-#: (or the parent, if the main process cannot be monitored). If no thread can be started, the child detects the exit
+#: The code of the monitoring thread. The thread ends the child at most 0.1 seconds after the exit of the main process
+#: (or of the parent, if the main process cannot be monitored). If no thread can be started, the child detects the exit
 #: only after its imports. The system call (PR_SET_PDEATHSIG) does the same as `continue_with_parent` of the extension,
-#: which the child cannot import yet. A child that is stopped earlier, while its interpreter starts, is not continued.
+#: which the child cannot import yet. If a child is already stopped while its interpreter starts, it is not continued.
 _WATCH = f"""
 import os, select, signal, sys, threading
 
@@ -86,12 +86,12 @@ except RuntimeError:
 
 #: The folder where the program was started.
 _ORIGINAL_FOLDER: str = getattr(process, "ORIGINAL_DIR", None) or ""
-#: Makes multiprocessing skip the import of a main module without a file, by setting the path of the module.
+#: Makes multiprocessing skip the import of a main module that has no file, by setting the path of this module.
 _LEAVE_MAIN_OUT = "import sys; sys.modules['__main__'].__file__ = path"
 
 
 def main_without_file() -> str | None:
-    """Returns the path from which children would import the program if that file does not exist, otherwise None.
+    """Returns the path from which children would import the program if no file has this path, otherwise None.
 
     A program that is read from standard input is not in a file, but Python names its file "<stdin>".
     """
@@ -104,17 +104,17 @@ def main_without_file() -> str | None:
 
 
 class ChildName(str):
-    """The name of a child process. Unpickling the name in the child runs code that must run before everything else.
+    """The name of a child process. Unpickling the name in the child runs code that must run before all other code.
 
     The child unpickles the name before it imports the main module and the user's program. The code in the pickle uses
     only the standard library, because the child may not be able to import this package yet. If the name is pickled for
-    another purpose, such as a log record, the pickle contains an ordinary string.
+    other purposes, such as a log record, the pickle contains an ordinary string.
 
-    The code makes the child exit together with the main process. Without this code, a child that imports its modules
-    for a minute would outlive the main process by up to a minute. Unpickling also raises the threshold of cyclic
-    garbage collection. If the program imports torch, starting two children by spawn takes 2.8 s of processor time with
-    the higher threshold and 3.6 s without it (medians of 4 alternating runs). If the program is not in a file, a child
-    does not import it.
+    The code makes the child exit together with the main process. Without this code, a child whose imports take a minute
+    would outlive the main process by up to a minute. Unpickling also raises the threshold of cyclic garbage collection.
+    If the program imports torch, starting two children by spawn takes 2.8 s of processor time with the higher threshold
+    and 3.6 s with the default threshold (medians of 4 alternating runs). If the program is not in a file, a child does
+    not import it.
     """
 
     __slots__ = ()

@@ -77,8 +77,8 @@ class ForkingProcess:
             it.
     """
 
-    #: While a signal is pending, the number of seconds that the process may take to start. The limit doubles whenever a
-    #: start is given up, because a signal handler may let the program continue and start a loader again.
+    #: The number of seconds that the process may take to start while a signal is pending. The limit doubles whenever a
+    #: start is abandoned, because the program may then start a loader again while the signal is still pending.
     _grace = _LOOK
 
     def __init__(self, inherits: bool, launch: Callable[[socket.socket, socket.socket], ChildProcess]) -> None:
@@ -86,13 +86,13 @@ class ForkingProcess:
         self.inherits = inherits
         #: Whether the forking process has ended, and forks no further processes.
         self.is_over = False
-        #: Whether the forking process ended during its start without a request, so that a new one would also fail.
+        #: Whether the forking process ended during its start, without a request (a new one would also fail).
         self.has_failed = False
         self._up_since = time.monotonic() if inherits else None
         self._numbers = itertools.count()
         self._replies: dict[int, Any] = {}
-        # A forked child has no thread that acquires this lock. The lock is reentrant, because a signal handler may
-        # acquire it while the interrupted thread holds it.
+        # No thread of a forked child acquires this lock, so the lock may stay locked in the child. The lock is
+        # reentrant, because a signal handler may acquire it while the interrupted thread holds it.
         self._lock = threading.RLock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
@@ -109,9 +109,9 @@ class ForkingProcess:
 
     @classmethod
     def forked(cls, inherited: Sequence[Any], bells: BellBoard, deliver: Callable[[], object]) -> ForkingProcess:
-        """Creates a forking process by forking the main process. The caller must have deferred signals. `deliver`
-        delivers pending signals; if it raises an exception, no process remains. `inherited` contains the objects that
-        the children receive through `Inherited`."""
+        """Creates a forking process by forking the main process. The caller must have deferred signals before this
+        call. `deliver` delivers pending signals; if it raises an exception, no process remains. `inherited` contains
+        the objects that the children receive through `Inherited`."""
 
         def launch(theirs: socket.socket, ours: socket.socket) -> ChildProcess:
             def run() -> None:
@@ -180,7 +180,7 @@ class ForkingProcess:
         return reply
 
     def _check(self, what: str, began: float) -> None:
-        """Checks whether to continue waiting for the reply to a request."""
+        """Raises an exception if the wait for the reply to a request must end."""
         now = time.monotonic()
         if self.is_over:
             raise ConnectionResetError
@@ -293,7 +293,7 @@ class SpawnedChild(ChildProcess):
         context: multiprocessing's context of the start method.
         name: the name of the child in messages.
         process_name: the name of the child's process.
-        target: the function of the child, which the child looks up by name.
+        target: the function of the child. The child looks up the function by its module and name.
         args: the arguments of the function.
     """
 

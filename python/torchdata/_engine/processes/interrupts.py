@@ -72,7 +72,7 @@ class InterruptsDeferred:
     Args:
         later: whether the context runs in a finalizer (a `__del__`, a callback of a weak reference). Python ignores
             exceptions in a finalizer, so the signals are delivered after the finalizer has returned.
-        noted: whether Ctrl-C was already pressed and must be delivered.
+        noted: whether Ctrl-C was pressed before the context began, and must be delivered.
     """
 
     #: The innermost active context, which has installed its handlers.
@@ -155,7 +155,7 @@ class InterruptsDeferred:
     def _restore(self) -> None:
         raised: BaseException | None = None
         for number, handler in self._handlers.items():
-            # If another handler is installed, user code has installed it in the meantime.
+            # If user code has installed another handler in the meantime, this handler is kept.
             while signal.getsignal(number) == self._note:
                 try:
                     signal.signal(number, handler)
@@ -190,11 +190,11 @@ def interrupts_blocked() -> Iterator[None]:
 
 
 def block_all_but_own_sigterm() -> None:
-    """Blocks all signals that can be deferred, in this thread and in the processes that it forks until they unblock the
-    signals.
+    """Blocks all signals that can be deferred, in this thread and in the processes that it forks, which unblock the
+    signals later.
 
-    SIGTERM stays unblocked, because code in this process may raise it to end the process. If another process sends
-    SIGTERM, this process and the processes that it forks ignore the signal.
+    SIGTERM stays unblocked, because code in this process may raise it to end the process. A SIGTERM from another
+    process has no effect in this process and in the processes that it forks.
     """
     if signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:
         signal.signal(signal.SIGTERM, _take_no_notice)
@@ -238,7 +238,7 @@ class MainSignals:
             elif number == signal.SIGCHLD:  # the child may start its own children
                 signal.signal(number, signal.SIG_DFL)
             elif signal.getsignal(number) != signal.SIG_IGN and not is_a_librarys:
-                # user code that sets a handler temporarily saves and restores this handler
+                # this handler is a Python function, so user code that sets another handler for a while can restore it
                 signal.signal(number, _take_no_notice)
                 take_no_notice(number)
                 _deaf.append(number)
