@@ -18,8 +18,8 @@ __all__ = ["DecodablePicture", "open_picture"]
 #: The maximum size in bytes of the pixel buffer that a thread keeps.
 _KEPT = 64 << 20
 
-#: For each mode, simplejpeg's name of the colors, and the JPEG color spaces with the same pixels in simplejpeg as in
-#: Pillow. Gray mode includes no color images, because Pillow computes gray from red, green and blue.
+#: For each mode: simplejpeg's name of the mode, and the color spaces of JPEG files for which simplejpeg and Pillow
+#: yield equal pixels. Gray mode includes no color images, because Pillow computes gray from red, green and blue.
 _COLOURS = {"RGB": ("RGB", frozenset({"YCbCr", "Gray", "RGB"})), "L": ("GRAY", frozenset({"Gray"}))}
 
 #: The number of channels of each mode.

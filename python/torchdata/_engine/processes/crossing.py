@@ -39,8 +39,8 @@ PREFIX = "torchdata "
 #: The number of new objects after which garbage collection runs while a child starts. Torch's import creates a third of
 #: this number of objects.
 EARLY_THRESHOLD = 1_000_000
-#: The name of the thread that monitors the main process until the engine's own thread takes over and ends it through an
-#: event.
+#: The name of the thread that first monitors the main process. The engine's thread replaces this thread, and ends it
+#: through an event.
 _WATCHER = "torchdata-early-watch"
 #: The code of the monitoring thread. The thread ends the child at most 0.1 seconds after the exit of the main process
 #: (or of the parent, if the main process cannot be monitored). If no thread can be started, the child detects the exit
@@ -161,9 +161,9 @@ SharedT = TypeVar("SharedT", Link, BellBoard, StatsBoard)
 #: The error message of `pickle` for a function that is missing in the program.
 _MISSING_IN_MAIN = re.compile(r"attribute '([^']+)' on <module '__(?:mp_)?main__'")
 _ALIGNMENT = 64
-#: The length of the list of offsets, at the end of a `SharedPickle`.
+#: The format of the length of the offset list, which is stored at the end of a `SharedPickle`.
 _LENGTH = struct.Struct("<Q")
-#: Seals that prevent writing to and resizing a `SharedPickle` after its creation.
+#: Seals that prevent later changes of the contents and the size of a `SharedPickle`.
 _SEALS = (
     fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL if sys.platform == "linux" else 0
 )
@@ -220,7 +220,7 @@ class SharedPickle:
     Args:
         pickled: the pickle.
         buffers: the buffers of the pickle.
-        modules: the names of the modules that unpickling imports and that need much memory.
+        modules: the names of large modules that unpickling imports.
     """
 
     #: The names of the modules; empty in a child that has received the object.
@@ -303,7 +303,7 @@ def _adopt(duplicate: Any) -> SharedPickle:
 
 
 class Parcel:
-    """The pickled contents for a child that another process forks, with the descriptors that these contents need.
+    """The pickled objects for a child that another process forks, and the descriptors that these objects need.
 
     multiprocessing treats a parcel like the object that starts a process, and passes descriptors, locks and queues
     through it.

@@ -1,4 +1,4 @@
-"""Forks children in such a way that they can use locks that other threads of the main process may hold at the fork.
+"""Forks children that can use all locks, even locks that other threads of the main process may hold at the fork.
 
 Role: a fork copies all locks in their current state, but only one thread: the thread that calls fork. If another thread
 holds a lock during the fork, the lock stays locked in the child forever. Python and the C library handle their own
@@ -270,7 +270,7 @@ class ForkedChild(ChildProcess):
 
     @property
     def ended(self) -> bool:
-        """Returns whether the process has ended, or was never started, and will not be forked again."""
+        """Returns whether the process has exited or was never started, and will not be forked again."""
         return super().ended and not self.met_a_lock
 
     @property

@@ -5,9 +5,9 @@ forking process in two ways:
 
 - With start method "fork", children are copies of the main process. When a child exits later, the main process may use
   CUDA, or have threads that hold locks. A child that is forked while the main process uses CUDA or has threads cannot
-  use CUDA, and may hang at a held lock. For replacements, the main process forks a forking process right after a
-  loader's children. This forking process has one thread, runs no user code, and inherits the children's programs. The
-  forking process exits together with the loader.
+  use CUDA, and may hang at a held lock. The main process forks a forking process for replacements right after it has
+  forked a loader's children. This forking process has one thread, runs no user code, and inherits the children's
+  programs. The forking process exits together with the loader.
 - With start method "forkserver", every child is forked from one process of the program, which the main process spawns:
   a fresh interpreter that imports the program once. This interpreter serves all loaders, and exits with the main
   process. multiprocessing's own fork server is not suitable: it also forks user processes, which must be interruptible,
@@ -73,8 +73,8 @@ class ForkingProcess:
     Args:
         inherits: whether the forking process was forked from the main process. A forked forking process has inherited
             the children's programs, and is ready immediately.
-        launch: a function that creates the process from its end of the socket and the main process's end, and starts
-            it.
+        launch: a function that takes both ends of the socket, this process's end second, and creates and starts the
+            process.
     """
 
     #: The number of seconds that the process may take to start while a signal is pending. The limit doubles whenever a
@@ -84,7 +84,7 @@ class ForkingProcess:
     def __init__(self, inherits: bool, launch: Callable[[socket.socket, socket.socket], ChildProcess]) -> None:
         self._owner = os.getpid()
         self.inherits = inherits
-        #: Whether the forking process has ended, and forks no further processes.
+        #: Whether the forking process has ended, so that it forks no more processes.
         self.is_over = False
         #: Whether the forking process ended during its start, without a request (a new one would also fail).
         self.has_failed = False
@@ -200,7 +200,7 @@ class ForkingProcess:
                 is_ready(self._socket.fileno(), _LOOK, select.POLLOUT)
 
     def _receive(self) -> None:
-        """Receives a reply, if one arrives within a short time."""
+        """Receives a reply if a reply arrives soon."""
         if not is_ready(self._socket.fileno(), _LOOK):
             return
         try:
@@ -340,7 +340,7 @@ class RemoteChild(ChildProcess):
         self._forker: ForkingProcess | None = None
 
     def _launch(self) -> int:
-        """Forks the child through the forking process. If the forking process exits before it replies, a new forking
+        """Asks the forking process to fork the child. If the forking process exits before it replies, a new forking
         process gets the request, but only once."""
         forker = self._find()
         try:

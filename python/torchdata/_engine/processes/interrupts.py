@@ -36,7 +36,7 @@ LATER = 0.001
 #: The methods in which Python ignores exceptions: `__del__`, and the finalizer of `torchdata._native.Finalized`.
 FINALISERS = ("__del__", "_finalize")
 
-#: The signals that can be deferred. The other signals cannot be handled, or report an error of an instruction.
+#: The signals that can be deferred. The other signals cannot be handled, or report that an instruction has failed.
 _CAN_BE_HELD = tuple(
     sorted(
         signal.valid_signals()
@@ -124,7 +124,7 @@ class InterruptsDeferred:
     def deliver(self) -> None:
         """Delivers the deferred signals now. Raises `KeyboardInterrupt` if Ctrl-C was pressed.
 
-        All handlers run, in the order of arrival of the signals, even if one of them raises.
+        The handlers run in the order in which the signals arrived, even if one of them raises an exception.
         """
         if self._noted and self._handlers:
             number = self._noted.pop(0)

@@ -3,7 +3,7 @@
 Role: the base class for the children of each start method. `Popen` of multiprocessing creates each process, so that the
 process starts and exits like other processes of multiprocessing. After the start, this module owns the process.
 multiprocessing's list of children does not contain the process, because multiprocessing's exit handler would send
-SIGTERM, which the engine's children ignore, and would then wait. The kernel reports whether a process has exited,
+SIGTERM to it and wait, although the engine's children ignore SIGTERM. The kernel reports whether a process has exited,
 through a descriptor for the process if the system supports it.
 """
 

@@ -46,7 +46,7 @@ class Shutdown:
         self.has_begun = False
         #: Whether stopping is complete.
         self.is_over = False
-        #: The process that forks replacements for children that exit, and that ends after all children.
+        #: The forking process, which forks replacements for exited children, and ends after all children.
         self.forker: Closes | None = None
         self._bells = bells
         #: A function that runs before the children are asked to stop, and that ends the epoch, so that no child still
@@ -59,7 +59,7 @@ class Shutdown:
         _to_end.add(self)  # This step is last, because Ctrl-C may interrupt the earlier steps.
 
     def replace(self, index: int, child: ChildProcess, control: Link, commander: Sender) -> None:
-        """Takes over a child that replaces an exited child, before the new child is started.
+        """Replaces an exited child by a new child that is not started yet.
 
         After the start, `has_begun` shows whether the caller must stop the child.
         """
@@ -154,13 +154,13 @@ def _end_all() -> None:
 
 
 def end_before_others() -> None:
-    """Makes the exit of the program stop the children before it finalizes libraries that were imported later."""
+    """Makes the program's exit stop the children before libraries that were imported later are finalized."""
     atexit.unregister(_end_all)
     atexit.register(_end_all)
 
 
 class OwnsChildren(Finalized):
-    """A base class for owners of children. The children are stopped on shutdown, on deletion, or at interpreter
+    """A base class for objects that own children. The children are stopped on shutdown, on deletion, or at interpreter
     exit."""
 
     # Weak references with callbacks are not used, because a KeyboardInterrupt in such a callback would be lost at exit.

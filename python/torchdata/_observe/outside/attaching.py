@@ -213,7 +213,7 @@ def _holds(pid: int, identity: tuple[int, int]) -> bool:
 
 def attach(pid: int | None = None) -> list[Attached]:
     """Returns the same loaders as `find`, but also accepts the id of a worker. If a process has no loader, the loaders
-    of its parent are returned, because it may be a worker. Raises NoLoaderError if no loader was found."""
+    of its parent are returned, because the process may be a worker. Raises NoLoaderError if no loader was found."""
     found = find(pid)
     if not found and pid is not None:
         found = [one for one in find(_parent(pid)) if pid in _pids(one)]

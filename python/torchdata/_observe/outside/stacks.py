@@ -4,10 +4,10 @@ Role: each process of a loader answers a real-time signal by writing the stack o
 memory. The counters of the process name the signal and the descriptor, and a user who may signal the process reads the
 memory through `/proc`. `faulthandler` writes the answer in the signal handler, in C and without the interpreter's lock,
 so that a process that hangs in native code also answers. The handler inspects only the main thread's own stack, which
-does not change while the handler runs. Stacks of other threads can change, and their memory can be freed while they are
-read. For the stacks of its other threads, a worker handles a second signal with a signal handler in Python. The Python
-handler holds the interpreter's lock, so all other threads are paused. The Python handler runs once the main thread runs
-Python code or checks for signals, for example while it waits for a thread that hangs.
+does not change while the handler runs. The stacks of other threads could change, or be freed, while the handler reads
+them. On a second signal, a Python handler of a worker writes the stacks of its other threads. The Python handler holds
+the GIL, so all other threads are paused. The Python handler runs once the main thread runs Python code or checks for
+signals, for example while it waits for a thread that hangs.
 
 A signal would terminate a process that has not installed its handler yet, or has removed it. A process's page contains
 no signal until the handler is installed, and an observer checks for the handler before sending the signal. After its
@@ -55,7 +55,7 @@ _END, OTHERS = "\0", 0.5
 #: A page stores both signals in one number: the second signal is in the bits above the first signal.
 _OTHERS_AT, _FIRST = 8, 0xFF
 
-#: The folder of the package's own frames in a worker process.
+#: A part of the paths of this package's own frames in the stack of a worker.
 _CHILD = os.path.join("_engine", "workers", "")
 
 _STATES = {
@@ -152,7 +152,7 @@ def _open(now: _Answering) -> bool:
 
 
 def _answer_for_others(now: _Answering) -> None:
-    """Makes a worker's main thread also answer with the stacks of the worker's other threads."""
+    """Makes a worker's Python handler write the stacks of the worker's other threads."""
     if now.others or threading.current_thread() is not threading.main_thread():
         return
     number = _free_signal()

@@ -41,7 +41,7 @@ STALL = 60.0
 #: Modules of debuggers. A debugger pauses the program while it waits for its user.
 _DEBUGGERS = ("bdb", "pydevd")
 
-#: The recorders of the loaders with monitored calls, by number.
+#: The recorders of monitored loaders, by their numbers in the monitor.
 _watched: dict[int, weakref.ref[Any]] = {}
 _numbers = itertools.count(1)
 

@@ -47,7 +47,7 @@ def percent(share: float | None) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Formats rows as aligned columns: the first column left-aligned, further columns right-aligned."""
+    """Formats rows as columns. The first column is left-aligned, and the other columns are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

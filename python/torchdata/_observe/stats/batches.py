@@ -142,10 +142,10 @@ def _name_of_collate(collate_fn: Any) -> tuple[str, str]:
 
 
 class BatchRecorder(Recorder):
-    """The statistics of one `StatefulDataLoader`, or of another loader whose iterators are counted.
+    """The statistics of a loader that counts its iterators, such as a `StatefulDataLoader`.
 
     Args:
-        level: "counts", or "full" to time each batch; None uses the environment.
+        level: "counts", or "full" to time each batch; None reads the variable `TORCHDATA_STATS`.
         wait_warning: the fraction of an epoch that the program may wait for the loader without a warning; None for no
             limit.
     """

@@ -28,7 +28,7 @@ MAIN, WORKER, DISPATCHER = 1, 2, 3
 
 
 class Pages(NamedTuple):
-    """The pages of a group of processes on the board of a loader, which may have several groups."""
+    """The pages of one group of processes. The board of a loader may have pages of several groups."""
 
     #: The counters of the main process.
     counting: Counting
@@ -61,7 +61,7 @@ class Counting:
         self._epoch = 0
 
     def adopt_child(self, setup: Any, sender: Sender, dispatched: Collector | None, commands: Collector) -> None:
-        """Takes the page of counters of a worker or of the dispatching process.
+        """Registers this process (a worker or the dispatching process) as the writer of its page of counters.
 
         Args:
             setup: the `ChildSetup`.
@@ -78,7 +78,7 @@ class Counting:
         answer_for_stacks(self.board, self.page)
 
     def adopt_main(self) -> None:
-        """Takes the main process's page of counters."""
+        """Registers this process as the writer of the main process's page of counters."""
         self.board.adopt(self.page, MAIN, 0)
         answer_for_stacks(self.board, self.page)
 

@@ -34,7 +34,7 @@ LITTLE = 0.10
 STALL = 5.0
 #: If workers use less than this fraction of the cores, they wait for other programs rather than for each other.
 OWN_CORES = 0.1
-#: Pipes that only pass items to the next pipe.
+#: Pipes with little work per item, because they only pass items to the next pipe.
 _LITTLE = frozenset(
     {"IterableWrapper", "MapToIterConverter", "SequenceWrapper", "Shuffler", "Batcher", "Enumerator", "Prefetcher"}
 )
@@ -57,7 +57,7 @@ class Verdict:
         kind: the situation: "empty", "stalled", "too early", "first item", "training", "memory", "cores",
             "dispatching", "network", "sending", "packing", "idle workers", "slow source", "work before sharding",
             "skewed shard", "slow worker" or "loading".
-        text: one or two sentences with numbers: the limit, and what would help.
+        text: one or two sentences that name the limit, with numbers, and what would help.
         process: the responsible process, if any.
         pipe: the responsible pipe, if known.
         location: the location of the pipe's function.
@@ -452,7 +452,7 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
 
 
 def loading(stats: LoaderStats) -> Verdict | None:
-    """Describes the limit if no other rule applies: the pipes are slower than the training step."""
+    """Describes the limit if no other rule applies, because the pipes are slower than the training step."""
     # With nodes, other threads may wait for workers while the main thread does not wait.
     return _loading_in_workers(stats) if stats.waited_for else _loading_in_main(stats)
 

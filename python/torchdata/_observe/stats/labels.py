@@ -32,7 +32,7 @@ class Flag(enum.IntFlag):
     INPUT = 2
     #: The pipe reads its source in a thread.
     THREAD = 8
-    #: The pipe yields one item for each item that it reads, before it reads the next item.
+    #: The pipe yields exactly one item for each item that it reads, before it reads the next item.
     ONE_TO_ONE = 16
     #: The pipe delays the work on an item until a later `sharding_filter` has selected the item.
     PUT_OFF = 32

@@ -37,7 +37,7 @@ StatsLevel = Literal["counts", "full"]
 _LEVELS = ("counts", "full")
 #: The environment variable for the level of detail, which is used if the loader's argument does not set the level.
 VARIABLE = "TORCHDATA_STATS"
-#: The environment variable that disables the warning about long waits with the value "0".
+#: The environment variable that disables the warning about long waits if its value is "0".
 WAIT_VARIABLE = "TORCHDATA_WAIT_WARNING"
 #: The default of `wait_warning`: the fraction of an epoch that a program may wait for the loader without a warning.
 WAIT = 0.3
@@ -46,7 +46,7 @@ LEAST = 10.0
 
 
 class CountedService(Protocol):
-    """The interface of a reading service for statistics."""
+    """The part of a reading service that statistics use."""
 
     def engine_processes(self) -> Any:
         """Returns the processes that run the graph and have a board; None if there are none."""
@@ -59,9 +59,9 @@ class Recorder:
     """The statistics of one loader.
 
     Args:
-        level: "counts", or "full" to measure the time of each pipe as well; None uses the environment.
+        level: "counts", or "full" to also measure the time of each pipe; None reads the variable `TORCHDATA_STATS`.
         stall_warning: the number of seconds without an item before a warning names the waiting processes; None disables
-            it.
+            the warning.
         wait_warning: a warning is issued once if the program waits for the loader for more than this fraction of an
             epoch; None disables the warning.
     """
