@@ -100,7 +100,7 @@ class Measuring:
         return [self._grown(one, replaced) if one.family.kind == "counter" else one for one in found]
 
     def _grown(self, one: Measurement, replaced: set[str]) -> Measurement:
-        """Returns the measurement with a value that never decreases, and that includes replaced processes."""
+        """Returns the measurement with a value that never decreases, even if a process was replaced."""
         key = one.family.name, one.labels
         number, told = self._told.get(key, (0.0, 0.0))
         of_system = one.family is _OF_PROCESS["cpu_seconds"]

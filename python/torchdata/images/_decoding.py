@@ -179,7 +179,7 @@ def decode_batch(
     truncated: Literal["error", "keep"] = "error",
     as_tensor: bool = False,
 ) -> Any:
-    """Decodes images into one block with one size: a batch that is complete without `collate`.
+    """Decodes images to one size in one array, so that the batch needs no `collate`.
 
     Args:
         data: the images, each as for `decode`.

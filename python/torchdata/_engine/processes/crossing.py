@@ -39,8 +39,7 @@ PREFIX = "torchdata "
 #: The number of new objects after which garbage collection runs while a child starts. Torch's import creates a third of
 #: this number of objects.
 EARLY_THRESHOLD = 1_000_000
-#: The name of the thread that first monitors the main process. The engine's thread replaces this thread, and ends it
-#: through an event.
+#: The name of the thread that monitors the main process at first. Later, the engine's own thread replaces this thread.
 _WATCHER = "torchdata-early-watch"
 #: The code of the monitoring thread. The thread ends the child at most 0.1 seconds after the exit of the main process
 #: (or of the parent, if the main process cannot be monitored). If no thread can be started, the child detects the exit
@@ -213,9 +212,10 @@ def warn_of_lacks() -> None:
 class SharedPickle:
     """A pickle in anonymous shared memory, which any number of children can load.
 
-    The buffers of arrays and tensors follow the pickle. Each child maps this memory privately. A child's arrays and
-    tensors are views of the memory that all children share, and the kernel copies a page when a child writes to the
-    page. Objects that share a read-only buffer, such as the slices of an Arrow table, also share it in the children.
+    The pickle is followed by the buffers of arrays and tensors. Each child maps this memory privately. A child's arrays
+    and tensors are views of the memory that all children share, and the kernel copies a page when a child writes to the
+    page. Objects that share a read-only buffer, such as the slices of an Arrow table, also share the buffer in the
+    children.
 
     Args:
         pickled: the pickle.

@@ -8,7 +8,7 @@ that a thread is importing. Before a thread forks a child of the engine, the thr
 NumPy and imports are free. Until the fork, the thread holds NumPy's and the devices' locks, which Python can acquire.
 The extension waits for the lock of PyTorch's generator last, right before the fork (`forking.rs`). The buffers of
 standard output and error also have locks. The fork does not wait for these locks, because a thread that prints
-continuously never leaves them free. Instead, the child recreates the buffers.
+continuously never leaves them free. Instead of waiting, the child recreates these buffers and their locks.
 
 Another thread may still take a lock between the wait and the fork. To detect a held lock, a child acquires each lock
 once as its first step. The kernel kills a child that cannot acquire a lock, and the main process forks another child
@@ -81,8 +81,7 @@ def _numpy_locks() -> list[Any]:
 
 
 def _device_locks() -> list[Any]:
-    """Returns the locks that `torch.manual_seed` acquires, even on machines without devices, of completely loaded
-    modules."""
+    """Returns the locks of completely loaded modules that `torch.manual_seed` acquires, even without devices."""
     modules = [sys.modules.get(f"torch.{device}") for device in ("cuda", "xpu", "mtia")]
     return [lock for lock in (getattr(one, "_initialization_lock", None) for one in modules) if lock is not None]
 
@@ -104,7 +103,7 @@ def _take_torch() -> None:
         generator.get_state()
 
 
-#: Functions that wait for a lock, by a description of what a thread does while it holds the lock.
+#: For each lock: a text about what a thread does while it holds the lock, and a function that waits for the lock.
 LOCKS: Mapping[str, Callable[[], None]] = {
     "imports NumPy or PyTorch": _take_imports,
     "draws from NumPy's global generator": lambda: _take(_numpy_locks()),

@@ -1,12 +1,12 @@
-"""The main process's side of a forking process, and the children that the forking process forks.
+"""The main process's classes for a forking process, and for the children that the forking process forks.
 
 Role: the main process delegates forking to another process when it cannot fork itself. The main process obtains the
 forking process in two ways:
 
-- With start method "fork", children are copies of the main process. When a child exits later, the main process may use
-  CUDA, or have threads that hold locks. A child that is forked while the main process uses CUDA or has threads cannot
-  use CUDA, and may hang at a held lock. The main process forks a forking process for replacements right after it has
-  forked a loader's children. This forking process has one thread, runs no user code, and inherits the children's
+- With start method "fork", children are copies of the main process. When a child must be replaced, the main process may
+  use CUDA, or have threads that hold locks. A child that is forked while the main process uses CUDA or has threads
+  cannot use CUDA, and may hang at a held lock. The main process forks a forking process for replacements right after it
+  has forked a loader's children. This forking process has one thread, runs no user code, and inherits the children's
   programs. The forking process exits together with the loader.
 - With start method "forkserver", every child is forked from one process of the program, which the main process spawns:
   a fresh interpreter that imports the program once. This interpreter serves all loaders, and exits with the main
@@ -68,13 +68,13 @@ _ENDING = 1.0
 
 
 class ForkingProcess:
-    """The main process's side of one forking process. Threads and signal handlers may use this object concurrently.
+    """Represents one forking process in the main process. Threads and signal handlers may use this object concurrently.
 
     Args:
         inherits: whether the forking process was forked from the main process. A forked forking process has inherited
             the children's programs, and is ready immediately.
-        launch: a function that takes both ends of the socket, this process's end second, and creates and starts the
-            process.
+        launch: a function that takes the new process's end and this process's end of the socket, and creates and starts
+            the process.
     """
 
     #: The number of seconds that the process may take to start while a signal is pending. The limit doubles whenever a

@@ -6,8 +6,8 @@ an exception interrupted the start or the end of a child, the main process would
 During the start or the end of a child, the main process defers signals, and delivers them between two steps.
 
 A child must never run a handler of the main process, although terminals and clusters send signals to all processes of
-the program. A child inherits a signal mask that blocks signals until the child ignores the signals (`MainSignals`). If
-a child sends a signal to itself, the default action is executed, so SIGTERM ends the child.
+the program. A child starts with blocked signals, and unblocks the signals once it ignores them (`MainSignals`). If a
+child sends a signal to itself, the default action is executed, so SIGTERM ends the child.
 
 Python runs handlers only in the main thread, and only the main thread may change handlers, whereas each thread has its
 own signal mask. A signal without a Python handler is not deferred: it is ignored, ends the program, or is handled by a
@@ -278,7 +278,7 @@ os.register_at_fork(after_in_child=_hear_again)
 
 
 def _send_later(numbers: list[int]) -> None:
-    """Sends signals to the main thread as soon as it is not in a finalizer."""
+    """Sends signals to the main thread once this thread has left the finalizer."""
     main = threading.main_thread().ident or 0
 
     def send() -> None:

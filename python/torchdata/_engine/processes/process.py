@@ -1,8 +1,8 @@
 """A child process from the view of its parent: the process id, a descriptor for the process, and its exit.
 
 Role: the base class for the children of each start method. `Popen` of multiprocessing creates each process, so that the
-process starts and exits like other processes of multiprocessing. After the start, this module owns the process.
-multiprocessing's list of children does not contain the process, because multiprocessing's exit handler would send
+process starts and exits like other processes of multiprocessing. After the start, this module owns the process. The
+list of children in multiprocessing does not contain the process, because multiprocessing's exit handler would send
 SIGTERM to it and wait, although the engine's children ignore SIGTERM. The kernel reports whether a process has exited,
 through a descriptor for the process if the system supports it.
 """
@@ -112,7 +112,7 @@ def is_ready(descriptor: int, seconds: float, events: int = select.POLLIN) -> bo
 
 
 class ChildProcess(ABC):
-    """A child process that other code may reap.
+    """A child process. Other code may reap the process before this class does.
 
     Exit codes are unavailable if a program ignores SIGCHLD, or if its handler of SIGCHLD reaps all children. If the
     kernel reports that the child does not exist, the child has exited.

@@ -4,8 +4,8 @@ Role: runs in the main process. `Shutdown` stops all children, in the thread tha
 called any number of times, and continues after an interruption. `OwnsChildren` calls `Shutdown` when the owner of the
 children is deleted, or when the program exits.
 
-A child that does not stop on request is killed. SIGTERM would not end a child, because children ignore this signal:
-clusters send it to all processes of a program (`interrupts.py`).
+A child that does not stop on request is killed. SIGTERM would not end a child, because children ignore this signal,
+which clusters send to all processes of a program (`interrupts.py`).
 """
 
 from __future__ import annotations

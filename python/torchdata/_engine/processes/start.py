@@ -29,7 +29,7 @@ _SPAWNING = ("spawn", "forkserver")
 
 
 def start_method_of(context: BaseContext) -> str:
-    """Returns the start method of a context. If a user's own context has another name for its method, the class of the
+    """Returns the start method of a context. If a user's own context names no known start method, the class of the
     context's processes determines the method.
     """
     method = context.get_start_method()

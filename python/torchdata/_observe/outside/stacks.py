@@ -1,4 +1,4 @@
-"""Reads the Python stack of another process by a signal, and its state from the kernel.
+"""Requests the Python stack of another process by a signal, and reads the process's state from the kernel.
 
 Role: each process of a loader answers a real-time signal by writing the stack of its main thread to its own anonymous
 memory. The counters of the process name the signal and the descriptor, and a user who may signal the process reads the
@@ -12,7 +12,8 @@ signals, for example while it waits for a thread that hangs.
 A signal would terminate a process that has not installed its handler yet, or has removed it. A process's page contains
 no signal until the handler is installed, and an observer checks for the handler before sending the signal. After its
 first loader, a process ignores the signal whenever no handler is installed. Only the main thread can ignore signals. If
-the first loader is created in another thread, the process keeps the handler and its memory until it exits.
+another thread than the main thread creates the first loader, the process keeps the handler and its memory until it
+exits.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ LOOK = 0.005
 
 #: The first line of a stack that `faulthandler` writes.
 _HEAD = "Stack (most recent call first):"
-#: The end mark of the stacks of other threads, and the number of seconds to wait for them.
+#: The mark after the stacks of other threads, and the number of seconds to wait for these stacks.
 _END, OTHERS = "\0", 0.5
 #: A page stores both signals in one number: the second signal is in the bits above the first signal.
 _OTHERS_AT, _FIRST = 8, 0xFF
@@ -237,8 +238,8 @@ def tidy() -> None:
 def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, wakes: bool = False) -> str | None:
     """Returns the Python stacks of another process, innermost call first; None if the process does not answer.
 
-    The stack of the main thread is first. The stacks of further threads follow if the process is a worker and its main
-    thread can run Python code.
+    The stack of the main thread is first. The stacks of the other threads follow if the process is a worker and its
+    main thread can run Python code.
 
     Args:
         number: the signals, as stored on the page of the process.
@@ -295,7 +296,7 @@ def _others_of(pid: int, number: int, answers: int, size: int) -> str:
 
 
 def _handles(pid: int, number: int) -> bool:
-    """Returns whether a process has a handler for the real-time signal, and survives the signal."""
+    """Returns whether a process has a handler for the real-time signal, so that it survives the signal."""
     if not signal.SIGRTMIN < number < signal.SIGRTMAX:
         return False
     try:

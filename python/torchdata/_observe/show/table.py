@@ -102,7 +102,7 @@ def pipe_rows(pipes: Sequence[PipeStats]) -> list[list[str]]:
 
 
 def network_line(stats: LoaderStats) -> str:
-    """Describes the bytes that arrive from other machines."""
+    """Returns a line about the number of bytes that arrive from other machines."""
     far = [worker for worker in stats.workers if worker.node is not None]
     nodes = len({worker.node for worker in far})
     return (

@@ -17,7 +17,7 @@ __all__ = ["workers_that_fit"]
 
 
 def workers_that_fit(stats: LoaderStats) -> tuple[float, float]:
-    """Returns a lower and an upper bound for the number of workers that the cores can run; infinite if remote."""
+    """Returns a lower and an upper bound for how many workers the cores can run; infinite for remote workers."""
     if any(worker.node is not None for worker in stats.workers):
         return math.inf, math.inf
     # A process may also use processor time before the first item of each epoch, for example to start.

@@ -1,7 +1,7 @@
 """The diagnosis: describes in one sentence what limits a loader, and what would help.
 
 Role: evaluates a `LoaderStats`. Each rule recognizes one situation and returns a diagnosis or None. The first rule that
-returns a diagnosis determines the result. The thresholds of the rules are far from random fluctuations, so that a
+returns a diagnosis determines the result. The thresholds of the rules exceed random fluctuations by far, so that a
 diagnosis is reliable.
 """
 
@@ -45,7 +45,7 @@ WITHIN_REACH = 0.1
 #: Workers are suggested only if an item takes at least this number of seconds. Receiving an item from a worker takes at
 #: least half a microsecond.
 WORTH_A_WORKER = 2e-6
-#: If a worker spends less than this number of seconds per item outside of its pipes, sending does not limit it.
+#: If a worker spends less than this number of seconds per item outside of its pipes, sending is not the limit.
 WORTH_PACKING = 1e-3
 
 
@@ -290,11 +290,11 @@ def sending(stats: LoaderStats) -> Verdict | None:
     if not workers or stats.dispatching or stats.items < MANY or any(worker.node is not None for worker in workers):
         return None
     items = max(1, sum(worker.items for worker in workers))
-    # A worker counts as busy while it waits for a core. On a busy machine, waits for a core are longer than the work on
-    # tiny items, so these waits are subtracted. In a virtual machine, the result is still too large, because the system
-    # does not count the time that the host gives to other virtual machines. If the times of all pipes are known and add
-    # up to less, their sum is used as the time of the items. The rule `packing` recognizes workers that spend much time
-    # outside of the pipes.
+    # A worker counts as busy while it waits for a core. On a busy machine, a worker waits longer for a core than it
+    # works on a tiny item, so these waits are subtracted. In a virtual machine, the result is still too large, because
+    # the system does not count the time that the host gives to other virtual machines. If the times of all pipes are
+    # known and add up to less, their sum is used as the time of the items. The rule `packing` recognizes workers that
+    # spend much time outside of the pipes.
     worked = sum(max(0.0, worker.busy_seconds - (worker.waits_for_cpu_seconds or 0.0)) for worker in workers)
     in_pipes = [pipe.own_seconds for worker in workers for pipe in worker.pipes]
     each = worked / items
@@ -452,7 +452,7 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
 
 
 def loading(stats: LoaderStats) -> Verdict | None:
-    """Describes the limit if no other rule applies, because the pipes are slower than the training step."""
+    """The last rule: the pipes are slower than the training step, so loading limits the program."""
     # With nodes, other threads may wait for workers while the main thread does not wait.
     return _loading_in_workers(stats) if stats.waited_for else _loading_in_main(stats)
 
@@ -532,7 +532,7 @@ def _remedy(stats: LoaderStats, worker: ProcessStats, worst: PipeStats) -> str:
 
 
 def _with_workers(stats: LoaderStats, workers: int, words: str) -> str:
-    """Describes the effect of the number of workers in `words`."""
+    """Returns a sentence about the effect of a change, which `words` names, such as "4 workers"."""
     surely, _ = workers_that_fit(stats)
     text = f" With {words} {_limit(stats.step_seconds)}"
     if workers <= surely:

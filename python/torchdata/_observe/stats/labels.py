@@ -100,7 +100,7 @@ def _is_counted(pipe: Any, graph: Graph, full: bool) -> bool:
 
 
 def _is_timed(pipe: Any, graph: Graph) -> bool:
-    """Returns whether a pipe that reads a map-style pipe times it; see `getter_of`."""
+    """Returns whether a map-style pipe is timed by a pipe that reads it; see `getter_of`."""
     readers = [other for other in graph if any(source is pipe for source in graph.sources(other))]
     return any(
         isinstance(reader, IterDataPipe) or (hasattr(reader, "_getter") and _is_timed(reader, graph))

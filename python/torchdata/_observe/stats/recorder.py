@@ -82,15 +82,16 @@ class Recorder:
         if wait_warning is not None and (isinstance(wait_warning, bool) or not 0 < wait_warning <= 1):
             raise ValueError(f"wait_warning is a share from 0 to 1 or None, not {wait_warning!r}")
         self.stall_warning, self.wait_warning = stall_warning, wait_warning
-        #: Whether the warning was issued or is disabled; the time when this epoch began; and the counters at that time.
+        #: `_is_wait_told`: whether the warning was issued or is disabled. `_began`, `_since`: time and counters at the
+        #: epoch's start.
         self._is_wait_told = wait_warning is None or os.environ.get(WAIT_VARIABLE) == "0"
         self._began = 0.0
         self._since: Reading | None = None
         self._pid = 0
-        #: While the calls of the loader are monitored: its number in the monitor, and its delivery.
+        #: A pair (number of the loader in the monitor, its delivery) while the calls of the loader are monitored.
         self._watched: tuple[int, Delivery] | None = None
         self._counting: Counting | None = None
-        #: The time of the shutdown, whether each pipe was timed, and the counters at this time.
+        #: A triple at shutdown: (time, whether each pipe was timed, counters).
         self._last: tuple[int, bool, list[Any]] | None = None
         #: Whether a warning about damaged pages was issued.
         self._is_damage_told = False
