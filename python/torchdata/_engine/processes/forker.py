@@ -78,7 +78,7 @@ class ForkingProcess:
     """
 
     #: The number of seconds that the process may take to start while a signal is pending. The limit doubles whenever a
-    #: start is abandoned, because the program may then start a loader again while the signal is still pending.
+    #: start is abandoned, because the program may continue and start a loader again, although signals keep arriving.
     _grace = _LOOK
 
     def __init__(self, inherits: bool, launch: Callable[[socket.socket, socket.socket], ChildProcess]) -> None:
