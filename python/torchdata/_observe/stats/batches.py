@@ -160,8 +160,8 @@ class BatchRecorder(Recorder):
         self._final: Reading | None = None
 
     def begin_here(self, iterator: Any, dataset: Any, is_iterable: bool, collate_fn: Any) -> BatchClock | None:
-        """Begins an epoch that is read in this process. Returns the clock for its batches; None if the batches are not
-        counted."""
+        """Begins an epoch that is read in this process. Returns the clock for the epoch's batches; None if the epoch is
+        not counted."""
         counting = self._counting_here()
         if counting is None:
             return None

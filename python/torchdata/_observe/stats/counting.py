@@ -83,8 +83,8 @@ class Counting:
         answer_for_stacks(self.board, self.page)
 
     def receive(self, collector: Collector, pages: Sequence[int], first: int = 0) -> None:
-        """Counts, in the main process, the items of workers. `pages` are the workers' pages, and `first` is the number
-        of the first link.
+        """Makes the main process count the items that it receives from workers. `pages` are the workers' pages, and
+        `first` is the number of the first link.
         """
         collector.count_into(self.board, self.page, first, pages, True)
 

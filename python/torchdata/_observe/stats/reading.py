@@ -361,7 +361,7 @@ def _skipped_kinds(pipe: Page, before: Page | None) -> dict[str, int]:
 
 def pipe_at_work(page: Page) -> str | None:
     """Returns the pipe that a process is running. If times are measured, the page names the pipe. If times are not
-    measured, the pipe is returned that has read an item and has not yielded it yet.
+    measured, returns the pipe that has read an item but has not yielded it yet.
 
     Returns None if the pipe is unknown.
     """
