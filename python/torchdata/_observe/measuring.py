@@ -76,7 +76,7 @@ class Measuring:
         self._rank = rank
         self._last: LoaderStats | None = None
         self._pids: dict[str, int] = {}
-        #: For each family and its labels, the last raw value and the last reported value.
+        #: For each family and its labels: the last raw value and the last reported value.
         self._told: dict[tuple[str, tuple[str, ...]], tuple[float, float]] = {}
 
     @property
@@ -100,8 +100,7 @@ class Measuring:
         return [self._grown(one, replaced) if one.family.kind == "counter" else one for one in found]
 
     def _grown(self, one: Measurement, replaced: set[str]) -> Measurement:
-        """Returns a counter that never decreases. If a process was replaced, the value of the earlier process is
-        added."""
+        """Returns the measurement with a value that never decreases, even if a process was replaced."""
         key = one.family.name, one.labels
         number, told = self._told.get(key, (0.0, 0.0))
         of_system = one.family is _OF_PROCESS["cpu_seconds"]
@@ -119,7 +118,7 @@ def _of_process(process: ProcessStats) -> Iterator[Measurement]:
             yield Measurement(family, (process.name,), float(value))
     seen: dict[str, int] = {}
     for pipe in process.pipes:
-        # A number distinguishes pipes with the same class and function.
+        # If several pipes have the same class and function, their names get numbers.
         seen[pipe.name] = seen.get(pipe.name, 0) + 1
         called = pipe.name if seen[pipe.name] == 1 else f"{pipe.name} {seen[pipe.name]}"
         for name, family in _OF_PIPE.items():

@@ -49,7 +49,7 @@ class ObservedLoader:
         """Iterates over an epoch and shows its progress: items per second, the completed part, and the time spent
         waiting.
 
-        `tqdm` draws the bar in terminals and notebooks. In other outputs, nothing is drawn, so that logs stay clean.
+        `tqdm` draws the bar in terminals and notebooks. If the output is a file or a pipe, nothing is drawn.
 
         Args:
             options: `description` (text before the bar), `file` (the output instead of stderr) and `interval` (seconds

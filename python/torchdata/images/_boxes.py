@@ -105,7 +105,7 @@ def center_crop(width: int, height: int, share: float = 0.875, ratio: float = 1.
     Args:
         width: the width of the image in pixels.
         height: the height of the image in pixels.
-        share: the fraction, along each axis, of the largest box with the given ratio.
+        share: the size of the crop along each axis, as a fraction of the largest box with the given ratio.
         ratio: the ratio of width to height.
 
     Returns:
@@ -132,7 +132,7 @@ def _middle(width: int, height: int, columns: int, rows: int) -> Box:
 
 def check_box(box: Any, width: int, height: int, what: str) -> Box:
     """Returns the box as integers. Raises TypeError if the box does not consist of four integers, and ValueError if the
-    box is empty, or extends beyond an image of the given size."""
+    box is empty or is not within an image of the given size."""
     try:
         left, top, right, bottom = (edge.__index__() for edge in box)
     except (AttributeError, TypeError, ValueError):

@@ -46,7 +46,7 @@ class Request:
     exif: bool = False
     truncated: str = "error"
     as_tensor: bool = False
-    #: (height, width) of the result; None for the size of the crop.
+    #: The height and width of the result; None if the result has the size of the crop.
     target: tuple[int, int] | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -112,11 +112,11 @@ def decode(
     Args:
         data: the contents of the file as bytes, the path of the file, or a file opened in binary mode. An opened file
             is read to its end and stays open.
-        size: the size of the result: (height, width), or an integer for a square. None (the default) for the size of
-            the crop.
+        size: the size of the result: (height, width), or an integer for a square. With None (the default), the result
+            has the size of the crop.
         crop: the part of the image to use, (left, top, right, bottom) in pixels before resizing; or a function of width
-            and height that returns this part. None (the default) for the whole image.
-        flip: whether left and right are exchanged.
+            and height that returns this part. With None (the default), the whole image is used.
+        flip: whether to mirror the image horizontally.
         mode: the channels: "RGB" (the default), "L" (gray), "RGBA", or "I;16" (16-bit gray images). "RGB" and "L" drop
             transparency, as Pillow's `convert` does.
         layout: "HWC" (the default) for height, width, channels; "CHW" for channels first.
@@ -179,7 +179,7 @@ def decode_batch(
     truncated: Literal["error", "keep"] = "error",
     as_tensor: bool = False,
 ) -> Any:
-    """Decodes images into one block with one size: a batch that is complete without `collate`.
+    """Decodes images to one size in one array, so that the batch needs no `collate`.
 
     Args:
         data: the images, each as for `decode`.
@@ -190,7 +190,7 @@ def decode_batch(
             in the calling thread.
         crop: the part to use of each image: a box, or a function of width and height, which is called for the images in
             order.
-        flip: whether to exchange left and right: one value for all images, or one value per image.
+        flip: whether to mirror the images horizontally: one value for all images, or one value per image.
         mode: as for `decode`.
         layout: as for `decode`.
         scale: as for `decode`.
@@ -297,7 +297,7 @@ def read(data: Any) -> tuple[Any, str]:
 
 
 def _opened(request: Request, content: Any, name: str, crop: Crop) -> tuple[DecodablePicture, Box]:
-    """Returns the picture in the contents, and the part of the picture to use."""
+    """Opens the image in `content`. Returns the image, and the part of the image to use."""
     with _decoding(name):
         picture = open_picture(content, request.mode, request.exif, request.truncated == "keep")
     width, height = picture.width, picture.height
@@ -334,7 +334,7 @@ def _fill(request: Request, picture: DecodablePicture, box: Box, flip: bool, nam
     left, top, right, bottom = box
     by, whole = 1, (0, 0, picture.width, picture.height)
     if request.scale == "fast":
-        # At this minimum size of the whole image, the part has at least as many pixels as the result.
+        # if the whole image has at least this size, the part has at least as many rows and columns as the result
         least = math.ceil(columns * whole[2] / (right - left)), math.ceil(rows * whole[3] / (bottom - top))
         by = picture.reduce(*least)
     plain = box == whole and not flip and (rows, columns) == (picture.height, picture.width)

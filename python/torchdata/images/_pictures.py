@@ -18,8 +18,8 @@ __all__ = ["DecodablePicture", "open_picture"]
 #: The maximum size in bytes of the pixel buffer that a thread keeps.
 _KEPT = 64 << 20
 
-#: For each mode, simplejpeg's name of the colors, and the JPEG color spaces with the same pixels in simplejpeg as in
-#: Pillow. Gray mode includes no color images, because Pillow computes gray from red, green and blue.
+#: For each mode: simplejpeg's name of the mode, and the color spaces of JPEG files for which simplejpeg and Pillow
+#: yield equal pixels. Gray mode includes no color images, because Pillow computes gray from red, green and blue.
 _COLOURS = {"RGB": ("RGB", frozenset({"YCbCr", "Gray", "RGB"})), "L": ("GRAY", frozenset({"Gray"}))}
 
 #: The number of channels of each mode.
@@ -33,13 +33,13 @@ class DecodablePicture(Protocol):
     height: int
 
     def pixels(self, out: Any = None) -> Any:
-        """Returns an array (height, width, channels): `out` if it is given. Without `out`, the array is only valid
-        until the thread decodes another image.
+        """Returns the pixels as an array (height, width, channels), which is `out` if `out` is given. If `out` is not
+        given, the array is only valid until the thread decodes another image.
         """
 
     def reduce(self, width: int, height: int) -> int:
         """Switches to decoding at a half, a quarter or an eighth of the size, and returns 2, 4 or 8. Returns 1 if the
-        image cannot be reduced, because width and height must not become smaller than the given numbers.
+        reduced image would be smaller than `width` or `height`.
         """
 
 
@@ -97,7 +97,7 @@ def open_picture(content: Any, mode: str, exif: bool, keep: bool) -> DecodablePi
 
 
 def _power(width: int, height: int, least_width: int, least_height: int) -> int:
-    """Returns the largest factor among 8, 4, 2 and 1 that an image can be reduced by."""
+    """Returns the largest of the factors 8, 4, 2 and 1 by which the image can be reduced."""
     for by in (8, 4, 2):
         if -(-width // by) >= least_width and -(-height // by) >= least_height:
             return by
@@ -164,7 +164,7 @@ class _Other:
         return out
 
 
-#: For each EXIF orientation, whether to exchange rows and columns, and a function that then mirrors the axes.
+#: For each EXIF orientation: whether to exchange rows and columns, and a function that then mirrors the array.
 _TURNS: dict[int, tuple[bool, Callable[[Any], Any]]] = {
     2: (False, lambda a: a[:, ::-1]),
     3: (False, lambda a: a[::-1, ::-1]),

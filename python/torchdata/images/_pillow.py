@@ -42,7 +42,7 @@ def converted(image: Any, mode: str, keep: bool = False) -> Any:
 
     Raises:
         ValueError: the image is not a 16-bit gray image, but the mode requires one.
-        Exception: one of Pillow's many error types, if the contents are damaged.
+        Exception: the contents are damaged. Pillow raises many types of errors.
     """
     try:
         image.load()

@@ -39,13 +39,12 @@ PREFIX = "torchdata "
 #: The number of new objects after which garbage collection runs while a child starts. Torch's import creates a third of
 #: this number of objects.
 EARLY_THRESHOLD = 1_000_000
-#: The name of the thread that monitors the main process until the engine's own thread takes over and ends it through an
-#: event.
+#: The name of the thread that monitors the main process at first. Later, the engine's own thread replaces this thread.
 _WATCHER = "torchdata-early-watch"
-#: The code of the monitoring thread. The thread ends the child at most 0.1 seconds after the main process has exited
-#: (or the parent, if the main process cannot be monitored). If no thread can be started, the child detects the exit
+#: The code of the monitoring thread. The thread ends the child at most 0.1 seconds after the exit of the main process
+#: (or of the parent, if the main process cannot be monitored). If no thread can be started, the child detects the exit
 #: only after its imports. The system call (PR_SET_PDEATHSIG) does the same as `continue_with_parent` of the extension,
-#: which the child cannot import yet. A child that is stopped earlier, while its interpreter starts, is not continued.
+#: which the child cannot import yet. If a child is already stopped while its interpreter starts, it is not continued.
 _WATCH = f"""
 import os, select, signal, sys, threading
 
@@ -86,12 +85,12 @@ except RuntimeError:
 
 #: The folder where the program was started.
 _ORIGINAL_FOLDER: str = getattr(process, "ORIGINAL_DIR", None) or ""
-#: Makes multiprocessing skip the import of a main module without a file, by setting the path of the module.
+#: Makes multiprocessing skip the import of a main module that has no file, by setting the path of this module.
 _LEAVE_MAIN_OUT = "import sys; sys.modules['__main__'].__file__ = path"
 
 
 def main_without_file() -> str | None:
-    """Returns the path from which children would import the program if that file does not exist, otherwise None.
+    """Returns the path from which children would import the program if no file has this path, otherwise None.
 
     A program that is read from standard input is not in a file, but Python names its file "<stdin>".
     """
@@ -104,17 +103,17 @@ def main_without_file() -> str | None:
 
 
 class ChildName(str):
-    """The name of a child process. Unpickling the name in the child runs code that must run before everything else.
+    """The name of a child process. Unpickling the name in the child runs code that must run before all other code.
 
     The child unpickles the name before it imports the main module and the user's program. The code in the pickle uses
     only the standard library, because the child may not be able to import this package yet. If the name is pickled for
-    another purpose, such as a log record, the pickle contains an ordinary string.
+    other purposes, such as a log record, the pickle contains an ordinary string.
 
-    The code makes the child exit together with the main process. Without this code, a child that imports its modules
-    for a minute would outlive the main process by up to a minute. Unpickling also raises the threshold of cyclic
-    garbage collection. If the program imports torch, starting two children by spawn takes 2.8 s of processor time with
-    the higher threshold and 3.6 s without it (medians of 4 alternating runs). If the program is not in a file, a child
-    does not import it.
+    The code makes the child exit together with the main process. Without this code, a child whose imports take a minute
+    would outlive the main process by up to a minute. Unpickling also raises the threshold of cyclic garbage collection.
+    If the program imports torch, starting two children by spawn takes 2.8 s of processor time with the higher threshold
+    and 3.6 s with the default threshold (medians of 4 alternating runs). If the program is not in a file, a child does
+    not import it.
     """
 
     __slots__ = ()
@@ -161,9 +160,9 @@ SharedT = TypeVar("SharedT", Link, BellBoard, StatsBoard)
 #: The error message of `pickle` for a function that is missing in the program.
 _MISSING_IN_MAIN = re.compile(r"attribute '([^']+)' on <module '__(?:mp_)?main__'")
 _ALIGNMENT = 64
-#: The length of the list of offsets, at the end of a `SharedPickle`.
+#: The format of the length of the offset list, which is stored at the end of a `SharedPickle`.
 _LENGTH = struct.Struct("<Q")
-#: Seals that prevent writing to and resizing a `SharedPickle` after its creation.
+#: Seals that prevent later changes of the contents and the size of a `SharedPickle`.
 _SEALS = (
     fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL if sys.platform == "linux" else 0
 )
@@ -213,14 +212,15 @@ def warn_of_lacks() -> None:
 class SharedPickle:
     """A pickle in anonymous shared memory, which any number of children can load.
 
-    The buffers of arrays and tensors follow the pickle. Each child maps this memory privately. A child's arrays and
-    tensors are views of the memory that all children share, and the kernel copies a page when a child writes to the
-    page. Objects that share a read-only buffer, such as the slices of an Arrow table, also share it in the children.
+    The pickle is followed by the buffers of arrays and tensors. Each child maps this memory privately. A child's arrays
+    and tensors are views of the memory that all children share, and the kernel copies a page when a child writes to the
+    page. Objects that share a read-only buffer, such as the slices of an Arrow table, also share the buffer in the
+    children.
 
     Args:
         pickled: the pickle.
         buffers: the buffers of the pickle.
-        modules: the names of the modules that unpickling imports and that need much memory.
+        modules: the names of large modules that unpickling imports.
     """
 
     #: The names of the modules; empty in a child that has received the object.
@@ -303,7 +303,7 @@ def _adopt(duplicate: Any) -> SharedPickle:
 
 
 class Parcel:
-    """The pickled contents for a child that another process forks, with the descriptors that these contents need.
+    """The pickled objects for a child that another process forks, and the descriptors that these objects need.
 
     multiprocessing treats a parcel like the object that starts a process, and passes descriptors, locks and queues
     through it.

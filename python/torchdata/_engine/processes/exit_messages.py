@@ -18,7 +18,7 @@ CANNOT_WATCH = os.EX_OSERR
 NO_GUARD = os.EX_CONFIG
 #: Exit code of a child that cannot read its commands because the memory of the commands was overwritten.
 DAMAGED = os.EX_PROTOCOL
-#: The error message for a program without a `__main__` guard, and the remedy.
+#: The error message, with the remedy, for a program without a `__main__` guard.
 UNGUARDED = (
     "the program starts worker processes while it is imported, and each worker imports it (start methods 'spawn' and "
     "'forkserver', the default from Python 3.14 on): put what makes and reads the loader under "
@@ -43,7 +43,7 @@ _BY_SIGNAL = {
 
 
 class Exited(Protocol):
-    """The attributes of a child that has exited, which `ChildProcess` provides."""
+    """The attributes of an exited child that messages use; `ChildProcess` provides them."""
 
     @property
     def called(self) -> str: ...

@@ -1,4 +1,4 @@
-"""Forks children in such a way that they can use locks that other threads of the main process may hold at the fork.
+"""Forks children that can use all locks, even locks that other threads of the main process may hold at the fork.
 
 Role: a fork copies all locks in their current state, but only one thread: the thread that calls fork. If another thread
 holds a lock during the fork, the lock stays locked in the child forever. Python and the C library handle their own
@@ -6,9 +6,9 @@ locks, but not the locks of PyTorch's and NumPy's global generators (held withou
 example by a loader in another thread), the locks that `torch.manual_seed` takes for devices, or the lock of a module
 that a thread is importing. Before a thread forks a child of the engine, the thread waits until the locks of PyTorch,
 NumPy and imports are free. Until the fork, the thread holds NumPy's and the devices' locks, which Python can acquire.
-The extension acquires the lock of PyTorch's generator last (`forking.rs`). The buffers of standard output and error
-also have locks. The fork does not wait for these locks, because a thread that prints continuously never leaves them
-free. Instead, the child recreates the buffers.
+The extension waits for the lock of PyTorch's generator last, right before the fork (`forking.rs`). The buffers of
+standard output and error also have locks. The fork does not wait for these locks, because a thread that prints
+continuously never leaves them free. Instead of waiting, the child recreates these buffers and their locks.
 
 Another thread may still take a lock between the wait and the fork. To detect a held lock, a child acquires each lock
 once as its first step. The kernel kills a child that cannot acquire a lock, and the main process forks another child
@@ -43,14 +43,14 @@ from torchdata._engine.processes.process import LOOK, ChildProcess, sentinels
 from torchdata._importing import loaded
 from torchdata._native import fork_waits_for
 
-#: Maximum number of seconds to wait for each lock that is held. If a lock is held for longer, the thread forks
-#: nevertheless, and the child detects the held lock.
+#: Maximum number of seconds to wait for each lock that is held. If a lock is held for longer, the thread forks anyway,
+#: and the child detects the held lock.
 KEPT = 1.0
-#: For each attempt, the time limit in seconds for a child to acquire the locks. On a stopped or busy machine, acquiring
-#: the locks may take longer.
+#: For each attempt, the number of seconds that a child may take to acquire the locks. The limits increase, because a
+#: child may need longer on a busy or suspended machine.
 LIMITS = (0.2,) * 8 + (1.0,) * 4 + (5.0,) * 2
-#: The number of seconds to wait for a child that neither begins nor exits because it is stopped. After this time, other
-#: checks detect the stopped child.
+#: The number of seconds to wait for a child that neither begins nor exits because it is stopped. After this time, the
+#: start ends, and other checks detect the stopped child.
 PATIENCE = 10.0
 
 
@@ -65,7 +65,7 @@ def _take_imports() -> None:
 
 def _renew_streams() -> None:
     """Empties a forked child's copies of the standard stream buffers, and renews the locks of these buffers. The main
-    process itself writes out the contents."""
+    process writes out the original buffers."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         buffer = getattr(stream, "buffer", None)
         if type(buffer) is io.BufferedWriter:
@@ -81,8 +81,7 @@ def _numpy_locks() -> list[Any]:
 
 
 def _device_locks() -> list[Any]:
-    """Returns the locks that `torch.manual_seed` acquires, even on machines without devices, of completely loaded
-    modules."""
+    """Returns the locks of completely loaded modules that `torch.manual_seed` acquires, even without devices."""
     modules = [sys.modules.get(f"torch.{device}") for device in ("cuda", "xpu", "mtia")]
     return [lock for lock in (getattr(one, "_initialization_lock", None) for one in modules) if lock is not None]
 
@@ -104,7 +103,7 @@ def _take_torch() -> None:
         generator.get_state()
 
 
-#: Functions that wait for a lock, by a description of what a thread does while it holds the lock.
+#: For each lock: a text about what a thread does while it holds the lock, and a function that waits for the lock.
 LOCKS: Mapping[str, Callable[[], None]] = {
     "imports NumPy or PyTorch": _take_imports,
     "draws from NumPy's global generator": lambda: _take(_numpy_locks()),
@@ -125,7 +124,7 @@ _own = _OfThisThread()
 
 @contextmanager
 def with_free_locks() -> Iterator[None]:
-    """Context in which each fork of this thread first waits for the locks to be free."""
+    """Context in which this thread waits before each fork until the locks are free."""
     _take_imports()  # importing may take seconds, so it is not done in a hook, where Ctrl-C would be lost
     torch = _torch_generator()
     _own.forks = True
@@ -196,8 +195,8 @@ os.register_at_fork(after_in_child=_no_longer_ignore)
 # -- the children -----------------------------------------------------------------------------------------------------
 
 
-#: The format of a child's messages: the number of the child, and the number of the lock that the child is about to
-#: acquire. After the last lock, the second number is the number of locks.
+#: The format of a child's messages: the number of the child, and the index of the lock that it is about to acquire.
+#: After the last lock, the index is the number of locks.
 _STEP, _BEGUN = struct.Struct("=II"), len(LOCKS)
 
 
@@ -207,12 +206,11 @@ class _Target:
     def __init__(self, target: Callable[..., object], args: tuple[Any, ...]) -> None:
         self.target = target
         self.args = args
-        #: The number of the child among the children that are forked together, and the ends of the pipe for its
-        #: reports.
+        #: The number of this child in its group, and the ends of the pipe through which the group reports.
         self.number, self.reader, self.writer = 0, -1, -1
         #: The number of processes that were forked for this child, including the current process.
         self.tries = 0
-        #: The index in `LOCKS` of the lock that the child's latest process was about to acquire.
+        #: The index in `LOCKS` of the lock that the child's latest process was trying to acquire.
         self.step = 0
 
     def __call__(self) -> None:
@@ -222,7 +220,7 @@ class _Target:
                 take()
         self._say(_BEGUN)
         os.close(self.writer)
-        # while the read end is open, writing does not fail, even if the main process has closed its copy
+        # writing never fails while this process holds the read end, even if the main process has closed its copy
         os.close(self.reader)
         self.target(*self.args)
 
@@ -264,14 +262,14 @@ class ForkedChild(ChildProcess):
         return self._target
 
     def _launch(self) -> int:
-        """Forks the child when the locks are free."""
+        """Forks the child once the locks are free."""
         self.target.tries += 1
         with with_free_locks():
             return self._take_over(fork_process(self._process_name, self.target, ()))
 
     @property
     def ended(self) -> bool:
-        """Returns whether the process has ended, or was never started, and will not be forked again."""
+        """Returns whether the process has exited or was never started, and will not be forked again."""
         return super().ended and not self.met_a_lock
 
     @property
@@ -332,9 +330,8 @@ def _await_all(
     deadline = time.monotonic() + PATIENCE
     while waiting and time.monotonic() < deadline:
         connection.wait([reader, *sentinels(waiting.values())], LOOK)
-        # Exits are checked before the messages are read, so that all messages of an exited child are read. Only
-        # children that a held lock has stopped are forked again here. Other exits are reported by later checks for
-        # exited processes.
+        # Exits are checked before the messages are read, so that no message of an exited child is missed. Only children
+        # that ended at a held lock are forked again here. Other exits are found by later checks.
         dead = [number for number, child in waiting.items() if child.ended]
         locked = [number for number, child in waiting.items() if child.met_a_lock]
         for number, step in _said(reader):
@@ -355,7 +352,7 @@ def _await_all(
 
 
 def _said(reader: int) -> Iterator[tuple[int, int]]:
-    """Yields the new messages of the children: the number of the child, and its step."""
+    """Yields the children's new messages: the number of the child, and the index of the lock."""
     with contextlib.suppress(BlockingIOError):
         while True:
             yield from _STEP.iter_unpack(os.read(reader, 512 * _STEP.size))

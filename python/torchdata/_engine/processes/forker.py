@@ -1,13 +1,13 @@
-"""The main process's side of a forking process, and the children that the forking process forks.
+"""The main process's classes for a forking process, and for the children that the forking process forks.
 
 Role: the main process delegates forking to another process when it cannot fork itself. The main process obtains the
 forking process in two ways:
 
-- With start method "fork", children are copies of the main process. When a child exits later, the main process may use
-  CUDA, or have threads that hold locks. A child that is forked while the main process uses CUDA or has threads cannot
-  use CUDA, and may hang at a held lock. For replacements, the main process forks a forking process right after a
-  loader's children. This forking process has one thread, runs no user code, and inherits the children's programs. The
-  forking process exits together with the loader.
+- With start method "fork", children are copies of the main process. When a child must be replaced, the main process may
+  use CUDA, or have threads that hold locks. A child that is forked while the main process uses CUDA or has threads
+  cannot use CUDA, and may hang at a held lock. The main process forks a forking process for replacements right after it
+  has forked a loader's children. This forking process has one thread, runs no user code, and inherits the children's
+  programs. The forking process exits together with the loader.
 - With start method "forkserver", every child is forked from one process of the program, which the main process spawns:
   a fresh interpreter that imports the program once. This interpreter serves all loaders, and exits with the main
   process. multiprocessing's own fork server is not suitable: it also forks user processes, which must be interruptible,
@@ -68,31 +68,31 @@ _ENDING = 1.0
 
 
 class ForkingProcess:
-    """The main process's side of one forking process. Threads and signal handlers may use this object concurrently.
+    """Represents one forking process in the main process. Threads and signal handlers may use this object concurrently.
 
     Args:
         inherits: whether the forking process was forked from the main process. A forked forking process has inherited
             the children's programs, and is ready immediately.
-        launch: a function that creates the process from its end of the socket and the main process's end, and starts
-            it.
+        launch: a function that takes the new process's end and this process's end of the socket, and creates and starts
+            the process.
     """
 
-    #: While a signal is pending, the number of seconds that the process may take to start. The limit doubles whenever a
-    #: start is given up, because a signal handler may let the program continue and start a loader again.
+    #: The number of seconds that the process may take to start while a signal is pending. The limit doubles whenever a
+    #: start is abandoned, because the program may continue and start a loader again, although signals keep arriving.
     _grace = _LOOK
 
     def __init__(self, inherits: bool, launch: Callable[[socket.socket, socket.socket], ChildProcess]) -> None:
         self._owner = os.getpid()
         self.inherits = inherits
-        #: Whether the forking process has ended, and forks no further processes.
+        #: Whether the forking process has ended, so that it forks no more processes.
         self.is_over = False
-        #: Whether the forking process ended during its start without a request, so that a new one would also fail.
+        #: Whether the forking process ended during its start, without a request (a new one would also fail).
         self.has_failed = False
         self._up_since = time.monotonic() if inherits else None
         self._numbers = itertools.count()
         self._replies: dict[int, Any] = {}
-        # A forked child has no thread that acquires this lock. The lock is reentrant, because a signal handler may
-        # acquire it while the interrupted thread holds it.
+        # No thread of a forked child acquires this lock, so the lock may stay locked in the child. The lock is
+        # reentrant, because a signal handler may acquire it while the interrupted thread holds it.
         self._lock = threading.RLock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
@@ -109,9 +109,9 @@ class ForkingProcess:
 
     @classmethod
     def forked(cls, inherited: Sequence[Any], bells: BellBoard, deliver: Callable[[], object]) -> ForkingProcess:
-        """Creates a forking process by forking the main process. The caller must have deferred signals. `deliver`
-        delivers pending signals; if it raises an exception, no process remains. `inherited` contains the objects that
-        the children receive through `Inherited`."""
+        """Creates a forking process by forking the main process. The caller must have deferred signals before this
+        call. `deliver` delivers pending signals; if it raises an exception, no process remains. `inherited` contains
+        the objects that the children receive through `Inherited`."""
 
         def launch(theirs: socket.socket, ours: socket.socket) -> ChildProcess:
             def run() -> None:
@@ -180,7 +180,7 @@ class ForkingProcess:
         return reply
 
     def _check(self, what: str, began: float) -> None:
-        """Checks whether to continue waiting for the reply to a request."""
+        """Raises an exception if the wait for the reply to a request must end."""
         now = time.monotonic()
         if self.is_over:
             raise ConnectionResetError
@@ -200,7 +200,7 @@ class ForkingProcess:
                 is_ready(self._socket.fileno(), _LOOK, select.POLLOUT)
 
     def _receive(self) -> None:
-        """Receives a reply, if one arrives within a short time."""
+        """Receives a reply if a reply arrives soon."""
         if not is_ready(self._socket.fileno(), _LOOK):
             return
         try:
@@ -293,7 +293,7 @@ class SpawnedChild(ChildProcess):
         context: multiprocessing's context of the start method.
         name: the name of the child in messages.
         process_name: the name of the child's process.
-        target: the function of the child, which the child looks up by name.
+        target: the function of the child. The child looks up the function by its module and name.
         args: the arguments of the function.
     """
 
@@ -340,7 +340,7 @@ class RemoteChild(ChildProcess):
         self._forker: ForkingProcess | None = None
 
     def _launch(self) -> int:
-        """Forks the child through the forking process. If the forking process exits before it replies, a new forking
+        """Asks the forking process to fork the child. If the forking process exits before it replies, a new forking
         process gets the request, but only once."""
         forker = self._find()
         try:

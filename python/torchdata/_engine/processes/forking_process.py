@@ -7,8 +7,8 @@ code. A child that is not reaped keeps its id, so the main process may signal th
 the main process closes its end of the socket, or exits.
 
 Before a child begins, it waits for permission of the main process. If the forking process is killed between the fork
-and its reply, the main process does not know the new child. A child that the main process does not know ends
-immediately, and receives nothing that is sent to its replacement.
+and its reply, the main process does not know the new child. A child without this permission ends immediately, so it
+cannot receive messages for its replacement.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _inherited: Sequence[Any] = ()
 
 
 class Inherited:
-    """Represents, in the main process, an object that the forking process has inherited. Unpickling an `Inherited` in a
-    child returns the inherited object.
+    """A reference, in the main process, to an object that the forking process has inherited. When a child unpickles the
+    reference, the child gets the inherited object.
 
     Args:
         index: the index of the inherited object.
@@ -140,8 +140,8 @@ class _ForkingProcess:
         return child.pid
 
     def _status(self, pid: int) -> int | None:
-        """Returns the exit code of a child, or None while the child runs. The main process may request the code of a
-        child twice: from several threads, or after Ctrl-C has interrupted the wait for the first reply.
+        """Returns the exit code of a child, or None while the child runs. The main process may request the exit code of
+        a child twice, because several threads ask, or because Ctrl-C has interrupted the wait for the first reply.
         """
         child = self._children.get(pid)
         if child is None:

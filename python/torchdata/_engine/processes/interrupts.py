@@ -6,8 +6,8 @@ an exception interrupted the start or the end of a child, the main process would
 During the start or the end of a child, the main process defers signals, and delivers them between two steps.
 
 A child must never run a handler of the main process, although terminals and clusters send signals to all processes of
-the program. A child inherits a signal mask that blocks signals until the child ignores the signals (`MainSignals`). If
-a child sends a signal to itself, the default action is executed, so SIGTERM ends the child.
+the program. A child starts with blocked signals, and unblocks the signals once it ignores them (`MainSignals`). If a
+child sends a signal to itself, the default action is executed, so SIGTERM ends the child.
 
 Python runs handlers only in the main thread, and only the main thread may change handlers, whereas each thread has its
 own signal mask. A signal without a Python handler is not deferred: it is ignored, ends the program, or is handled by a
@@ -36,7 +36,7 @@ LATER = 0.001
 #: The methods in which Python ignores exceptions: `__del__`, and the finalizer of `torchdata._native.Finalized`.
 FINALISERS = ("__del__", "_finalize")
 
-#: The signals that can be deferred. The other signals cannot be handled, or report an error of an instruction.
+#: The signals that can be deferred. The other signals cannot be handled, or report that an instruction has failed.
 _CAN_BE_HELD = tuple(
     sorted(
         signal.valid_signals()
@@ -72,7 +72,7 @@ class InterruptsDeferred:
     Args:
         later: whether the context runs in a finalizer (a `__del__`, a callback of a weak reference). Python ignores
             exceptions in a finalizer, so the signals are delivered after the finalizer has returned.
-        noted: whether Ctrl-C was already pressed and must be delivered.
+        noted: whether Ctrl-C was pressed before the context began, and must be delivered.
     """
 
     #: The innermost active context, which has installed its handlers.
@@ -124,7 +124,7 @@ class InterruptsDeferred:
     def deliver(self) -> None:
         """Delivers the deferred signals now. Raises `KeyboardInterrupt` if Ctrl-C was pressed.
 
-        All handlers run, in the order of arrival of the signals, even if one of them raises.
+        The handlers run in the order in which the signals arrived, even if one of them raises an exception.
         """
         if self._noted and self._handlers:
             number = self._noted.pop(0)
@@ -155,7 +155,7 @@ class InterruptsDeferred:
     def _restore(self) -> None:
         raised: BaseException | None = None
         for number, handler in self._handlers.items():
-            # If another handler is installed, user code has installed it in the meantime.
+            # If user code has installed another handler in the meantime, this handler is kept.
             while signal.getsignal(number) == self._note:
                 try:
                     signal.signal(number, handler)
@@ -190,11 +190,11 @@ def interrupts_blocked() -> Iterator[None]:
 
 
 def block_all_but_own_sigterm() -> None:
-    """Blocks all signals that can be deferred, in this thread and in the processes that it forks until they unblock the
-    signals.
+    """Blocks all signals that can be deferred, in this thread and in the processes that it forks, which unblock the
+    signals later.
 
-    SIGTERM stays unblocked, because code in this process may raise it to end the process. If another process sends
-    SIGTERM, this process and the processes that it forks ignore the signal.
+    SIGTERM stays unblocked, because code in this process may raise it to end the process. A SIGTERM from another
+    process has no effect in this process and in the processes that it forks.
     """
     if signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:
         signal.signal(signal.SIGTERM, _take_no_notice)
@@ -238,7 +238,7 @@ class MainSignals:
             elif number == signal.SIGCHLD:  # the child may start its own children
                 signal.signal(number, signal.SIG_DFL)
             elif signal.getsignal(number) != signal.SIG_IGN and not is_a_librarys:
-                # user code that sets a handler temporarily saves and restores this handler
+                # this handler is a Python function, so user code that sets another handler for a while can restore it
                 signal.signal(number, _take_no_notice)
                 take_no_notice(number)
                 _deaf.append(number)
@@ -278,7 +278,7 @@ os.register_at_fork(after_in_child=_hear_again)
 
 
 def _send_later(numbers: list[int]) -> None:
-    """Sends signals to the main thread as soon as it is not in a finalizer."""
+    """Sends signals to the main thread once this thread has left the finalizer."""
     main = threading.main_thread().ident or 0
 
     def send() -> None:

@@ -4,10 +4,10 @@ Role: runs in the main process, for start method "fork". If a file is open when 
 and all children share one position in this file. If one process reads the file, the position moves for all processes,
 and the other processes read wrong bytes without an error.
 
-The warning has no false positives, because it requires three conditions: the position of a file that is open for
-reading has changed, no thread of the main process has read anything since, and at least two children have read
-something. The kernel counts the reads of each process (`/proc/PID/io`). Reads of reaped children count as reads of the
-main process. If the system does not count reads, no warning is given.
+To avoid false warnings, a warning requires three conditions: the position of a file that is open for reading has
+changed, no thread of the main process has read anything since, and at least two children have read something. The
+kernel counts the reads of each process (`/proc/PID/io`). Reads of reaped children count as reads of the main process.
+If the system does not count reads, no warning is given.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _told: set[tuple[int, int]] = set()
 
 @dataclass(frozen=True)
 class _Mark:
-    """The positions and the numbers of reads at the beginning of an epoch.
+    """The positions of files and the numbers of reads at the beginning of an epoch.
 
     Args:
         positions: the position for each descriptor.
-        reads: for each child, the number of its reads.
-        own: the number of reads by the main process so far.
+        reads: for each child, how many times it had read.
+        own: how many times the main process had read.
     """
 
     positions: Mapping[int, int]
@@ -69,8 +69,8 @@ class SharedPositions:
             self._mark = _Mark({number: _position(number, files[number]) for number in files}, reads, own)
 
     def look(self) -> str | None:
-        """Returns a description of files that children have read through a shared position since `begin`; None if there
-        are none.
+        """Returns a text about the files that children have read through a shared position since `begin`; None if there
+        are no such files.
         """
         mark, self._mark = self._mark, None
         if mark is None:
@@ -112,8 +112,8 @@ def _position(number: int, identity: tuple[int, int]) -> int:
 
 
 def _reads_of(pid: int) -> int | None:
-    """Returns how many times a process has read, including one read by this call if it is the current process; None if
-    unknown."""
+    """Returns how many times a process has read; None if unknown. For the current process, each call of this function
+    adds one read."""
     try:
         descriptor = os.open(f"/proc/{pid}/io", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,9 +1,9 @@
 """A child process from the view of its parent: the process id, a descriptor for the process, and its exit.
 
-Role: the base class for the children of each start method. multiprocessing's `Popen` creates each process, so that the
-process begins and ends like any process of multiprocessing. After the start, this module owns the process.
-multiprocessing's list of children does not contain the process, because multiprocessing's exit handler would send
-SIGTERM, which the engine's children ignore, and would then wait. The kernel reports whether a process has exited,
+Role: the base class for the children of each start method. `Popen` of multiprocessing creates each process, so that the
+process starts and exits like other processes of multiprocessing. After the start, this module owns the process. The
+list of children in multiprocessing does not contain the process, because multiprocessing's exit handler would send
+SIGTERM to it and wait, although the engine's children ignore SIGTERM. The kernel reports whether a process has exited,
 through a descriptor for the process if the system supports it.
 """
 
@@ -35,8 +35,9 @@ class Closes(Protocol):
     def close(self) -> None: ...
 
 
-#: Resources that only the main process needs for the children of all its loaders, by id. The dictionary does not use
-#: weak references, because an exception of a signal handler would be lost in the Python callback of a weak reference.
+#: Resources that only the main process needs for the children of all its loaders, by their `id()`. The dictionary does
+#: not use weak references, because an exception of a signal handler would be lost in the Python callback of a weak
+#: reference.
 _mains: dict[int, Closes] = {}
 
 
@@ -51,7 +52,7 @@ def close_here(one: Closes) -> None:
 
 
 def close_inherited() -> None:
-    """In a child, closes the main process's resources for its siblings and for children of other loaders."""
+    """In a child, closes the main process's resources for the child's siblings and for children of other loaders."""
     while _mains:
         _mains.popitem()[1].close()
 
@@ -111,7 +112,7 @@ def is_ready(descriptor: int, seconds: float, events: int = select.POLLIN) -> bo
 
 
 class ChildProcess(ABC):
-    """A child process that other code may reap.
+    """A child process. Other code may reap the process before this class does.
 
     Exit codes are unavailable if a program ignores SIGCHLD, or if its handler of SIGCHLD reaps all children. If the
     kernel reports that the child does not exist, the child has exited.
@@ -126,21 +127,21 @@ class ChildProcess(ABC):
 
     def __init__(self, name: str, process_name: str) -> None:
         self.name = name
-        #: Whether the caller calls `watch` later. If `watch` is called after several starts, the children inherit fewer
+        #: Whether the caller calls `watch` after it has started several children, so that the children inherit fewer
         #: descriptors.
         self.is_watched_later = False
         self._process_name = process_name
         self.forget_process()
 
     def forget_process(self) -> None:
-        """Resets the object to the state before the start of the child."""
+        """Resets the object, as if the child had not been started."""
         #: The process id, or None before the process was started.
         self.pid: int | None = None
         #: The exit code, negative for a signal; None while the process runs, or if the code is unknown.
         self.exitcode: int | None = None
         #: Whether the exit code is unknown because the forking process has exited before the child.
         self.is_orphan = False
-        #: A description of the exit from another source, which messages contain instead of the exit code.
+        #: For a remote worker, a description of the exit, which messages contain instead of the exit code.
         self.told: str | None = None
         self._watch: Pidfd | None = None
         #: The object that holds multiprocessing's pipes to the child, if the system lacks process descriptors.
@@ -202,8 +203,8 @@ class ChildProcess(ABC):
 
     @property
     def sign(self) -> int | OwnedDescriptor:
-        """Returns what a reader of links monitors: the process id, or a descriptor that becomes readable when the
-        process exits."""
+        """Returns what a reader of links monitors to detect the exit: the process id, or a descriptor that becomes
+        readable when the process exits."""
         return self.pid or 0
 
     @property
@@ -231,7 +232,7 @@ class ChildProcess(ABC):
         """Returns how many seconds the threads of the process have run or waited for a processor; None if unknown.
 
         Args:
-            page: the counters of the process. For a process on another machine, the counters contain the result.
+            page: the counters of the process. For a process on another machine, the result is read from these counters.
         """
         from torchdata._observe.stats.processor import working_time
 

@@ -4,8 +4,8 @@ Role: runs in the main process. `Shutdown` stops all children, in the thread tha
 called any number of times, and continues after an interruption. `OwnsChildren` calls `Shutdown` when the owner of the
 children is deleted, or when the program exits.
 
-A child that does not stop on request is killed. SIGTERM would not end a child, because children ignore this signal:
-clusters send it to all processes of a program (`interrupts.py`).
+A child that does not stop on request is killed. SIGTERM would not end a child, because children ignore this signal,
+which clusters send to all processes of a program (`interrupts.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torchdata._native import BellBoard, Finalized, Link, Sender, order_of
 ASKED = 3.0
 #: The number of seconds that a child may take to exit after SIGKILL, which only the kernel can delay.
 KILLED = 5.0
-#: The command to stop, and the order that announces the command.
+#: The command that stops a child, and the order that announces this command.
 _STOP, _STOP_ORDER = ("stop", 0, 0), order_of("stop", 0)
 
 
@@ -46,11 +46,11 @@ class Shutdown:
         self.has_begun = False
         #: Whether stopping is complete.
         self.is_over = False
-        #: The process that forks replacements for children that exit, and that ends after all children.
+        #: The forking process, which forks replacements for exited children, and ends after all children.
         self.forker: Closes | None = None
         self._bells = bells
-        #: A function that runs before the children are asked to stop, so that children that wait for the main process
-        #: receive the command.
+        #: A function that runs before the children are asked to stop, and that ends the epoch, so that no child still
+        #: waits for the main process.
         self.beforehand: Callable[[], None] | None = None
         #: A function that runs after the children have exited.
         self.afterwards: Callable[[], None] | None = None
@@ -59,7 +59,7 @@ class Shutdown:
         _to_end.add(self)  # This step is last, because Ctrl-C may interrupt the earlier steps.
 
     def replace(self, index: int, child: ChildProcess, control: Link, commander: Sender) -> None:
-        """Takes over a child that replaces an exited child, before the new child is started.
+        """Replaces an exited child by a new child that is not started yet.
 
         After the start, `has_begun` shows whether the caller must stop the child.
         """
@@ -122,8 +122,8 @@ class Shutdown:
         wait_for_all(list(self._children), deadline - time.monotonic(), lambda: deferred.noted)
 
     def ask(self, deadline: float = math.inf) -> None:
-        """Asks children to stop, until all were asked or the deadline has passed. Does not wait for the children to
-        exit."""
+        """Sends the children the command to stop, until all have received the command or the deadline has passed. Does
+        not wait for the children to exit."""
         for commander in list(self.commanders):
             with contextlib.suppress(Exception):
                 commander.send_message(_STOP, min(0.1, max(0.0, deadline - time.monotonic())), _STOP_ORDER)
@@ -154,22 +154,22 @@ def _end_all() -> None:
 
 
 def end_before_others() -> None:
-    """Makes the exit of the program stop the children before it finalizes libraries that were imported later."""
+    """Makes the program's exit stop the children before libraries that were imported later are finalized."""
     atexit.unregister(_end_all)
     atexit.register(_end_all)
 
 
 class OwnsChildren(Finalized):
-    """A base class for owners of children. The children are stopped on shutdown, on deletion, or at interpreter
+    """A base class for objects that own children. The children are stopped on shutdown, on deletion, or at interpreter
     exit."""
 
     # Weak references with callbacks are not used, because a KeyboardInterrupt in such a callback would be lost at exit.
     _shutdown: Shutdown
-    #: Whether the finalizer has nothing left to do (see `Finalized`).
+    #: Whether the shutdown is complete, so that the finalizer has nothing to do (see `Finalized`).
     _ended = False
 
     def _own(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:
-        """Takes over the children before they are started. The arguments are the same as for `Shutdown`."""
+        """Becomes the owner of children that are not started yet. The arguments are those of `Shutdown`."""
         self._shutdown = Shutdown(children, controls, bells)
 
     def shutdown(self) -> None:
@@ -182,7 +182,7 @@ class OwnsChildren(Finalized):
         self._ended = self._shutdown.is_over
 
     def _finalize(self, interrupted: bool) -> None:
-        """Implements `__del__`. If Ctrl-C was pressed, it is delivered after the finalizer."""
+        """Implements `__del__`. If Ctrl-C was pressed (`interrupted`), Ctrl-C is delivered after the finalizer."""
         shutdown = self.__dict__.get("_shutdown")
         if interrupted or (shutdown is not None and not shutdown.is_over):
             with InterruptsDeferred(later=True, noted=interrupted):

@@ -1,8 +1,9 @@
 """Creates and starts the children of one loader one after another. Signals may arrive at any moment of a start.
 
-Role: runs in the main process. Each start method has a class of children (`new_child`). A start is never interrupted:
-signals that the main process handles are delivered between two starts. If a handler raises an exception, the caller
-must stop the children that were started. A new child blocks signals until it has its own signal handling.
+Role: runs in the main process. The class of a child depends on the start method (`new_child`). A start is never
+interrupted, because signals that the main process handles are delivered only between two starts. If a handler raises an
+exception, the caller must stop the children that were started. A new child blocks signals until it has its own signal
+handling.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _SPAWNING = ("spawn", "forkserver")
 
 
 def start_method_of(context: BaseContext) -> str:
-    """Returns the start method of a context. If a user's own context has another name for its method, the class of the
+    """Returns the start method of a context. If a user's own context names no known start method, the class of the
     context's processes determines the method.
     """
     method = context.get_start_method()
@@ -49,9 +50,9 @@ def new_child(
     """Returns a child that is not started yet.
 
     Args:
-        modules: the names of the modules that the function imports. A spawned forking process imports the modules once
-            for all its children.
-        forker: the process that forks the child; None for the forking process of the start method, if there is one.
+        modules: the names of the modules that the child's function imports. A spawned forking process imports the
+            modules once for all its children.
+        forker: the process that forks the child; None to create the child as the start method does.
     """
     make = getattr(context, "make_child", None)
     if make is not None:  # the context does not belong to multiprocessing, and its children may run on other machines
@@ -69,11 +70,11 @@ def new_child(
 def start_all(
     children: Iterable[ChildProcess], start_method: str, started: Callable[[int], object] = lambda index: None
 ) -> None:
-    """Starts the children. If the start fails or is interrupted, some children are running.
+    """Starts the children. If the start fails or is interrupted, the children that were already started keep running.
 
     Args:
-        started: a function that is called with the number of each started child. Exceptions of `started` reach the
-            caller.
+        started: a function that is called with the number of each started child. If this function raises an exception,
+            `start_all` raises it.
 
     Raises:
         OSError: the system cannot start another process; the message names the child and the remedy.
@@ -86,8 +87,8 @@ def start_all(
         _refuse_to_start()
     with InterruptsDeferred() as deferred:
         if spawns or any(isinstance(child, SpawnedChild) for child in children):
-            # The resource tracker is started first. If the tracker started together with the first child, it would
-            # unblock the signals that are blocked for the child.
+            # The resource tracker is started before the first child, because the start of the tracker unblocks signals
+            # that must stay blocked for a child.
             _ensure_tracker()
         forked = [child for child in children if isinstance(child, ForkedChild)]
         if forked:

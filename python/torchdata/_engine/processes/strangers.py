@@ -1,7 +1,7 @@
-"""Ends processes that user code forks inside a child. Role: runs in a process that user code has forked inside a child,
-which must not use any resource of the engine. The process was forked in a user's function, and returns to the child's
-loop when that function returns or raises. `leave` ends the forked process before it reaches the loop, because links,
-bells and pipes belong to the child that created them.
+"""Ends processes that user code forks inside a child. Role: runs in a process that user code has forked inside a child.
+This process must not use any resource of the engine. The process would continue with the child's loop after the user's
+function has returned or raised. `leave` ends the process before it reaches the loop, because links, bells and pipes
+belong to the child that created them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 
-#: The id of the engine's child: this process itself, or the process that it was forked from.
+#: The id of the engine's child: this process, or the parent from which user code has forked this process.
 _child: int | None = None
 
 

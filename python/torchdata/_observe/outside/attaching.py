@@ -2,12 +2,13 @@
 
 Role: runs in an observing process. The counters of a loader are in anonymous memory. The loader's main process holds a
 descriptor of this memory. `/proc` exposes the descriptor to users who may inspect the process: the same user, and root.
-The memory is mapped read-only, and the observed processes are not changed. Only reading a stack sends a signal (see
-`stacks`).
+The memory is mapped read-only, and the observed processes are not changed. Only a request for a stack sends the process
+a signal (see `stacks`).
 
-If root inspects processes of other users, the memory may contain anything. The memory must be sealed against shrinking,
-all numbers in it are compared with its size, and control characters are removed from its texts. A board that fails a
-check is reported and left out. If a loader runs in a container, its board contains process ids of this container.
+If root inspects processes of other users, the memory may contain anything. The code therefore accepts only memory that
+is sealed against shrinking, compares all numbers in it with its size, and removes control characters from its texts. A
+board that fails a check is reported and left out. If a loader runs in a container, its board contains process ids of
+this container.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class Attached:
 
 
 def _boards_of(pid: int) -> Iterator[tuple[tuple[int, int], str]]:
-    """Yields the identity and the path of each board of counters for which a process has a descriptor."""
+    """Yields the identity (device and inode) and the path of each board of counters that a process has open."""
     folder = f"/proc/{pid}/fd"
     for descriptor in os.listdir(folder):
         path = f"{folder}/{descriptor}"
@@ -127,7 +128,7 @@ def _command(pid: int) -> str:
 def _numbers(pid: int) -> dict[int, int] | None:
     """Returns a mapping from the process ids in the container of a process to the process ids here.
 
-    Returns None for a process outside of containers, or in the same container as this process.
+    Returns None if the process is outside of containers, or in the same container as this process.
     """
     try:
         inside = os.readlink(f"{_PROC}/{pid}/ns/pid")
@@ -212,7 +213,7 @@ def _holds(pid: int, identity: tuple[int, int]) -> bool:
 
 def attach(pid: int | None = None) -> list[Attached]:
     """Returns the same loaders as `find`, but also accepts the id of a worker. If a process has no loader, the loaders
-    of its parent are returned, because it may be a worker. Raises NoLoaderError if no loader was found."""
+    of its parent are returned, because the process may be a worker. Raises NoLoaderError if no loader was found."""
     found = find(pid)
     if not found and pid is not None:
         found = [one for one in find(_parent(pid)) if pid in _pids(one)]

@@ -1,18 +1,19 @@
-"""Reads the Python stack of another process by a signal, and its state from the kernel.
+"""Requests the Python stack of another process by a signal, and reads the process's state from the kernel.
 
 Role: each process of a loader answers a real-time signal by writing the stack of its main thread to its own anonymous
 memory. The counters of the process name the signal and the descriptor, and a user who may signal the process reads the
 memory through `/proc`. `faulthandler` writes the answer in the signal handler, in C and without the interpreter's lock,
 so that a process that hangs in native code also answers. The handler inspects only the main thread's own stack, which
-does not change while the handler runs. Stacks of other threads can change, and their memory can be freed while they are
-read. For the stacks of its other threads, a worker handles a second signal with a signal handler in Python. The Python
-handler holds the interpreter's lock, so all other threads are paused. The Python handler runs once the main thread runs
-Python code or checks for signals, for example while it waits for a thread that hangs.
+does not change while the handler runs. The stacks of other threads could change, or be freed, while the handler reads
+them. On a second signal, a Python handler of a worker writes the stacks of its other threads. The Python handler holds
+the GIL, so all other threads are paused. The Python handler runs once the main thread runs Python code or checks for
+signals, for example while it waits for a thread that hangs.
 
 A signal would terminate a process that has not installed its handler yet, or has removed it. A process's page contains
 no signal until the handler is installed, and an observer checks for the handler before sending the signal. After its
 first loader, a process ignores the signal whenever no handler is installed. Only the main thread can ignore signals. If
-another thread creates the first loader, the process keeps the handler and its memory until it exits.
+another thread than the main thread creates the first loader, the process keeps the handler and its memory until it
+exits.
 """
 
 from __future__ import annotations
@@ -42,19 +43,20 @@ __all__ = [
     "where_it_stands",
 ]
 
-#: Maximum size of the answers in bytes. Larger answers are deleted when the next epoch of the process begins.
+#: Maximum size of the answers in bytes. If the answers are larger, they are deleted when the next epoch of the process
+#: begins.
 MOST = 1 << 20
 #: Seconds between two checks for a complete answer.
 LOOK = 0.005
 
 #: The first line of a stack that `faulthandler` writes.
 _HEAD = "Stack (most recent call first):"
-#: The end mark of the stacks of other threads, and the number of seconds to wait for them.
+#: The mark after the stacks of other threads, and the number of seconds to wait for these stacks.
 _END, OTHERS = "\0", 0.5
-#: On a page, the number of the second signal is stored in the bits above the number of the first signal.
+#: A page stores both signals in one number: the second signal is in the bits above the first signal.
 _OTHERS_AT, _FIRST = 8, 0xFF
 
-#: The folder of the package's own frames in a worker process.
+#: A part of the paths of this package's own frames in the stack of a worker.
 _CHILD = os.path.join("_engine", "workers", "")
 
 _STATES = {
@@ -69,16 +71,16 @@ _STATES = {
 
 
 class _Answering:
-    """The signals that this process answers, the memory for the answers, and the pages that contain the signals."""
+    """The signals, the memory for answers and the pages that this process needs to answer requests for stacks."""
 
     def __init__(self, inherited: _Answering | None = None) -> None:
         self.signal: int = 0 if inherited is None else inherited.signal
-        #: The signal for the stacks of a worker's other threads; 0 if the worker does not answer this signal.
+        #: The signal that requests the stacks of a worker's other threads; 0 if the worker does not handle this signal.
         self.others: int = 0
-        #: Whether the process ignores the signal when no handler is installed.
+        #: Whether the process ignores the signal while no handler is installed.
         self.ignored: bool = inherited is not None and inherited.ignored
-        #: The memory's descriptor and inode. The two numbers are assigned as one tuple, so that a fork by another
-        #: thread never copies only one of them.
+        #: The memory's descriptor and inode. The two numbers are assigned as one tuple, so that a fork in another
+        #: thread never copies only one new number.
         self.opened: tuple[int, int] = (-1, 0)
         #: The descriptor and inode that were inherited from the parent process, until they are closed here.
         self.inherited: tuple[int, int] = (-1, 0)
@@ -95,7 +97,8 @@ _answering = _Answering()
 
 
 def _in_forked_child() -> None:
-    """Resets the state in a forked child: open files belong to the parent, and a missing thread may hold the lock."""
+    """Resets the state in a forked child, because the open file belongs to the parent, and a thread that does not exist
+    in the child may hold the lock."""
     global _answering
     _answering = _Answering(_answering)
 
@@ -118,7 +121,8 @@ def answer_for_stacks(board: StatsBoard, page: int) -> None:
     if not hasattr(os, "memfd_create") or not hasattr(signal, "SIGRTMAX"):
         return
     with now.lock, contextlib.suppress(OSError):
-        # The page is added first, so that another loader that ends at this moment does not close the memory.
+        # The page is added before the memory is opened, so that another loader that ends at this moment does not close
+        # the memory.
         now.pages.add((id(board), page))
         if not _is_open(now.opened) and not _open(now):
             now.pages.discard((id(board), page))
@@ -130,7 +134,7 @@ def answer_for_stacks(board: StatsBoard, page: int) -> None:
 
 def _open(now: _Answering) -> bool:
     """Opens the memory and installs the handler that writes to it; returns False if no signal is free."""
-    # the program has installed its own handler for the signal in the meantime
+    # a new signal is chosen if the program has installed its own handler for the old signal in the meantime
     if not now.signal or (now.ignored and signal.getsignal(now.signal) != signal.SIG_IGN):
         now.signal, now.ignored = _free_signal(), False
     if not now.signal:
@@ -149,7 +153,7 @@ def _open(now: _Answering) -> bool:
 
 
 def _answer_for_others(now: _Answering) -> None:
-    """Makes a worker's main thread also answer with the stacks of the worker's other threads."""
+    """Makes a worker's Python handler write the stacks of the worker's other threads."""
     if now.others or threading.current_thread() is not threading.main_thread():
         return
     number = _free_signal()
@@ -171,7 +175,8 @@ def _tell_others() -> None:
     descriptor, _ = opened = _answering.opened
     if not _is_open(opened):
         return
-    # The lock of `threading` is not acquired, because this thread may already hold the lock.
+    # This code reads `_active` without acquiring the lock of `threading`, because this thread may already hold the
+    # lock.
     own, known = threading.get_ident(), getattr(threading, "_active", {})
     told = [
         f"Thread {getattr(known.get(ident), 'name', ident)}, {_listed(frame)}\n"
@@ -223,7 +228,7 @@ def answer_no_more(board: StatsBoard, page: int) -> None:
 
 
 def tidy() -> None:
-    """Removes unused answers, once there are many of them."""
+    """Deletes old answers if they are larger than `MOST`."""
     opened = _answering.opened
     with contextlib.suppress(OSError):  # another thread may be ending the last loader
         if opened[0] >= 0 and os.fstat(opened[0]).st_size > MOST and _is_open(opened):
@@ -233,8 +238,8 @@ def tidy() -> None:
 def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, wakes: bool = False) -> str | None:
     """Returns the Python stacks of another process, innermost call first; None if the process does not answer.
 
-    The stack of the main thread is first. The stacks of further threads follow if the process is a worker and its main
-    thread can run Python code.
+    The stack of the main thread is first. The stacks of the other threads follow if the process is a worker and its
+    main thread can run Python code.
 
     Args:
         number: the signals, as stored on the page of the process.
@@ -275,8 +280,8 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
 
 
 def _others_of(pid: int, number: int, answers: int, size: int) -> str:
-    """Returns the stacks of a process's other threads if they arrive in time. `size` is the number of bytes that were
-    already read from the file."""
+    """Returns the stacks of a process's other threads; an empty string if they do not arrive in time. `size` is the
+    offset in the file at which this answer begins."""
     if not _handles(pid, number):
         return ""
     os.kill(pid, number)
@@ -291,7 +296,7 @@ def _others_of(pid: int, number: int, answers: int, size: int) -> str:
 
 
 def _handles(pid: int, number: int) -> bool:
-    """Returns whether a process has a handler for the real-time signal, and survives the signal."""
+    """Returns whether a process has a handler for the real-time signal, so that it survives the signal."""
     if not signal.SIGRTMIN < number < signal.SIGRTMAX:
         return False
     try:
@@ -303,8 +308,8 @@ def _handles(pid: int, number: int) -> bool:
 
 
 def _trimmed(answer: str) -> str:
-    """Returns only the first stack of an answer, because other observers may ask at the same time. Removes a worker's
-    own frames.
+    """Returns only the first stack of an answer, because answers to other observers may follow. Removes this package's
+    frames from the stack of a worker.
     """
     stack = answer[answer.index(_HEAD) :].strip()
     head, *calls = stack.splitlines()
@@ -316,7 +321,7 @@ def _trimmed(answer: str) -> str:
 
 def own_stack(thread: int | None = None) -> str:
     """Returns the stack of a thread of this process, innermost call first, in the format of `ask_for_stack`."""
-    # No variable refers to the frames, because the frame of this call would form a reference cycle.
+    # The frames are not stored in a variable, because the frame of this function would then form a reference cycle.
     return _from_top(sys._current_frames().get(thread if thread is not None else _main_thread()))
 
 

@@ -1,10 +1,10 @@
 """Warns if no item arrives for a long time: names the waiting processes, and shows what the responsible process is
 doing.
 
-Role: the functions run with the interpreter's lock. The main process's collector calls this module in the thread that
+Role: the functions run in threads that hold the GIL. The main process's collector calls this module in the thread that
 waits for workers. If the main process itself hangs, the extension's thread that monitors calls of `next` calls this
-module. The extension's thread ends before each fork and restarts with the next item, because Python warns about forks
-of processes with threads.
+module. The extension's thread ends before each fork, because Python warns if a process with threads is forked, and
+restarts with the next item.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STALL = 60.0
 #: Modules of debuggers. A debugger pauses the program while it waits for its user.
 _DEBUGGERS = ("bdb", "pydevd")
 
-#: The recorders of the loaders with monitored calls, by number.
+#: The recorders of monitored loaders, by their numbers in the monitor.
 _watched: dict[int, weakref.ref[Any]] = {}
 _numbers = itertools.count(1)
 
@@ -76,8 +76,8 @@ class Patience:
 
     Args:
         children: the processes.
-        seconds: the number of seconds without an item before a warning is issued; the warning is repeated each time
-            that the wait has doubled.
+        seconds: the number of seconds without an item before a warning is issued. The warning is repeated whenever the
+            waiting time has doubled.
     """
 
     def __init__(self, children: Any, seconds: float) -> None:
@@ -85,9 +85,9 @@ class Patience:
         self._lock = threading.Lock()
         #: Returns whether a thread waits for an item of the processes.
         self.is_awaited: Callable[[], bool] = bool
-        #: The number of items that have arrived, and this number at the last check.
+        #: The number of items that have arrived, and the value of this number at the last check.
         self.came = self._seen = 0
-        #: For each process with a late item, the time since which this is known.
+        #: For each process with a late item: the time at which the item was first late.
         self._late: dict[int, float] = {}
         self._began, self._next = time.monotonic(), seconds
 
@@ -98,8 +98,8 @@ class Patience:
             self._late.pop(number, None)
 
     def look(self, number: int) -> None:
-        """The waiting thread calls this method repeatedly while it waits for a process. Only one thread issues the
-        warning. The warning names the process that has been late for the longest time."""
+        """The waiting thread calls this method repeatedly while it waits for a process. If several threads wait, only
+        one of them issues the warning. The warning names the process that has been late for the longest time."""
         now = time.monotonic()
         self._late.setdefault(number, now)
         if self.came != self._seen or not self.is_awaited():
@@ -156,8 +156,8 @@ def _words(
 
 
 def warn_of_calls(recorder: Any, delivery: Delivery, seconds: float) -> int:
-    """Warns if the main process itself takes too long for an item. The warning is repeated each time that the duration
-    has doubled.
+    """Warns if the main process itself takes too long for an item. The warning is repeated whenever the duration has
+    doubled.
 
     Returns:
         The argument of `warn_of_calls_no_more`.
@@ -203,14 +203,14 @@ def _is_debugged(frame: Any) -> bool:
 
 
 def _is_ours(frame: Any) -> bool:
-    """Returns whether a call belongs to this package, or is a wait in one of the package's threads."""
+    """Returns whether a call belongs to this package or to the module `threading`."""
     file: str = frame.f_code.co_filename
     return file.startswith(PACKAGE) or frame.f_globals.get("__name__") == "threading"
 
 
 def _words_of_main(board: Any, waited: float, thread: int) -> str | None:
-    """Returns the text of a warning about the main process. Returns None if the main process waits for another process,
-    because the collector warns about such a wait."""
+    """Returns the text of a warning about the main process; None if the main process waits for another process, because
+    the collector warns about such waits."""
     from torchdata._observe.outside.stacks import kernel_state, own_stack
     from torchdata._observe.show.table import duration
     from torchdata._observe.stats.reading import read_board, summarise
@@ -235,7 +235,7 @@ def _words_of_main(board: Any, waited: float, thread: int) -> str | None:
 
 
 def _runs_ours(frame: Any) -> bool:
-    """Returns whether a thread belongs to this package or works for it."""
+    """Returns whether any call in a thread's stack belongs to this package."""
     while frame is not None:
         if frame.f_code.co_filename.startswith(PACKAGE):
             return True

@@ -130,7 +130,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
 
 
 def _screen(views: list[_View], stacks: bool, console: Any) -> Any:
-    """Returns as many loaders as fit on the screen, and below them the keys and a note about what was left out."""
+    """Returns a screen with as many loaders as fit, followed by the keys and a note about omitted loaders."""
     from rich.console import Group
     from rich.segment import SegmentLines
     from rich.text import Text

@@ -1,7 +1,7 @@
 """The picture of a loader: its processes from top to bottom, their pipes, and the items that flow between the pipes.
 
-Role: converts statistics to nodes and arrows. Workers that run the same pipes form one group, and the numbers of a
-group are sums or means.
+Role: converts statistics to nodes and arrows. In the picture, workers that run the same pipes form one group, which
+shows the sums or means of their numbers.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["graph_of_stats"]
 
 _ROLES = {"main": 1, "worker": 2, "dispatching": 3}
-#: The roles of processes, from the top of the picture to the bottom.
+#: The roles of processes in the order of the picture, from top to bottom.
 _COLUMNS = ("dispatching", "worker", "main")
-#: If one worker has `_UNEVEN` times the items of another, up to `_DRAWN_APART` workers are drawn separately.
+#: Up to `_DRAWN_APART` workers are drawn separately if one of them has more than `_UNEVEN` times the items of another.
 _DRAWN_APART, _UNEVEN = 4, 1.5
 
 #: The last pipe of a group of processes, and the processes of this group.
@@ -38,7 +38,7 @@ def graph_of_stats(stats: LoaderStats) -> DrawnGraph:
 
 
 def _alike(stats: LoaderStats) -> list[list[ProcessStats]]:
-    """Returns the processes that have pipes, grouped by equal pipes and similar amounts of work."""
+    """Groups the processes that have pipes: a group has the same pipes and similar amounts of work."""
     workers: dict[tuple[str, ...], list[ProcessStats]] = {}
     for worker in stats.workers:
         if worker.pipes:
@@ -88,7 +88,7 @@ def _is_input(pipe: PipeStats) -> bool:
 
 
 def _readers(stats: LoaderStats, process: ProcessStats) -> Sequence[int | None]:
-    """Returns for each pipe of a process the number of the pipe that reads it."""
+    """Returns, for each pipe of a process, the number of the pipe that reads from it."""
     for page in stats.reading.pages.values():
         if (
             page["pid"] == process.pid
@@ -131,8 +131,8 @@ def _node(pipes: list[PipeStats]) -> Node:
 
 
 def _heat(nodes: list[Node], processes: list[ProcessStats]) -> None:
-    """Sets each pipe's share of the working time of its processes, and the pipe's heat. The heat is the share of the
-    total time of the processes."""
+    """Adds to each pipe's node its share of the work of its processes, and its heat. The heat is the pipe's share of
+    the total time of these processes."""
     own = [sum(p.pipes[i].own_seconds or 0.0 for p in processes) for i in range(len(nodes))]
     known = [any(p.pipes[i].own_seconds is not None for p in processes) for i in range(len(nodes))]
     work = sum(time for time, node in zip(own, nodes, strict=True) if node.kind != "waits")

@@ -47,7 +47,7 @@ def percent(share: float | None) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Formats rows as aligned columns: the first column left-aligned, further columns right-aligned."""
+    """Formats rows as columns. The first column is left-aligned, and the other columns are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -102,7 +102,7 @@ def pipe_rows(pipes: Sequence[PipeStats]) -> list[list[str]]:
 
 
 def network_line(stats: LoaderStats) -> str:
-    """Describes the bytes that arrive from other machines."""
+    """Returns a line about the number of bytes that arrive from other machines."""
     far = [worker for worker in stats.workers if worker.node is not None]
     nodes = len({worker.node for worker in far})
     return (

@@ -1,4 +1,4 @@
-"""Advice in terms of the arguments of the user's own loader.
+"""The texts of advice, which name the arguments of the user's own loader.
 
 Role: data for the diagnoses of `diagnosis`.
 """

@@ -34,13 +34,13 @@ __all__ = ["BatchClock", "BatchRecorder", "bind_reading"]
 _EACH = 500_000
 #: Maximum number of batches between two timed batches.
 _MOST = 256
-#: Maximum number of counted pipes in a dataset. Three further rows on the page are for the dataset, `collate_fn` and
-#: the loader.
+#: Maximum number of counted pipes in a dataset. The page also needs one row each for the dataset, `collate_fn` and the
+#: loader.
 _ROOM = PIPES - 3
 
 
 class BatchClock:
-    """Times some of the batches, so that the cost is small for batches of any size.
+    """Measures the times of some batches. Fast batches are timed less often, so that the cost stays small.
 
     Args:
         board: the counters.
@@ -54,7 +54,7 @@ class BatchClock:
     def __init__(self, board: StatsBoard, page: int, read: int | None, collated: int) -> None:
         self._board, self._page, self._read, self._collated = board, page, read, collated
         self._full = board.full
-        #: The number of batches that the next timed batch represents, and the maximum of this number.
+        #: `_gap`: the number of batches that the next timed batch represents. `_longest`: the maximum of `_gap`.
         self._gap = self._longest = 1
         self._random = random.Random()
 
@@ -89,7 +89,7 @@ def bind_reading(
     Args:
         is_iterable: whether the dataset is iterated over, rather than read by index.
         collate_fn: the function that collates samples.
-        hands_out: whether the loader returns the batches in this process.
+        hands_out: whether this process returns the batches to the program.
 
     Returns:
         The clock for the batches, and the row that counts the loader's batches.
@@ -142,10 +142,10 @@ def _name_of_collate(collate_fn: Any) -> tuple[str, str]:
 
 
 class BatchRecorder(Recorder):
-    """The statistics of one `StatefulDataLoader`, or of another loader whose iterators are counted.
+    """The statistics of a loader that counts its iterators, such as a `StatefulDataLoader`.
 
     Args:
-        level: "counts", or "full" to time each batch; None uses the environment.
+        level: "counts", or "full" to time each batch; None reads the variable `TORCHDATA_STATS`.
         wait_warning: the fraction of an epoch that the program may wait for the loader without a warning; None for no
             limit.
     """
@@ -156,12 +156,12 @@ class BatchRecorder(Recorder):
         super().__init__(level, None, wait_warning)
         #: The number of epochs that have begun, and the number of epochs that began before the current board.
         self._epochs = self._before = 0
-        #: The counters at the time when the workers of the last epoch were stopped.
+        #: The counters that were read when the workers of the last epoch were stopped.
         self._final: Reading | None = None
 
     def begin_here(self, iterator: Any, dataset: Any, is_iterable: bool, collate_fn: Any) -> BatchClock | None:
-        """Begins an epoch that is read in this process. Returns the clock for its batches; None if the batches are not
-        counted."""
+        """Begins an epoch that is read in this process. Returns the clock for the epoch's batches; None if the epoch is
+        not counted."""
         counting = self._counting_here()
         if counting is None:
             return None

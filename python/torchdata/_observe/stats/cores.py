@@ -1,4 +1,4 @@
-"""Determines how many workers keep the cores of this machine busy, from their measured processor and waiting times.
+"""Computes how many workers keep the cores of this machine busy, from measured processor times and waits.
 
 Role: pure functions over statistics, in the main process, for diagnoses.
 """
@@ -17,10 +17,10 @@ __all__ = ["workers_that_fit"]
 
 
 def workers_that_fit(stats: LoaderStats) -> tuple[float, float]:
-    """Returns a lower and an upper bound for the number of workers with enough cores; infinite for remote workers."""
+    """Returns a lower and an upper bound for how many workers the cores can run; infinite for remote workers."""
     if any(worker.node is not None for worker in stats.workers):
         return math.inf, math.inf
-    # A process may also use a processor for its start, before the first item of each epoch.
+    # A process may also use processor time before the first item of each epoch, for example to start.
     before = (stats.first_item_seconds or 0.0) * (stats.epochs + 1)
     processors = _processors_of(stats.workers or stats.processes, before)
     if processors is None:
@@ -40,14 +40,13 @@ def _filling(free: float, processors: float) -> float:
 
 
 def _processors_of(processes: Iterable[ProcessStats], before: float) -> tuple[float, float] | None:
-    """Returns how many processors a process would keep busy while it works, if no other programs ran: a lower and an
-    upper bound.
+    """Returns a lower and an upper bound for the number of processors that one process uses while it works.
 
-    The result is corrected for the time that a process waited for a processor because of other programs.
+    The result excludes the effect of other programs, which make a process wait for a processor.
 
     Args:
-        before: the maximum number of seconds of processor time that each process has used before its first item.
-            Processor time is counted from the start of a process, and includes imports.
+        before: the maximum processor time, in seconds, that a process has used before its first items. Processor time
+            is counted from the start of a process, so it includes imports.
 
     Returns:
         The lower and the upper bound; None if the processor times are unknown.

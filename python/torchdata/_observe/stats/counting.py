@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MAIN_PAGE", "PIPES", "Counting", "Pages"]
 
-#: The page of the main process. Pages of the child processes follow, with the dispatching process last.
+#: The page of the main process. The following pages belong to the child processes, and the last page to the dispatching
+#: process.
 MAIN_PAGE = 0
 #: The maximum number of counted pipes per process. The last pipe of a graph is always counted.
 PIPES = 60
@@ -27,7 +28,7 @@ MAIN, WORKER, DISPATCHER = 1, 2, 3
 
 
 class Pages(NamedTuple):
-    """The pages of a group of processes on the board of a loader, which may have several groups."""
+    """The pages of one group of processes. The board of a loader may have pages of several groups."""
 
     #: The counters of the main process.
     counting: Counting
@@ -38,7 +39,7 @@ class Pages(NamedTuple):
 
 
 def _exchanged(rows: list[Any], one: int, other: int) -> list[Any]:
-    """Returns the descriptions of the pipes after exchanging two pipes, including references to them."""
+    """Swaps two rows in a list of pipes, and updates the references to these rows."""
     places = {one: other, other: one}
     rows = [(*row[:3], places.get(row[3], row[3]), *row[4:]) for row in rows]
     rows[one], rows[other] = rows[other], rows[one]
@@ -60,7 +61,7 @@ class Counting:
         self._epoch = 0
 
     def adopt_child(self, setup: Any, sender: Sender, dispatched: Collector | None, commands: Collector) -> None:
-        """Takes the page of counters of a worker or of the dispatching process.
+        """Registers this process (a worker or the dispatching process) as the writer of its page of counters.
 
         Args:
             setup: the `ChildSetup`.
@@ -77,19 +78,19 @@ class Counting:
         answer_for_stacks(self.board, self.page)
 
     def adopt_main(self) -> None:
-        """Takes the main process's page of counters."""
+        """Registers this process as the writer of the main process's page of counters."""
         self.board.adopt(self.page, MAIN, 0)
         answer_for_stacks(self.board, self.page)
 
     def receive(self, collector: Collector, pages: Sequence[int], first: int = 0) -> None:
-        """Counts, in the main process, the items of workers. `pages` are the workers' pages, and `first` is the first
-        link's number.
+        """Makes the main process count the items that it receives from workers. `pages` are the workers' pages, and
+        `first` is the number of the first link.
         """
         collector.count_into(self.board, self.page, first, pages, True)
 
     def bind(self, datapipe: Any, shard: int = 0) -> None:
-        """Counts the pipes of the graph that ends in `datapipe`, except when they are already counted. The counts of
-        all shards of a process are added up."""
+        """Counts the pipes of the graph that ends in `datapipe`, unless they are already counted. The counts of all
+        shards of a process are added up."""
         if datapipe is self._bound.get(shard):
             return
         self._bound[shard] = datapipe
@@ -100,7 +101,7 @@ class Counting:
         self.board.bind(self.page, rows, end)
 
     def begin(self, epoch: int | None = None) -> None:
-        """Records, in a child process, that an epoch begins or continues with another pass."""
+        """Records, in a child process, that an epoch begins, or that the same epoch continues with another pass."""
         self._epoch = self._epoch if epoch is None else epoch
         tidy()
         self.board.begin_span(self.page, self._epoch)

@@ -1,4 +1,4 @@
-"""Declares each field of statistics once: its meaning, its exported measurement, and how it is summed.
+"""Declares each field of statistics in one place: its meaning, its exported measurement, and how the field is summed.
 
 Role: independent of particular statistics. The model declares its fields with this module. Docstrings, sums and
 measurements are derived from the declarations.

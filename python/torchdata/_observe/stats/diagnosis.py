@@ -1,7 +1,7 @@
 """The diagnosis: describes in one sentence what limits a loader, and what would help.
 
 Role: evaluates a `LoaderStats`. Each rule recognizes one situation and returns a diagnosis or None. The first rule that
-returns a diagnosis determines the result. The thresholds of the rules are far from random fluctuations, so that a
+returns a diagnosis determines the result. The thresholds of the rules exceed random fluctuations by far, so that a
 diagnosis is reliable.
 """
 
@@ -26,25 +26,26 @@ __all__ = ["RULES", "Verdict", "diagnose"]
 
 #: Minimum number of items for a diagnosis.
 FEWEST = 10
-#: Minimum number of items for a diagnosis about times of a millisecond or less.
+#: Minimum number of items for a diagnosis that depends on times of at most a millisecond.
 MANY = 1000
 #: If a program spends less than this fraction of its time in the loader, the program limits itself.
 LITTLE = 0.10
 #: A single wait of this many seconds counts as a stall.
 STALL = 5.0
-#: Minimum share of the cores for workers that compete for them; workers with a smaller share wait for other programs.
+#: If workers use less than this fraction of the cores, they wait for other programs rather than for each other.
 OWN_CORES = 0.1
-#: Pipes that only pass items to the next pipe.
+#: Pipes with little work per item, because they only pass items to the next pipe.
 _LITTLE = frozenset(
     {"IterableWrapper", "MapToIterConverter", "SequenceWrapper", "Shuffler", "Batcher", "Enumerator", "Prefetcher"}
 )
 #: Maximum number of workers to suggest.
 MOST_WORKERS = 64
-#: The smallest fraction of a pipe's time that advice suggests, because less is not realistic.
+#: Advice never suggests less than this fraction of a pipe's current time, because less is not realistic.
 WITHIN_REACH = 0.1
-#: Minimum seconds per item for suggesting workers. Receiving an item from a worker takes at least half a microsecond.
+#: Workers are suggested only if an item takes at least this number of seconds. Receiving an item from a worker takes at
+#: least half a microsecond.
 WORTH_A_WORKER = 2e-6
-#: The minimum number of seconds that sending an item takes if sending may count as the limit of a program.
+#: If a worker spends less than this number of seconds per item outside of its pipes, sending is not the limit.
 WORTH_PACKING = 1e-3
 
 
@@ -56,7 +57,7 @@ class Verdict:
         kind: the situation: "empty", "stalled", "too early", "first item", "training", "memory", "cores",
             "dispatching", "network", "sending", "packing", "idle workers", "slow source", "work before sharding",
             "skewed shard", "slow worker" or "loading".
-        text: one or two sentences with numbers: the limit, and what would help.
+        text: one or two sentences that name the limit, with numbers, and what would help.
         process: the responsible process, if any.
         pipe: the responsible pipe, if known.
         location: the location of the pipe's function.
@@ -289,11 +290,11 @@ def sending(stats: LoaderStats) -> Verdict | None:
     if not workers or stats.dispatching or stats.items < MANY or any(worker.node is not None for worker in workers):
         return None
     items = max(1, sum(worker.items for worker in workers))
-    # A worker counts as busy while it waits for a core. On a busy machine, the wait for a core would exceed the time of
-    # tiny items, so the wait is subtracted. In a virtual machine, the result is still too large, because the system
-    # does not count the time that the host gives to other virtual machines. If the times of all pipes are known, and
-    # their sum is smaller, the sum is used as the time of the items. The rule `packing` recognizes items that take long
-    # outside of the pipes.
+    # A worker counts as busy while it waits for a core. On a busy machine, a worker waits longer for a core than it
+    # works on a tiny item, so these waits are subtracted. In a virtual machine, the result is still too large, because
+    # the system does not count the time that the host gives to other virtual machines. If the times of all pipes are
+    # known and add up to less, their sum is used as the time of the items. The rule `packing` recognizes workers that
+    # spend much time outside of the pipes.
     worked = sum(max(0.0, worker.busy_seconds - (worker.waits_for_cpu_seconds or 0.0)) for worker in workers)
     in_pipes = [pipe.own_seconds for worker in workers for pipe in worker.pipes]
     each = worked / items
@@ -330,7 +331,7 @@ def packing(stats: LoaderStats) -> Verdict | None:
 
 
 def idle_workers(stats: LoaderStats) -> Verdict | None:
-    """Recognizes that there are fewer items, or blocks of items, to distribute than workers."""
+    """Recognizes that some workers get no items, because there are fewer items, or blocks of items, than workers."""
     idle = [worker for worker in stats.workers if not worker.items]
     if not idle or stats.running or not stats.items:
         return None
@@ -352,7 +353,7 @@ def _shares(pipe: PipeStats) -> bool:
 
 
 def work_before_sharding(stats: LoaderStats) -> Verdict | None:
-    """Recognizes that each worker processes all items, and then drops most of them."""
+    """Recognizes that each worker processes all items before it drops most of them."""
     if len(stats.workers) < 2:
         return None
     worker = max(stats.workers, key=lambda worker: stats.waited_for.get(worker.name, 0.0))
@@ -434,7 +435,7 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
     usual = median(other.busy_seconds / other.items for other in others)
     blamed = stats.waited_for.get(slow.name, 0.0) / stats.waiting_seconds
     # On a busy machine, the main process also waits for workers that the system has suspended. A suspended worker has
-    # usually produced items in advance and waits for free space, whereas the slow worker never waits for free space.
+    # usually waited for free space earlier, because it was ahead, whereas the slow worker never waits for free space.
     behind = median(other.room for other in others) - slow.room > 0.3
     if each < 1.7 * usual or (blamed < 0.6 and not behind):
         return None
@@ -451,8 +452,8 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
 
 
 def loading(stats: LoaderStats) -> Verdict | None:
-    """Describes the limit if no other rule applies: the pipes are slower than the training step."""
-    # The threads of a node may wait for workers while the main process itself does not.
+    """The last rule: the pipes are slower than the training step, so loading limits the program."""
+    # With nodes, other threads may wait for workers while the main thread does not wait.
     return _loading_in_workers(stats) if stats.waited_for else _loading_in_main(stats)
 
 
@@ -505,7 +506,7 @@ def _where(worst: PipeStats | None, stats: LoaderStats) -> str:
 
 
 def _remedy(stats: LoaderStats, worker: ProcessStats, worst: PipeStats) -> str:
-    """Suggests a number of workers, or a speed of the pipe, that would be sufficient."""
+    """Suggests the number of workers, or the speed of the pipe, with which the training step would be the limit."""
     step = stats.step_seconds
     busy = sum(one.busy_seconds for one in stats.workers)
     items = sum(one.items for one in stats.workers)
@@ -531,7 +532,7 @@ def _remedy(stats: LoaderStats, worker: ProcessStats, worst: PipeStats) -> str:
 
 
 def _with_workers(stats: LoaderStats, workers: int, words: str) -> str:
-    """Describes the effect of the number of workers in `words`."""
+    """Returns a sentence about the effect of a change, which `words` names, such as "4 workers"."""
     surely, _ = workers_that_fit(stats)
     text = f" With {words} {_limit(stats.step_seconds)}"
     if workers <= surely:
@@ -557,8 +558,8 @@ def _article(name: str) -> str:
 
 
 def _slowest_pipe(processes: list[ProcessStats]) -> PipeStats | None:
-    """Returns the pipe that takes most of the time. A pipe that waits for its own threads or processes is
-    returned only if all computing pipes together take less than half of the waiting time.
+    """Returns the pipe that takes most of the time. A pipe that waits for its own threads or processes is returned only
+    if all computing pipes together take less than half of its waiting time.
     """
     pipes = [pipe for process in processes for pipe in process.pipes if pipe.own_seconds]
     worst = max((pipe for pipe in pipes if not pipe.waits), key=_own, default=None)

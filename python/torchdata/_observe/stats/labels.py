@@ -26,15 +26,15 @@ __all__ = ["Flag", "describe_pipes", "location_of"]
 class Flag(enum.IntFlag):
     """The role of a pipe in statistics."""
 
-    #: The pipe yields each item that it reads, possibly later, and holds the items in between.
+    #: The pipe yields each item that it reads, immediately or after buffering the item.
     HOLDS = 1
     #: The pipe receives its items from another process, so the time spent in the pipe is waiting time.
     INPUT = 2
     #: The pipe reads its source in a thread.
     THREAD = 8
-    #: The pipe yields one item for each item that it reads, before it reads the next item.
+    #: The pipe yields exactly one item for each item that it reads, before it reads the next item.
     ONE_TO_ONE = 16
-    #: The pipe processes an item only after a later `sharding_filter` has selected the item.
+    #: The pipe delays the work on an item until a later `sharding_filter` has selected the item.
     PUT_OFF = 32
 
 
@@ -81,9 +81,9 @@ def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str,
 
 
 def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
-    """Returns the code of the user's dataset that a pipe reads; empty if the pipe also does other work.
+    """Returns the user code in the dataset that a pipe reads; empty if the pipe also does other work.
 
-    A map-style pipe that is not timed has no row in the statistics, so the pipe that reads it shows the code.
+    If a map-style pipe is not timed, it has no row in the statistics, so the pipe that reads it shows the code.
     """
     if not isinstance(pipe, IterDataPipe):
         return codes_of_dataset(pipe, INDEXED)
@@ -93,14 +93,14 @@ def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
 
 
 def _is_counted(pipe: Any, graph: Graph, full: bool) -> bool:
-    """Returns whether a pipe is counted. A map-style pipe is counted only if it is timed and runs user code."""
+    """Returns whether a pipe is counted: a map-style pipe only if another pipe times it and it runs user code."""
     if isinstance(pipe, IterDataPipe):
         return True
     return full and isinstance(pipe, MapDataPipe) and bool(_codes_of(pipe, full)) and _is_timed(pipe, graph)
 
 
 def _is_timed(pipe: Any, graph: Graph) -> bool:
-    """Returns whether a map-style pipe is read by a pipe that times it; see `getter_of`."""
+    """Returns whether a map-style pipe is timed by a pipe that reads it; see `getter_of`."""
     readers = [other for other in graph if any(source is pipe for source in graph.sources(other))]
     return any(
         isinstance(reader, IterDataPipe) or (hasattr(reader, "_getter") and _is_timed(reader, graph))
@@ -109,7 +109,7 @@ def _is_timed(pipe: Any, graph: Graph) -> bool:
 
 
 def _put_off(graph: Graph) -> set[int]:
-    """Returns the ids of the pipes with work that a `sharding_filter` postpones."""
+    """Returns the ids of the pipes that delay their work until a `sharding_filter` has selected the items."""
     found: set[int] = set()
     for pipe in graph:
         if hasattr(pipe, "apply_sharding"):

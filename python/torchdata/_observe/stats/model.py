@@ -16,8 +16,8 @@ from torchdata._observe.stats.declaring import counter, described, fields_summed
 __all__ = ["NODES", "STATEFUL", "LoaderStats", "Page", "PipeStats", "ProcessStats", "Reading", "added"]
 
 Page = dict[str, Any]
-#: The names of a `StatefulDataLoader` and of a `Loader` of nodes in statistics, which determine the arguments in the
-#: advice.
+#: The names of a `StatefulDataLoader` and of the `Loader` of nodes in statistics. Advice depends on this name, because
+#: these loaders have different arguments.
 STATEFUL, NODES = "StatefulDataLoader", "nodes.Loader"
 #: Fields of `LoaderStats` that are not displayed.
 _HIDDEN = ("reading",)
@@ -142,8 +142,8 @@ class Reading:
         at: the time, in nanoseconds of the monotonic clock.
         full: whether the time of each pipe is measured.
         pages: the counters of each process, by the index of its page.
-        cpu: for each process, by the index of its page, the seconds of processor time, of waiting for a processor, and
-            since its start; None if unknown.
+        cpu: for each process, by the index of its page: the seconds that it has run, has waited for a processor, and
+            has existed; None if unknown.
         alive: the indices of running processes.
     """
 
@@ -265,7 +265,7 @@ class LoaderStats:
 
 
 def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Returns the sum of several counts for each kind."""
+    """Adds up several mappings from a kind to a count."""
     sums: Counter[str] = Counter()
     for one in counts:
         sums.update(one)

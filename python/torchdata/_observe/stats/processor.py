@@ -15,7 +15,7 @@ _NS = 1e-9
 
 
 def processor_times(pid: int) -> tuple[float, float, float] | None:
-    """Returns the number of seconds that the threads of a process ran, waited for a processor, and have existed."""
+    """Returns how many seconds the threads of a process have run, have waited for a processor, and have existed."""
     ran = waited = 0
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -29,8 +29,8 @@ def processor_times(pid: int) -> tuple[float, float, float] | None:
 
 
 def working_time(pid: int) -> float | None:
-    """Returns the number of seconds that a process's threads ran or, where known, waited for a processor; None if there
-    is no such process.
+    """Returns the number of seconds that the threads of a process have run, plus their waits for a processor if known;
+    None if there is no such process.
 
     The result decreases when a thread ends, because the time of an ended thread is unknown.
     """

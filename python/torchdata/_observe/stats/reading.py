@@ -30,8 +30,8 @@ _NS = 1e-9
 
 
 def read_board(board: StatsBoard, numbers: Mapping[int, int] | None = None) -> Reading:
-    """Reads a board, and the processor times of its processes. `numbers` maps process ids on the board to process ids
-    here; None if both ids are the same."""
+    """Reads the counters on a board, and, from the system, the processor times of its processes. `numbers` maps the
+    process ids on the board to the process ids in this container; None if both ids are equal."""
     pages = {page["page"]: _as_seen_here(page, numbers) for page in board.read()}
     alive = frozenset(i for i, page in pages.items() if _is_alive(page))
     cpu = {index: _cpu(pages[index]) for index in alive}
@@ -39,8 +39,8 @@ def read_board(board: StatsBoard, numbers: Mapping[int, int] | None = None) -> R
 
 
 def _as_seen_here(page: Page, numbers: Mapping[int, int] | None) -> Page:
-    """Returns a page with texts that are safe to show, and with the process id that is valid in this process's
-    container; 0 if the id is unknown."""
+    """Makes the texts of a page safe to show, and replaces the process id by the id in this process's container (0 if
+    unknown)."""
     for pipe in page["pipes"]:
         pipe["label"], pipe["location"] = printable(pipe["label"]), printable(pipe["location"])
     page["place"] = printable(page["place"])
@@ -133,8 +133,8 @@ class _Since:
 
 
 def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
-    """Returns the statistics up to a reading. Counting starts at `earlier`, a reading of the same board; None for the
-    beginning."""
+    """Returns the statistics up to a reading. `earlier` is a reading of the same board at which counting starts; None
+    for the beginning."""
     names = {index: name_of_process(page) for index, page in now.pages.items()}
     sinces = {index: _Since(now, earlier, index) for index in sorted(now.pages)}
     processes = [_process(since, now, names) for since in sinces.values()]
@@ -181,14 +181,14 @@ def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
 
 
 def _sums(processes: list[ProcessStats]) -> dict[str, Any]:
-    """Returns the loader's fields that are sums over the fields of processes."""
+    """Returns the fields of `LoaderStats` that are sums over all processes."""
     return {
         name: sum(getattr(process, name) for process in processes) for name in fields_summed(LoaderStats, "processes")
     }
 
 
 def _inside(main: _Since | None, waiting: float, seconds: float) -> float | None:
-    """Estimates the seconds in the loader's `next`, which include at least the measured waits."""
+    """Estimates how many seconds were spent in the loader's `next`: at least the seconds of the measured waits."""
     if main is None or not main.count("inside_samples"):
         return None
     return min(seconds, max(waiting, main.count("inside") * _NS))
@@ -352,7 +352,7 @@ def _pipes(since: _Since, process: str) -> tuple[PipeStats, ...]:
 
 
 def _skipped_kinds(pipe: Page, before: Page | None) -> dict[str, int]:
-    """Returns the number of items that were skipped since an earlier reading, by kind of exception."""
+    """Returns, for each kind of exception, how many items were skipped since an earlier reading."""
     earlier = dict(before["skipped_kinds"]) if before else {}
     grown = {kind: count - earlier.get(kind, 0) for kind, count in pipe["skipped_kinds"]}
     others = pipe["skipped"] - (before["skipped"] if before else 0) - sum(grown.values())
@@ -361,7 +361,7 @@ def _skipped_kinds(pipe: Page, before: Page | None) -> dict[str, int]:
 
 def pipe_at_work(page: Page) -> str | None:
     """Returns the pipe that a process is running. If times are measured, the page names the pipe. If times are not
-    measured, the pipe is returned that has read an item and has not yielded it yet.
+    measured, returns the pipe that has read an item but has not yielded it yet.
 
     Returns None if the pipe is unknown.
     """

@@ -37,7 +37,7 @@ StatsLevel = Literal["counts", "full"]
 _LEVELS = ("counts", "full")
 #: The environment variable for the level of detail, which is used if the loader's argument does not set the level.
 VARIABLE = "TORCHDATA_STATS"
-#: The environment variable that disables the warning about long waits with the value "0".
+#: The environment variable that disables the warning about long waits if its value is "0".
 WAIT_VARIABLE = "TORCHDATA_WAIT_WARNING"
 #: The default of `wait_warning`: the fraction of an epoch that a program may wait for the loader without a warning.
 WAIT = 0.3
@@ -46,7 +46,7 @@ LEAST = 10.0
 
 
 class CountedService(Protocol):
-    """The interface of a reading service for statistics."""
+    """The part of a reading service that statistics use."""
 
     def engine_processes(self) -> Any:
         """Returns the processes that run the graph and have a board; None if there are none."""
@@ -59,11 +59,11 @@ class Recorder:
     """The statistics of one loader.
 
     Args:
-        level: "counts", or "full" to measure the time of each pipe as well; None uses the environment.
+        level: "counts", or "full" to also measure the time of each pipe; None reads the variable `TORCHDATA_STATS`.
         stall_warning: the number of seconds without an item before a warning names the waiting processes; None disables
-            it.
-        wait_warning: the fraction of an epoch that the program may wait for the loader before a warning is issued once;
-            None disables it.
+            the warning.
+        wait_warning: a warning is issued once if the program waits for the loader for more than this fraction of an
+            epoch; None disables the warning.
     """
 
     #: The name of the loader's class.
@@ -82,15 +82,16 @@ class Recorder:
         if wait_warning is not None and (isinstance(wait_warning, bool) or not 0 < wait_warning <= 1):
             raise ValueError(f"wait_warning is a share from 0 to 1 or None, not {wait_warning!r}")
         self.stall_warning, self.wait_warning = stall_warning, wait_warning
-        #: Whether the warning was issued or is disabled, when this epoch began, and the counters at that time.
+        #: `_is_wait_told`: whether the warning was issued or is disabled. `_began`, `_since`: time and counters at the
+        #: epoch's start.
         self._is_wait_told = wait_warning is None or os.environ.get(WAIT_VARIABLE) == "0"
         self._began = 0.0
         self._since: Reading | None = None
         self._pid = 0
-        #: The loader's delivery while its calls are monitored, and its number in the monitor.
+        #: A pair (number of the loader in the monitor, its delivery) while the calls of the loader are monitored.
         self._watched: tuple[int, Delivery] | None = None
         self._counting: Counting | None = None
-        #: The counters at the time when the loader was shut down, and the time of the shutdown.
+        #: A triple at shutdown: (time, whether each pipe was timed, counters).
         self._last: tuple[int, bool, list[Any]] | None = None
         #: Whether a warning about damaged pages was issued.
         self._is_damage_told = False
@@ -100,7 +101,7 @@ class Recorder:
         self._notes: Callable[[], Sequence[str]] = tuple
 
     def begin(self, service: CountedService, datapipe: Any, delivery: Delivery) -> None:
-        """Records that an epoch begins which reads `datapipe` and returns items through `delivery`."""
+        """Records that an epoch begins, in which the loader reads `datapipe` and counts its items with `delivery`."""
         processes = service.engine_processes()
         if self._counting is None or self._pid != os.getpid() or processes is not self._processes:
             self._counting = self._take_board(service)
@@ -133,7 +134,7 @@ class Recorder:
             self._warn_if_slow()
 
     def _note_beginning(self) -> None:
-        """Records the counters at the beginning of an epoch, for comparison with those at its end."""
+        """Records the counters at the beginning of an epoch, to compare them with the counters at its end."""
         if not self._is_wait_told and self.board is not None:
             pages = self.board.read()
             self._began = time.monotonic()
@@ -226,8 +227,8 @@ class Recorder:
         return Recorder("full" if self.full else "counts", self.stall_warning, self.wait_warning)
 
     def diagnose(self, since: LoaderStats | None = None, ended: int = 0) -> Verdict:
-        """Describes what limits the loader; see `DataLoader2.diagnose`. `ended` is the number of epochs that have
-        ended, if no epoch is running."""
+        """Describes what limits the loader; see `DataLoader2.diagnose`. `ended` is the number of finished epochs if no
+        epoch is running, otherwise 0."""
         from torchdata._observe.stats.diagnosis import diagnose
 
         stats = self.stats(since)

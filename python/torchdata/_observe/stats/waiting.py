@@ -15,8 +15,8 @@ __all__ = ["waited_for_long"]
 
 
 def waited_for_long(stats: LoaderStats, loader: str, share: float) -> str | None:
-    """Returns a line about an epoch if the program waited for its loader for more than `share` of the time; None if it
-    waited less."""
+    """Returns a line about an epoch in which the program waited for its loader for more than `share` of the time; None
+    for shorter waits."""
     first = (stats.first_item_seconds or 0.0) * stats.epochs
     inside = stats.loading if stats.loading is not None else stats.waiting
     whole = first + stats.seconds
