@@ -16,7 +16,7 @@ const STEPS: [u64; 2] = [0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
 pub const SEALED_BITS: u32 = 48;
 const SEALED: u64 = (1 << SEALED_BITS) - 1;
 
-/// Seals a value for shared memory. The result contains the lower 48 bits of `value`, and a check in the upper bits.
+/// Returns a sealed word for shared memory: the lower 48 bits of `value`, and a check in the upper bits.
 ///
 /// The check always detects a change within one byte, and detects any other change with a probability of 1 - 2^-16.
 #[inline]
@@ -214,7 +214,7 @@ mod tests {
                 }
             }
         }
-        // Each amount by which a change within one byte can change the product is large enough to change the check.
+        // A change within one byte changes the product by at least 2^48, so the check in the upper bits changes, too.
         for byte in 0..6 {
             for change in 1..=255_u64 {
                 let moved = (change << (8 * byte)).wrapping_mul(WORD);

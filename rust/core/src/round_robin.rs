@@ -80,8 +80,8 @@ impl RoundRobin {
         self.ended.len()
     }
 
-    /// Returns the next peer if it is `ready`. If it is not ready, returns None in strict order, or else makes the
-    /// first ready peer the next peer and returns this peer. Call [`advance`](Self::advance) after taking the item.
+    /// Returns the next peer, or None if this peer is not `ready`. Without strict order, the first ready peer becomes
+    /// the next peer. Call [`advance`](Self::advance) after taking the item.
     #[inline]
     pub fn choose(&mut self, mut ready: impl FnMut(usize) -> bool) -> Option<usize> {
         let current = self.next()?;

@@ -43,7 +43,7 @@ impl OwnedDescriptor {
 
 #[pymethods]
 impl OwnedDescriptor {
-    /// Takes ownership of a descriptor. The number `fd` is closed, because the object uses a duplicate.
+    /// Takes ownership of a descriptor. The object keeps a duplicate of `fd`, and the number `fd` is closed.
     #[new]
     fn new(fd: i32) -> PyResult<Self> {
         Ok(Self(Mutex::new(Some(take_fd(fd)?))))

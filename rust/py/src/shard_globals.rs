@@ -1,7 +1,7 @@
-//! Exchanges the module variables and states of random number generators that each shard of a process has for itself.
+//! Exchanges module variables and the states of random number generators when a process switches to another shard.
 //!
-//! A shard may run for only a few microseconds before another shard runs, so the exchange takes no Python code. Signal
-//! handlers therefore never find variables of two shards at the same time.
+//! A shard may run for only a few microseconds before another shard runs, so the exchange takes no Python code.
+//! Therefore a signal handler never sees variables of one shard mixed with variables of another shard.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -11,10 +11,12 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-/// The variables and generators to exchange when another shard runs. Replaced if another library is loaded.
+/// The variables and generators to exchange when another shard runs. Another object is used if another library is
+/// loaded.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Exchange {
-    /// Dicts or other objects, names of entries or attributes, and expected values. Missing entries count as None.
+    /// Triples: a dict or other object, the name of an entry or attribute, and the expected value. Missing entries
+    /// count as None.
     expected: Vec<(Py<PyAny>, Py<PyString>, Py<PyAny>)>,
     /// Modules' dicts, and the names of the variables in them.
     variables: Vec<(Py<PyDict>, Py<PyString>)>,
@@ -107,7 +109,7 @@ impl SavedGlobals {
 
 impl SavedGlobals {
     /// Saves the globals of the running shard (`self`) and loads the globals of `other`. Returns false without any
-    /// change if another library was loaded, or if a shard needs more than the exchange of these globals.
+    /// change if another library was loaded, or if one shard needs more than an exchange of globals.
     fn switch_to(&mut self, py: Python<'_>, other: &mut Self) -> PyResult<bool> {
         let (Some(exchange), Some(of_other)) = (&self.exchange, &other.exchange) else { return Ok(false) };
         let is_enough = self.is_all && other.is_all && !self.is_away && other.is_away && exchange.is(of_other);
@@ -136,7 +138,7 @@ impl SavedGlobals {
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct ShardTurns {
     shards: Vec<Py<SavedGlobals>>,
-    /// The function that exchanges two shards if their globals are not enough.
+    /// The Python function that exchanges two shards if exchanging their globals is not sufficient.
     exchange: Py<PyAny>,
     entered: AtomicUsize,
 }

@@ -78,11 +78,11 @@ pub struct Consumer {
     /// Whether items of this link wake up this process.
     wanted: bool,
     taken: u64,
-    /// The number of items taken since the last check whether to wake up the producer.
+    /// The number of items taken since the consumer last decided whether to wake up the producer.
     unrung: u64,
-    /// The bytes of the ring that were freed since the last check whether to wake up the producer.
+    /// The bytes of the ring that were freed since the consumer last decided whether to wake up the producer.
     unrung_bytes: u64,
-    /// The bytes of blocks that were taken since the last check whether to wake up the producer.
+    /// The bytes of blocks that were taken since the consumer last decided whether to wake up the producer.
     unrung_blocks: u64,
     /// Limits the size of the producer's blocks in flight.
     ahead: Ahead,
@@ -176,7 +176,7 @@ impl Consumer {
         self.tell(self.receiving.leave());
     }
 
-    /// Ends this epoch, even if some items were not read. The producer then sends no further items of the epoch.
+    /// Ends this epoch, even if some items were not read, so that the producer sends no further items of the epoch.
     pub fn finish(&mut self, epoch: u32) {
         let grant = self.receiving.finish(epoch);
         self.tell(grant);

@@ -75,11 +75,11 @@ type Word = CachePadded<AtomicU64>;
 
 /// The first page of a link.
 ///
-/// Stray writes to this page are either detected or harmless. The sizes of a link are read once and checked against
-/// each other. The four cursors and the entries of the return ring are sealed, and units carry checksums, so the reader
-/// detects damage to published data. `sent` and `received` are only statistics. `producer_taken` and `consumer_taken`
-/// only prevent a second process from taking an end. A damaged `blocks_wanted` or `items_wanted` causes an unnecessary
-/// wake-up, or a sleep until the end of the time slice.
+/// Damage from a stray write to this page is either detected or harmless. The sizes of a link are read once and checked
+/// against each other. The four cursors and the entries of the return ring are sealed, and units carry checksums, so
+/// the reader detects damage to published data. `sent` and `received` are only statistics. `producer_taken` and
+/// `consumer_taken` only prevent a second process from taking an end. A damaged `blocks_wanted` or `items_wanted`
+/// causes an unnecessary wake-up, or a sleep until the end of the time slice.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Header {
@@ -111,7 +111,7 @@ pub(crate) struct Header {
     pub order: Word,
     /// The number of messages that the consumer has acknowledged. Written only by the consumer.
     pub acknowledged: Word,
-    /// Whether items wake up the consumer. False if the consumer waits for another link. Only the consumer writes it.
+    /// Whether items wake up the consumer, or the consumer waits for another link. Written only by the consumer.
     pub items_wanted: CachePadded<Wanted>,
     /// The maximum size of the blocks in flight (see `protocol::Ahead`), sealed. Written by the consumer.
     pub ahead: Word,

@@ -102,7 +102,7 @@ impl Lease {
         self.len
     }
 
-    /// Copies the bytes, so that the producer cannot change them between two reads of the decoder.
+    /// Copies the bytes into private memory, so that the producer cannot change them while they are decoded.
     pub fn private_copy(&self) -> Result<Vec<u8>, NoMemory> {
         let mut copy = Vec::new();
         self.copy_into(&mut copy)?;

@@ -23,7 +23,7 @@ use crate::stats::{FlowRef, add};
 /// The number of items after which a sleeping consumer is woken up.
 const WAKE_BATCH: u32 = 64;
 
-/// The minimum and maximum number of items between calls of `tidy`. It grows while calls are within `TIDY_NEAR`.
+/// The minimum and maximum number of items between calls of `tidy`. The number grows if calls are within `TIDY_NEAR`.
 const TIDY_EACH: (u32, u32) = (8, 256);
 const TIDY_NEAR: Duration = Duration::from_millis(1);
 
@@ -331,8 +331,8 @@ impl Producer {
             .is_some_and(|unit| u64::from(unit.total) <= self.layout.config.ring_capacity / 2)
     }
 
-    /// Returns whether to repeat a failed allocation, because it may succeed now, or because waiting for memory is
-    /// useless. While the result is false, each returned block wakes up the producer.
+    /// Returns whether to repeat a failed allocation: blocks can be reclaimed, or no blocks are in flight, so that
+    /// waiting would free no memory. While the result is false, each returned block wakes up the producer.
     pub fn worth_allocating(&mut self) -> Result<bool, Corrupted> {
         self.layout.header().blocks_wanted.raise();
         let worth = self.arena.reclaimable()? || !self.blocks_in_flight()?;

@@ -59,13 +59,13 @@ impl BellBoard {
         self.region.len() / size_of::<CachePadded<Bell>>()
     }
 
-    /// Returns the bell of process `index`, or None if this process does not exist.
+    /// Returns the doorbell of process `index`, or None if this process does not exist.
     pub fn bell(self: &Arc<Self>, index: usize) -> Option<BellRef> {
         (index < self.len()).then(|| BellRef { board: Arc::clone(self), index })
     }
 }
 
-/// A reference to a bell on a board. The reference keeps the board mapped.
+/// A reference to the doorbell of one process on a board. The reference keeps the board mapped.
 #[derive(Debug, Clone)]
 pub struct BellRef {
     board: Arc<BellBoard>,

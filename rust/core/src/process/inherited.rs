@@ -104,7 +104,7 @@ impl Mapping {
         self.0.pins.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Replaces the mapping by private zeros in every child forked from now on, before other code runs in the child.
+    /// In every later fork, replaces the mapping with private, zero-filled memory before other code runs in the child.
     pub fn wipe_on_fork(&self) {
         // SYNC(noted): pairs with `wipe_what_is_the_parents`.
         self.0.state.store(OWN_MAPPING, Ordering::Release);
@@ -143,7 +143,7 @@ impl Descriptor {
 }
 
 impl Descriptor {
-    /// Closes the descriptor, so `get` then returns None. Must not be called while a result of `get` is in use.
+    /// Closes the descriptor. Afterwards, `get` returns None. Must not be called while a result of `get` is in use.
     pub fn close(&self) {
         // The state changes first, because a child forked in between could otherwise close a reused descriptor number.
         if self.0.state.compare_exchange(DESCRIPTOR, OPAQUE, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
@@ -163,7 +163,8 @@ impl Drop for Descriptor {
 }
 
 /// Drops all registered mappings and descriptors except `keep` and pinned mappings. Must be called in a forked child
-/// with a single thread. Private zeros replace dropped mappings, so objects that still refer to them remain harmless.
+/// with a single thread. Private, zero-filled memory replaces dropped mappings, so objects that still refer to them do
+/// no harm.
 pub fn drop_all_but(keep: &[&Mapping]) {
     let mut dropped = Vec::new();
     for entry in entries() {
@@ -185,7 +186,8 @@ pub fn drop_all_but(keep: &[&Mapping]) {
     }
     for (start, end) in joined(dropped) {
         // SAFETY: no lease, block or array points into these mappings, and the words that other owners may read are
-        // atomic and valid as zeros. The owner of each mapping exists, because it removes the entry before unmapping.
+        // atomic and valid as zeros. The owner of each mapping exists, because owners remove their entry before
+        // unmapping.
         unsafe { put_zeros(start, end - start) };
     }
 }
@@ -209,7 +211,7 @@ fn joined(mut spans: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
     spans
 }
 
-/// Replaces a mapping by private zeros.
+/// Replaces a mapping with private, zero-filled memory.
 ///
 /// # Safety
 /// The entry is a mapping of this process, and code that reads the mapping accepts zeros.

@@ -80,7 +80,7 @@ fn reserve_file(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Creates a file that no other process can open. The file has no name if the file system supports that.
+/// Creates a file that no other process can open. The file has no name if the file system supports unnamed files.
 fn temporary_file(len: usize) -> io::Result<File> {
     let folder = std::env::temp_dir();
     let file = match nameless_file(&folder) {

@@ -62,7 +62,7 @@ impl Region {
         unsafe { system().punch(self.as_mut_ptr().add(offset), len) }
     }
 
-    /// Maps the region of a descriptor that was received from its creator.
+    /// Maps the region of `fd`, a descriptor that was received from the process that created the region.
     pub fn attach(fd: OwnedFd) -> Result<Self, OpenError> {
         Self::map(File::from(fd))
     }

@@ -42,7 +42,7 @@ extern "C" fn obey_own(number: libc::c_int, info: *mut libc::siginfo_t, _context
     }
 }
 
-/// Returns whether this process itself has sent the signal, and not a timer, the kernel or another process.
+/// Returns whether this process has sent the signal to itself, unlike a timer, the kernel or another process.
 fn is_from_this_process(info: &libc::siginfo_t) -> bool {
     #[cfg(target_os = "linux")]
     if !matches!(info.si_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL) {

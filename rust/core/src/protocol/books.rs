@@ -40,7 +40,7 @@ pub struct Snapshot<S> {
 pub struct Dealt<S> {
     /// The pass.
     pub pass: u32,
-    /// For each worker, the items of the pass that were dispatched to it.
+    /// For each worker, the account of the items that were dispatched to it in this pass.
     pub accounts: Vec<Account>,
     /// The serialized graph.
     pub content: S,
@@ -65,7 +65,7 @@ struct Peer<S> {
     ended: bool,
     /// Whether the first snapshot is at or before every position that may be requested.
     begun: bool,
-    /// Snapshots, oldest first. Only the first snapshot is surely at or before the user's position.
+    /// Snapshots, oldest first. Only the first snapshot is guaranteed to be at or before the user's position.
     snapshots: VecDeque<Snapshot<S>>,
 }
 
@@ -174,7 +174,7 @@ impl<S> Books<S> {
         self.peers[peer].taken
     }
 
-    /// Counts a delivered item. `lag` returns how many of the delivered items the user lacks, if known.
+    /// Counts a delivered item. `lag` returns how many delivered items the user has not received, or None if unknown.
     #[inline]
     pub fn deliver(&mut self, peer: usize, digest: u64, lag: impl FnOnce(u64) -> Option<u64>) {
         let taken = &mut self.peers[peer].taken;

@@ -1,4 +1,5 @@
-//! The word with which the reader of a link informs the writer. Reads and writes of a single word are atomic.
+//! The word with which the reader of a link requests items from the writer. Reads and writes of a single word are
+//! atomic.
 //!
 //! ```text
 //! 63    48 47       34 33   32 31 30 29            0
@@ -104,7 +105,7 @@ impl Grant {
         })
     }
 
-    /// Returns how many more items are accepted if `wanted` are wanted in total and `sent` were sent, modulo 2^30.
+    /// Returns how many more items the reader accepts, from the numbers of wanted and sent items modulo 2^30.
     #[inline]
     pub fn credit(wanted: u32, sent: u32) -> u32 {
         difference(u64::from(wanted), u64::from(sent), COUNT_BITS).max(0) as u32

@@ -66,9 +66,9 @@ impl Replacing {
         self.resting[child]
     }
 
-    /// Returns the children to replace, because they are needed in this epoch. `ended` contains for each worker whether
-    /// the main process has all its items. With a dispatching process, all children are replaced while a worker repeats
-    /// the epoch, because this worker may wait for dispatched items.
+    /// Returns the children that must be replaced because this epoch needs them. `ended` contains for each worker
+    /// whether the main process has all its items. If there is a dispatching process, all children are replaced, unless
+    /// the main process has all items and no worker repeats the epoch.
     pub fn wanted(&mut self, dead: &[usize], ended: &[bool]) -> Vec<usize> {
         let wanted: Vec<usize> = match self.dispatches {
             true if dead.is_empty() || !self.repeating && ended.iter().all(|&ended| ended) => Vec::new(),
@@ -82,7 +82,7 @@ impl Replacing {
     }
 
     /// Counts the exit of a process to be replaced. A received item resets the count. `received` contains the number of
-    /// items received from each worker. With `halted`, all children are paused, so no item has caused the exit.
+    /// items received from each worker. If `halted` is true, all children are paused, so no item has caused the exit.
     pub fn judge(&mut self, child: usize, process: u64, epoch: u32, received: &[u64], halted: bool) -> Verdict {
         let at = (epoch, self.item_of(child, received));
         let deaths = &mut self.deaths[child];

@@ -54,12 +54,12 @@ impl Hub {
         }
     }
 
-    /// Returns whether the member `rank` may connect or reconnect, which is only allowed during the opening.
+    /// Returns whether the member `rank` may connect or reconnect, which is only allowed during operation 0.
     pub fn expects(&self, rank: u32) -> bool {
         self.operation == 0 && rank > 0 && (rank as usize) < self.seats.len()
     }
 
-    /// Records that a member has connected. In the opening, the connection serves as the value of the member.
+    /// Records that a member has connected. During operation 0, the connection counts as the member's value.
     pub fn seat(&mut self, rank: u32) {
         self.seats[rank as usize] = Seat::Taken { heard: None };
         self.values[rank as usize] = Some(0);

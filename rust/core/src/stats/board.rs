@@ -19,7 +19,7 @@ use crate::process::fork;
 use crate::process::inherited::Descriptor;
 use crate::process::region::Region;
 
-/// The `generation` of a board that is only read. No process has this generation, so none writes to the board.
+/// The `generation` of a board that is only read. No process has this generation, so no process may write to the board.
 const NOBODYS: u64 = u64::MAX;
 
 /// The role of a process in its loader.
@@ -43,8 +43,8 @@ impl Role {
     }
 }
 
-/// The counters of all processes of a loader, in shared memory. If user code forks, private zeros replace the memory in
-/// the child, so the child's counts are not visible.
+/// The counters of all processes of a loader, in shared memory. If user code forks, private, zero-filled memory
+/// replaces the board in the child, so counts of the child are not visible.
 #[derive(Debug)]
 pub struct Board {
     region: Region,
@@ -282,7 +282,8 @@ impl PageRef {
         &self.header().span
     }
 
-    /// Begins the given or the next epoch. In the main process, the measured time begins with the first item.
+    /// Begins epoch number `epoch`, or the next epoch. In the main process, the measured time begins with the first
+    /// item.
     pub fn begin_span(&self, epoch: Option<u32>) {
         self.span().end(nanoseconds());
         let next = || self.header().epoch.load(Relaxed).wrapping_add(1);
@@ -299,7 +300,7 @@ impl PageRef {
     /// process then writes. A signal of 0 means that stacks cannot be requested.
     pub fn set_stack(&self, signal: u32, descriptor: u32) {
         self.header().stack.store(descriptor, Relaxed);
-        // SYNC(stack): pairs with the readers' load; a reader that sees a signal may send it.
+        // SYNC(stack): pairs with the readers' load; a reader that sees a signal also sees the descriptor.
         self.header().signal.store(signal, Ordering::Release);
     }
 

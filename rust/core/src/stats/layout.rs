@@ -84,7 +84,7 @@ pub(super) struct BoardHeader {
     pub wants_large: AtomicU32,
 }
 
-/// A sequence number that guards data with a single writer. The number is odd while the guarded data is being changed.
+/// A sequence number that guards data with a single writer, and that is odd while the guarded data is being changed.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Sequence(AtomicU32);
@@ -334,7 +334,7 @@ pub(super) struct PageHeader {
     /// 1 if a remote process has exited. Only the main process writes the fields from `gone` to `carried`, and the
     /// field `place`.
     pub gone: AtomicU64,
-    /// When the counters of a process on another machine were last received, or 0 for a local process.
+    /// The time at which the counters of a process on another machine were last received, or 0 for a local process.
     pub heard: AtomicU64,
     /// The nanoseconds that the threads of the process have run.
     pub ran: AtomicU64,

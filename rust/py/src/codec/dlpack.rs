@@ -1,8 +1,8 @@
 //! Exchanges tensors with torch through DLPack, the binary interface of array libraries (dmlc.github.io/dlpack).
 //!
 //! If torch has the function table `__dlpack_c_exchange_api__` of DLPack 1.2, tensors are described without an
-//! additional object, and created without a capsule. Older releases of torch only have `torch.utils.dlpack`. The two
-//! interfaces of torch are public and produce the same results.
+//! additional object, and created without a capsule. Older releases of torch only have `torch.utils.dlpack`. Both the
+//! function table and `torch.utils.dlpack` are public, and produce the same results.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -34,7 +34,7 @@ impl ElementType {
     const BFLOAT: u8 = 4;
     const COMPLEX: u8 = 5;
 
-    /// Returns the bytes of an element, or None if an element does not consist of whole bytes.
+    /// Returns the number of bytes of an element, or None if an element has several lanes or does not fill whole bytes.
     pub fn size(self) -> Option<usize> {
         (self.lanes == 1 && self.bits > 0 && self.bits.is_multiple_of(8)).then_some(usize::from(self.bits / 8))
     }
@@ -204,7 +204,8 @@ impl<'py> Exported<'py> {
         if self.tensor.dimensions == 0 {
             return &[]; // the pointers may be null
         }
-        // SAFETY: a tensor has a length and a stride per dimension. The tensor or the capsule keeps both arrays alive.
+        // SAFETY: a tensor has a length and a stride per dimension. The tensor or the capsule keeps the arrays of
+        // lengths and strides alive.
         unsafe { std::slice::from_raw_parts(of, self.tensor.dimensions as usize) }
     }
 
@@ -283,7 +284,8 @@ impl Torch {
         let py = item.py();
         if let Some(describe) = self.exchange.and_then(|exchange| exchange.describe) {
             let mut described = MaybeUninit::uninit();
-            // SAFETY: the table belongs to the item's class. The call writes the description, or raises and returns -1.
+            // SAFETY: the table belongs to the item's class. The call writes the description, or sets an exception and
+            // returns -1.
             return unsafe {
                 if describe(item.as_ptr(), described.as_mut_ptr()) == 0 {
                     Ok(Some((described.assume_init(), None)))

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A sequence becomes a block if it has at least two members of the same exact type: ints that fit into the same kind
-//! of word, floats, or bools. A block does not preserve the identity of numbers, which Python and pickle do not
-//! reliably preserve either.
+//! of word, floats, or bools. Decoding a block creates new number objects, because Python and pickle do not reliably
+//! preserve the identity of numbers either.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -97,7 +97,8 @@ pub unsafe fn put_block(
     }
 }
 
-/// Appends ints, and writes `Tag::Unsigned` at `place` if they require it. Returns false if no word fits all ints.
+/// Appends ints, and writes `Tag::Unsigned` at `place` if the ints are too large for i64. Returns false if no word fits
+/// all ints.
 unsafe fn put_ints(
     payload: &mut Vec<u8>,
     place: usize,

@@ -1,4 +1,5 @@
-//! Fast iterators for `Filter` and for pipes that read by index. These iterators handle exceptions like other pipes.
+//! Fast iterators for `Filter` and for pipes that read by index. Exceptions are handled in the same way as in other
+//! pipes.
 
 use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration};
 use pyo3::ffi;
@@ -109,8 +110,8 @@ impl FilterIterator {
         Ok(None)
     }
 
-    /// Needs no `__clear__`: like the built-in `filter`, this iterator never changes its references. Therefore a
-    /// reference cycle also contains an object that was changed later, and the garbage collector clears that object.
+    /// Needs no `__clear__`: like the built-in `filter`, this iterator never changes its references. Therefore another
+    /// object in a reference cycle was changed later, and the garbage collector clears that object.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.source)?;
         visit.call(&self.predicate)?;

@@ -14,7 +14,8 @@ use crate::pipes::clocking::Timed;
 /// The record of a pipe on a board of counters.
 pub struct BoardSlot {
     pub pipe: PipeRef,
-    /// Whether the pipe is the last pipe of its process. `main` means that it is also the last pipe of the loader.
+    /// Whether the pipe is the last pipe of its process. `main` is true if the pipe is also the last pipe of the
+    /// loader.
     pub root: bool,
     pub main: bool,
     _before: Option<Box<BoardSlot>>,
@@ -71,8 +72,8 @@ impl IterationToken {
         unsafe { self.place.load(Relaxed).as_ref() }
     }
 
-    /// Counts on a board from the next iteration on. `root` marks the last pipe of a process, and `main` the last pipe
-    /// of the loader.
+    /// Starts counting on a board with the next iteration. `root` marks the last pipe of a process, and `main` the last
+    /// pipe of the loader.
     pub fn bind(&self, pipe: PipeRef, root: bool, main: bool) {
         let is_same =
             |place: &BoardSlot| ptr::eq(place.pipe.record(), pipe.record()) && (place.root, place.main) == (root, main);
@@ -166,7 +167,7 @@ impl IterationToken {
         self.restart(yielded);
     }
 
-    /// Discards a loaded state. The next iteration then starts from the beginning.
+    /// Discards a loaded state. Discards a loaded state, so that the next iteration starts from the beginning.
     fn disarm(&self) {
         self.armed.store(false, Relaxed);
     }
@@ -179,7 +180,7 @@ impl IterationToken {
         pending.or_else(|| self.place()).is_some_and(|place| place.pipe.page().is_full())
     }
 
-    /// Counts an item for display that was skipped because of an exception of type `kind`.
+    /// Adds an item that was skipped because of an exception of type `kind` to the displayed counts.
     fn count_skipped(&self, kind: &str) {
         if let Some(place) = self.place() {
             place.pipe.record().skip(kind);

@@ -42,12 +42,13 @@ struct Crowd {
     closed: Option<String>,
 }
 
-/// The thread that has the turn to read an iterator, and the threads that wait for it.
+/// Determines which thread may read an iterator, and lets other threads wait.
 #[pyclass(frozen, weakref, module = "torchdata._native")]
 pub struct Turn {
     /// The reading thread, or 0.
     reader: GilNumber,
-    /// 1 if threads wait for the turn or it is closed, which is rare. Otherwise 0. Changes together with `crowd`.
+    /// 1 if threads wait for the turn or if the turn is closed, which is rare. Otherwise 0. Changes together with
+    /// `crowd`.
     is_crowded: GilNumber,
     crowd: GilCell<Crowd>,
     process: u32,
@@ -98,7 +99,8 @@ impl Turn {
         })
     }
 
-    /// Waits for the turn, and takes it. If `reads` is true, the thread will read, so a closed turn raises an error.
+    /// Waits until this thread may read, and takes the turn. If `reads` is true, the thread will read, so a closed turn
+    /// raises an error.
     #[cold]
     fn queue_up(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<()> {
         let is_waiting = self.change(py, |crowd| {
@@ -169,7 +171,7 @@ impl Turn {
 
 #[pymethods]
 impl Turn {
-    /// Calls a function in turn with the reading threads, or immediately in a thread that already reads.
+    /// Takes the turn to read, unless this thread is already reading, and calls a function.
     fn call<'py>(&self, function: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = function.py();
         let thread = this_thread();

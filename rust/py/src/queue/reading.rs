@@ -1,4 +1,5 @@
-//! Takes the items of a source for threads that read ahead. Each item has a number, and some have the source's state.
+//! Takes the items of a source for threads that read ahead. Each item gets a number, and some items get a state of the
+//! source.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

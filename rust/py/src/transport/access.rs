@@ -20,7 +20,7 @@ use crate::enter;
 pub struct Access {
     reader: Exclusive<Reader>,
     signs: Signs,
-    /// Whether a stream begins with the first request, as for dispatched items in a worker, instead of with the epoch.
+    /// Whether a stream begins with its first request, as in a worker that reads dispatched items, or with the epoch.
     on_demand: bool,
     /// The process that may read. A forked child must not take items of its parent.
     owner: OwningProcess,
@@ -47,7 +47,7 @@ impl Access {
         self.owner.check()
     }
 
-    /// Returns the epoch, and the first pass of a new iterator, or 0 if this pass begins with its first request.
+    /// Returns the epoch, and the pass of a new iterator: 1, or 0 if the first request of the iterator begins a pass.
     pub fn epoch(&self) -> (u32, u64) {
         (self.signs.epoch.load(Relaxed) as u32, u64::from(!self.on_demand))
     }
@@ -66,7 +66,8 @@ impl Access {
         })
     }
 
-    /// Waits until the reading thread has stopped, and returns the reader. The caller has set flags that stop it.
+    /// Waits until the reading thread has stopped, and returns the reader. The caller must have set the flags that make
+    /// the reading thread stop.
     fn hold_once_left(&self, py: Python<'_>) -> PyResult<Held<'_, Reader>> {
         self.owner.check()?; // in a forked child, the reading thread of the parent does not exist
         let mut held = None;
@@ -81,7 +82,8 @@ impl Access {
         Ok(held.expect("a poll without a limit ends with a result"))
     }
 
-    /// Returns an error if this thread is reading, because a signal handler would wait forever for its own thread.
+    /// Returns an error in a thread that is reading (for example in a signal handler), because the thread would wait
+    /// forever for itself.
     fn refuse_here(&self, why: &str) -> PyResult<()> {
         if self.reader.is_held_here() {
             return Err(PyRuntimeError::new_err(format!(
@@ -177,7 +179,7 @@ impl Access {
         if !self.on_demand || pass == 0 {
             return;
         }
-        // If another thread holds the reader, it reads a later pass, and the later grant already informs the sender.
+        // If another thread holds the reader, that thread reads a later pass, so the sender already has a later grant.
         if let Some(mut held) = self.try_hold()
             && self.owner.is_this()
             && u64::from(held.stream.pass()) == pass

@@ -39,7 +39,7 @@ impl PyCarrier {
 #[pymethods]
 impl PyCarrier {
     /// Takes the consumer end of `inbound` and the producer end of `outbound`. The process `peer` uses the opposite
-    /// ends of both links. A process is identified by the index of its bell.
+    /// ends of both links. A process is identified by the index of its doorbell.
     #[new]
     fn new(
         inbound: &Bound<'_, PyLink>,
@@ -75,7 +75,8 @@ impl PyCarrier {
         Ok((words, parts))
     }
 
-    /// Writes a frame into the link. Returns False if only a part fitted. The caller then retries with the same frame.
+    /// Writes a frame into the link. Returns False if only a part fitted. In this case, the caller retries with the
+    /// same frame.
     fn put(&self, py: Python<'_>, frame: Vec<PyBuffer<u8>>) -> PyResult<bool> {
         let mut parts = Vec::with_capacity(frame.len());
         for buffer in &frame {

@@ -1,4 +1,4 @@
-//! Connects a worker's reader to its control link, so that commands end waits, and informs the main process of waits.
+//! Connects a worker's reader to its control link: a command interrupts a wait, and the main process learns of waits.
 
 use pyo3::prelude::*;
 use torchdata_core::link::{Announcer, Probe};

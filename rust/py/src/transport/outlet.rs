@@ -28,7 +28,7 @@ pub(super) fn is_over(deadline: Option<Instant>) -> bool {
 }
 
 /// Returns whether a command is pending that must interrupt the thread. While items of the epoch `held` are recomputed,
-/// only an order for a later epoch interrupts (see `Outlet::held`).
+/// only a command for a later epoch or a stop interrupts (see `Outlet::held`).
 pub(super) fn is_interrupted(control: &Option<Probe>, held: Option<u32>) -> bool {
     let obeys = |probe: &Probe| held.is_none_or(|epoch| probe.is_superseded(epoch).unwrap_or(true));
     control.as_ref().is_some_and(|probe| probe.pending() && obeys(probe))
@@ -79,7 +79,7 @@ pub(super) struct Outlet {
     pub page: Option<PageRef>,
 }
 
-/// A unit that waits for free space. Commands may be executed before the unit is sent.
+/// A unit that waits for free space. Commands may be executed while the unit waits.
 pub(super) struct Departing {
     /// The shard that has produced the unit, or the reader that receives it.
     pub target: usize,
@@ -101,7 +101,7 @@ fn turned(producers: &mut [Producer], has_shards: bool, target: usize) -> &mut P
     &mut producers[0]
 }
 
-/// Returns unused shared memory to the system, and whether more memory may become unused later.
+/// Returns unused shared memory to the system. The result is true if more memory may become unused later.
 pub(super) fn tidy(py: Python<'_>, arenas: &[Arc<Arena>]) -> PyResult<bool> {
     let mut untidy = false;
     for arena in arenas.iter().filter(|arena| arena.is_untidy()) {
@@ -420,7 +420,7 @@ impl Outlet {
         }
     }
 
-    /// Pushes a unit of this size once there is space. If the reader no longer wants the unit, drops it and also
+    /// Pushes a unit of this size once there is space. If the reader no longer wants the unit, drops the unit and also
     /// returns `Sent::Done`.
     fn push_with(
         &mut self,
@@ -442,7 +442,8 @@ impl Outlet {
         }
     }
 
-    /// Waits for space. If the wait ends for another reason, returns the result to report.
+    /// Waits for space. Waits for space, and returns None. If the wait ends for another reason, returns the result of
+    /// sending.
     fn wait_for_room(
         &mut self,
         py: Python<'_>,

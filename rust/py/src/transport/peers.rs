@@ -44,7 +44,8 @@ fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
 }
 
-/// Returns whether more shared memory may be leased. If not, buffers are copied out of the sender's memory.
+/// Returns whether more shared memory may be leased. If the result is false, buffers are copied out of the sender's
+/// memory.
 fn may_lease(consumer: &Consumer) -> bool {
     !consumer.should_copy(0)
 }
@@ -147,7 +148,7 @@ impl Peers {
         self.paused
     }
 
-    /// Begins an epoch. Each peer may be `window` items ahead.
+    /// Begins an epoch. Begins an epoch in which each peer may be `window` items ahead of the reader.
     pub fn begin_epoch(&mut self, window: u64) {
         self.window = window;
         self.has_starved = false;
@@ -155,7 +156,8 @@ impl Peers {
         self.taken_in.iter_mut().for_each(VecDeque::clear);
     }
 
-    /// Begins a stream. With `looked_into`, the stream was already begun with a window of 0 to get a snapshot.
+    /// Begins a stream. If `looked_into` is true, the stream was already begun with a window of 0 to receive a
+    /// snapshot.
     pub fn begin(&mut self, stream: Stream, looked_into: bool) {
         self.paused = false;
         if looked_into {
@@ -198,8 +200,8 @@ impl Peers {
         }
     }
 
-    /// Lets only the items of this peer's link wake up this process from now on, unless another peer may starve. This
-    /// avoids unnecessary wake-ups by items of other workers.
+    /// Lets only the items of this peer's link wake up this process from now on, unless another peer may starve. Items
+    /// of other workers then cause no unnecessary wake-ups.
     pub fn await_one(&mut self, peer: usize) {
         let link = self.link_of(peer);
         match self.awaited {
@@ -297,7 +299,8 @@ impl Peers {
             return Ok(());
         }
         if !may_lease {
-            // The unit may be kept for a long time, so it is copied out of the sender's memory for units in flight.
+            // The unit may be kept for a long time, so its buffers are copied, which frees the sender's memory for
+            // other units.
             count_copies(consumer, &unit);
             let buffers = std::mem::take(&mut unit.buffers);
             unit.buffers = py.detach(|| buffers.into_iter().map(Buffer::into_owned).collect());
@@ -307,7 +310,7 @@ impl Peers {
         self.tell_surplus(py, peer, turn)
     }
 
-    /// Keeps a unit until it is its peer's turn. An item is counted now.
+    /// Keeps a unit until its peer is next. An item is counted now.
     #[cold]
     fn keep_for_later(&mut self, peer: usize, unit: Unit) {
         let taken = Taken { unit, counted: true };
@@ -337,7 +340,7 @@ impl Peers {
 
     /// If a peer starves, lets the other peers compute more items, by receiving their finished items before their turn.
     pub fn help_starving(&mut self, py: Python<'_>, collecting: &Collecting) -> PyResult<()> {
-        // An item of the next peer in turn is also received here, because the awaited answer follows this item.
+        // Also receives an item of the next peer in turn, because the awaited answer follows this item.
         let starving: Vec<bool> = (0..self.len()).map(|peer| self.consumer(peer).starves()).collect();
         while let Some(peer) = self.next_to_take_in(collecting, &starving) {
             self.take_in(py, peer, collecting.turn())?;

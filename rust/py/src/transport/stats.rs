@@ -166,7 +166,7 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// From the next epoch on, counts and measures an iterator's items in a pipe's record on the main process's page.
+    /// Counts and measures an iterator's items in a pipe's record on the main process's page, from the next epoch on.
     fn count_items(&self, py: Python<'_>, iterator: Counted<'_>, page: usize, pipe: usize) -> PyResult<()> {
         let pipe = self.pipe(page, pipe)?;
         match iterator {
@@ -197,7 +197,8 @@ impl PyStatsBoard {
         Ok(self.page(page)?.carry_out())
     }
 
-    /// Copies a page from another machine to a page of this board. The page's process continues these counts.
+    /// Copies a page from another machine to a page of this board. The process of this page continues the copied
+    /// counts.
     fn take_in(&self, page: usize, carried: &[u8]) -> PyResult<()> {
         self.own_page(page)?.take_in(carried).map_err(errors::corrupted)
     }

@@ -1,6 +1,6 @@
 //! Detects when processes exit while their links are read.
 //!
-//! This code runs in the reading thread. If a process exits, an error is raised, or the process is replaced (see
+//! This code runs in the reading thread. If a process exits, the reader raises an error or replaces the process (see
 //! `replacing.rs`).
 
 use pyo3::exceptions::PyRuntimeError;

@@ -69,8 +69,8 @@ pub(super) struct State<T> {
     /// Workers that wait to reserve a slot. `claiming` contains workers that wait to claim an item.
     pub reserving: Idle,
     pub claiming: Idle,
-    /// The number of consumers that wait for an outcome. `fed` is true if they were woken up but have not run yet.
-    /// There is more than one consumer only if the user makes a mistake.
+    /// The number of consumers that wait for an outcome. `fed` is true if the waiting consumers were woken up but have
+    /// not run yet. There is more than one consumer only if the user makes a mistake.
     pub hungry: usize,
     pub fed: bool,
     /// The maximum number of used slots.
