@@ -6,7 +6,7 @@
 //!
 //! Peers follow each other in numerical order, without peers that have ended. An epoch begins with peer 0.
 
-/// The rotation among peers that may have ended.
+/// A rotation that skips peers that have ended.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RoundRobin {
     /// For each peer, whether it has ended in this epoch.

@@ -105,7 +105,7 @@ impl PyMeeting {
         Ok(Self::new(Meeting::host(listener, size, Tokens { hello, welcome })?))
     }
 
-    /// Creates the `Meeting` of a rank above 0, which takes ownership of a socket to rank 0. Raises OSError without an
+    /// Creates the `Meeting` of a rank above 0, which owns a socket to rank 0. Raises OSError if rank 0 does not
     /// answer.
     #[staticmethod]
     fn join(

@@ -11,12 +11,10 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-/// The variables and generators to exchange when another shard runs. Another object is used if another library is
-/// loaded.
+/// The variables and generators to exchange when another shard runs, for the libraries that are loaded now.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Exchange {
-    /// Triples: a dict or other object, the name of an entry or attribute, and the expected value. Missing entries
-    /// count as None.
+    /// Triples: a dict or object, the name of an entry or attribute, the expected value. Missing entries count as None.
     expected: Vec<(Py<PyAny>, Py<PyString>, Py<PyAny>)>,
     /// Modules' dicts, and the names of the variables in them.
     variables: Vec<(Py<PyDict>, Py<PyString>)>,

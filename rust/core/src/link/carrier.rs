@@ -174,8 +174,7 @@ pub struct Carrier {
 }
 
 impl Carrier {
-    /// Takes the consumer end of `inbound` and the producer end of `outbound`. `peer` is the opposite process's
-    /// doorbell.
+    /// Takes the consumer end of `inbound` and the producer end of `outbound`. `peer` is the other process's doorbell.
     pub fn new(inbound: &Link, outbound: &Link, peer: BellRef) -> Result<Self, OpenError> {
         Ok(Self {
             inbound: inbound.consumer(peer.clone())?,

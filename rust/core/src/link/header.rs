@@ -93,13 +93,13 @@ pub(crate) struct Header {
     ring_capacity: AtomicU64,
     return_capacity: AtomicU64,
     arena_capacity: AtomicU64,
-    /// The total number of bytes written to the data ring, sealed. Written only by the producer.
+    /// The total number of bytes written to the data ring (see `seal`). Written only by the producer.
     pub tail: Word,
-    /// The total number of bytes read from the data ring, sealed. Written only by the consumer.
+    /// The total number of bytes read from the data ring (see `seal`). Written only by the consumer.
     pub head: Word,
-    /// The total number of entries written to the return ring, sealed. Written only by the consumer.
+    /// The total number of entries written to the return ring (see `seal`). Written only by the consumer.
     pub return_tail: Word,
-    /// The total number of entries read from the return ring, sealed. Written only by the producer.
+    /// The total number of entries read from the return ring (see `seal`). Written only by the producer.
     pub return_head: Word,
     /// The grant of the consumer (see `protocol::Grant`). Written only by the consumer.
     pub granted: Word,
@@ -113,7 +113,7 @@ pub(crate) struct Header {
     pub acknowledged: Word,
     /// Whether items wake up the consumer, or the consumer waits for another link. Written only by the consumer.
     pub items_wanted: CachePadded<Wanted>,
-    /// The maximum size of the blocks in flight (see `protocol::Ahead`), sealed. Written by the consumer.
+    /// The maximum size of the blocks in flight (see `protocol::Ahead` and `seal`). Written by the consumer.
     pub ahead: Word,
     /// Statistics of the producer, unless other counters were set (see [`crate::stats::Board`]).
     pub sent: CachePadded<Flow>,

@@ -163,8 +163,8 @@ impl Drop for Descriptor {
 }
 
 /// Drops all registered mappings and descriptors except `keep` and pinned mappings. Must be called in a forked child
-/// with a single thread. Private, zero-filled memory replaces dropped mappings, so objects that still refer to them do
-/// no harm.
+/// with a single thread. Private, zero-filled memory replaces dropped mappings, so remaining references to them are
+/// harmless.
 pub fn drop_all_but(keep: &[&Mapping]) {
     let mut dropped = Vec::new();
     for entry in entries() {
@@ -186,8 +186,7 @@ pub fn drop_all_but(keep: &[&Mapping]) {
     }
     for (start, end) in joined(dropped) {
         // SAFETY: no lease, block or array points into these mappings, and the words that other owners may read are
-        // atomic and valid as zeros. The owner of each mapping exists, because owners remove their entry before
-        // unmapping.
+        // atomic and valid as zeros. Each owner exists, because owners remove the entry before unmapping.
         unsafe { put_zeros(start, end - start) };
     }
 }

@@ -4,7 +4,7 @@
 //! and a wake-up. With small windows on 2 cores, yielding makes transfers 3 to 6 times faster. Two rules limit yielding
 //! where it is harmful. If the other process of the link is slow, yielding does not help, and each yield costs two
 //! context switches. Therefore each wait that sleeps in spite of its yields halves the number of yields. If an
-//! unrelated thread shares the core, this thread uses the core for several milliseconds after each yield. At most one
+//! unrelated thread shares the core, each yield leaves the core to that thread for several milliseconds. At most one
 //! eighth of the time may be spent in yields to unrelated threads. Once yields to unrelated threads exceed this limit,
 //! threads wait without yielding for about fifty times the duration of the last yield.
 //!

@@ -1,5 +1,4 @@
-//! The word with which the reader of a link requests items from the writer. Reads and writes of a single word are
-//! atomic.
+//! The word with which the reader of a link requests items from the writer. Each access to the word is atomic.
 //!
 //! ```text
 //! 63    48 47       34 33   32 31 30 29            0

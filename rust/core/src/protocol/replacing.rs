@@ -81,8 +81,9 @@ impl Replacing {
         wanted
     }
 
-    /// Counts the exit of a process to be replaced. A received item resets the count. `received` contains the number of
-    /// items received from each worker. If `halted` is true, all children are paused, so no item has caused the exit.
+    /// Counts the exit of a process to be replaced. A received item resets the count of exits. `received` contains the
+    /// number of items received from each worker. If `halted` is true, all children are paused, so no item has caused
+    /// the exit.
     pub fn judge(&mut self, child: usize, process: u64, epoch: u32, received: &[u64], halted: bool) -> Verdict {
         let at = (epoch, self.item_of(child, received));
         let deaths = &mut self.deaths[child];

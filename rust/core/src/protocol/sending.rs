@@ -79,7 +79,8 @@ impl Sending {
         *self = Self { stream, sent: 0, credit: 0, owed: 0 };
     }
 
-    /// Makes the writer recompute the next `items` items, because the reader already has them from an earlier run.
+    /// Makes the writer compute but not send the next `items` items, because the reader already has them from an
+    /// earlier run.
     pub fn repeat(&mut self, items: u64) {
         self.owed = items;
     }

@@ -223,7 +223,8 @@ impl Shared {
 #[derive(Debug)]
 pub struct Meeting {
     shared: Arc<Shared>,
-    /// Before the thread starts, the end of `wake` that it will poll; after the start, the handle of the thread.
+    /// Before the thread starts: the end of `wake` that the thread will poll. After the start: the handle of the
+    /// thread.
     thread: Mutex<(Option<UnixStream>, Option<JoinHandle<()>>)>,
 }
 

@@ -282,8 +282,7 @@ impl PageRef {
         &self.header().span
     }
 
-    /// Begins epoch number `epoch`, or the next epoch. In the main process, the measured time begins with the first
-    /// item.
+    /// Begins epoch number `epoch`, or the next epoch. In the main process, the time is measured from the first item.
     pub fn begin_span(&self, epoch: Option<u32>) {
         self.span().end(nanoseconds());
         let next = || self.header().epoch.load(Relaxed).wrapping_add(1);
@@ -378,7 +377,8 @@ impl PipeRef {
         &self.page
     }
 
-    /// Returns the word that identifies the running pipe of the process, and its value while this pipe runs.
+    /// Returns the word that identifies the running pipe of the process, and the value of this word while this pipe
+    /// runs.
     pub fn running(&self) -> (&AtomicU32, u32) {
         (&self.page.header().current, self.index as u32 + 1)
     }

@@ -25,9 +25,9 @@ pub(super) const LABEL: usize = 128;
 pub(super) const LOCATION: usize = 192;
 /// The number of exception types that are counted separately for a pipe. Other exception types only count in the total.
 pub(super) const KINDS: usize = 4;
-/// Bytes for the name of an exception type.
+/// The maximum number of bytes for the name of an exception type.
 pub(super) const KIND: usize = 56;
-/// Bytes for the location of a process on another machine.
+/// The maximum number of bytes for the location of a process on another machine.
 pub(super) const PLACE: usize = 112;
 
 /// The sizes of a board.

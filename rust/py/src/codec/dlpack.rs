@@ -204,8 +204,8 @@ impl<'py> Exported<'py> {
         if self.tensor.dimensions == 0 {
             return &[]; // the pointers may be null
         }
-        // SAFETY: a tensor has a length and a stride per dimension. The tensor or the capsule keeps the arrays of
-        // lengths and strides alive.
+        // SAFETY: a tensor has a length and a stride per dimension. The tensor or capsule keeps lengths and strides
+        // alive.
         unsafe { std::slice::from_raw_parts(of, self.tensor.dimensions as usize) }
     }
 
@@ -245,7 +245,8 @@ impl<'py> Exported<'py> {
         Ok(element.has_lazy_sign() && is(&torch.is_neg)? || element.is_complex() && is(&torch.is_conj)?)
     }
 
-    /// Returns whether all elements are inside the storage. Elements can be outside if a user has resized the storage.
+    /// Returns whether all elements are inside the storage. Elements can be outside of the storage if a user has
+    /// resized the storage.
     fn is_within_storage(&self, torch: &Torch) -> PyResult<bool> {
         let there: usize = call(&call(&self.item, &torch.untyped_storage)?, &torch.nbytes)?.extract()?;
         let reach = self.reach();
@@ -284,8 +285,8 @@ impl Torch {
         let py = item.py();
         if let Some(describe) = self.exchange.and_then(|exchange| exchange.describe) {
             let mut described = MaybeUninit::uninit();
-            // SAFETY: the table belongs to the item's class. The call writes the description, or sets an exception and
-            // returns -1.
+            // SAFETY: the table belongs to the item's class. The call writes the description, or returns -1 after
+            // raising.
             return unsafe {
                 if describe(item.as_ptr(), described.as_mut_ptr()) == 0 {
                     Ok(Some((described.assume_init(), None)))

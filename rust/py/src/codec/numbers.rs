@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A sequence becomes a block if it has at least two members of the same exact type: ints that fit into the same kind
-//! of word, floats, or bools. Decoding a block creates new number objects, because Python and pickle do not reliably
-//! preserve the identity of numbers either.
+//! of word, floats, or bools. A block does not preserve the identity of numbers, because Python and pickle do not
+//! reliably preserve this identity either.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -97,8 +97,7 @@ pub unsafe fn put_block(
     }
 }
 
-/// Appends ints, and writes `Tag::Unsigned` at `place` if the ints are too large for i64. Returns false if no word fits
-/// all ints.
+/// Appends ints, and writes `Tag::Unsigned` at `place` if the ints exceed i64. Returns false if no word fits all ints.
 unsafe fn put_ints(
     payload: &mut Vec<u8>,
     place: usize,
@@ -172,7 +171,7 @@ pub fn read_block<'py>(py: Python<'py>, is_tuple: bool, element: Tag, bytes: &[u
     let len = bytes.len() / width(element);
     let count = ffi::Py_ssize_t::try_from(len).map_err(|_| malformed())?;
     // SAFETY: no other code refers to the new sequence until all members are set. After an exception, the remaining
-    // entries are NULL, which the destructor of the sequence allows. Setting a member takes over the reference.
+    // entries are NULL, which the destructor of the sequence allows. Setting a member takes ownership of the reference.
     unsafe {
         let object = if is_tuple { ffi::PyTuple_New(count) } else { ffi::PyList_New(count) };
         let sequence = Bound::from_owned_ptr_or_err(py, object)?;

@@ -8,8 +8,7 @@
 //! measured call.
 //!
 //! Each root call may require many nested calls. A guard skips this module if its last call was nested and no root call
-//! is measured ([`is_measuring`]). The guard still calls this module from time to time, because its calls may no longer
-//! be nested.
+//! is measured ([`is_measuring`]). The guard still calls this module sometimes, because calls may no longer be nested.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -18,8 +17,7 @@ use torchdata_core::stats::{coarse_nanoseconds, nanoseconds};
 
 /// The cost of measuring one call, in nanoseconds.
 const COST: u64 = 60;
-/// Measuring all pipes takes at most 1/`PRICE` of the time. Measuring only the loader takes at most 1/`PRICE_METERED`
-/// of the time.
+/// Measuring all pipes takes at most 1/`PRICE` of the time, and measuring only the loader 1/`PRICE_METERED`.
 pub const PRICE: u64 = 200;
 pub const PRICE_METERED: u64 = 1000;
 /// How many calls a measured call represents at most. `LONGEST_METERED` is used if only the loader is measured.
@@ -163,8 +161,7 @@ fn notice(thread: &Clocking, took: u64) -> Timed {
     Timed { own: None, whole: Some((took, 1)), passed: 0 }
 }
 
-/// Returns how many calls a measured call represents. A slow call represents only itself, because each slow call is
-/// recorded.
+/// Returns how many calls a measured call represents: 1 for a slow call, because each slow call is recorded.
 fn stands_for(took: u64, weight: u64) -> u64 {
     if took < NOTICED { weight } else { 1 }
 }

@@ -57,8 +57,7 @@ struct Guard {
     mark: u32,
     /// Whether the last call that `clocking` made was nested in another call.
     nested: bool,
-    /// Selects the calls that `next_metered` measures. `next_timed` only uses the countdown of `metering`, to check for
-    /// nested calls.
+    /// Selects the calls that `next_metered` measures. `next_timed` only uses the countdown to detect nested calls.
     metering: Metering,
     /// Whether the iterator is the built-in `map`. A StopIteration that the function of the `map` raises is converted
     /// to another error, because it would look like the end of the data (PEP 479).
@@ -471,8 +470,7 @@ fn outcome(
     explained(error, pipe, token.yielded(), iterator)
 }
 
-/// Removes this package's frames from an exception and adds the pipe's name. Returns Ok(true) if the exception must be
-/// skipped.
+/// Removes this package's frames from an exception and adds the pipe's name. Returns Ok(true) to skip the exception.
 #[cold]
 fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = pipe.py();

@@ -1,5 +1,4 @@
-//! Fast iterators for `Filter` and for pipes that read by index. Exceptions are handled in the same way as in other
-//! pipes.
+//! Fast iterators for `Filter` and for pipes that read by index, with the exception handling of other pipes.
 
 use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration};
 use pyo3::ffi;

@@ -1,8 +1,7 @@
 //! Measures the time that a program spends in `next` of a loader. Only some calls are measured.
 //!
 //! [`Metering`] selects the measured calls. A measured call represents itself and the unmeasured calls before it.
-//! [`Meter`] counts and measures items of iterators that are not pipes. The thread that reads the loader calls both
-//! objects with the GIL held.
+//! [`Meter`] counts and measures items of iterators that are not pipes. The reading thread calls both with the GIL.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;

@@ -5,7 +5,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use torchdata_core::sampling::{MersenneTwister, WORDS};
 
-/// Returns the order of `count` numbers from a Python generator with the given state, as native 32-bit integers.
+/// Returns a random order of the first `count` numbers, drawn by a Python generator with the given state, as native
+/// 32-bit integers.
 ///
 /// `words` and `drawn` come from `random.Random.getstate()`: 624 native 32-bit words, and the number of used words.
 #[pyfunction]

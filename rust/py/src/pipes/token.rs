@@ -14,8 +14,7 @@ use crate::pipes::clocking::Timed;
 /// The record of a pipe on a board of counters.
 pub struct BoardSlot {
     pub pipe: PipeRef,
-    /// Whether the pipe is the last pipe of its process. `main` is true if the pipe is also the last pipe of the
-    /// loader.
+    /// Whether the pipe is the last pipe of its process. `main` is true for the last pipe of the loader.
     pub root: bool,
     pub main: bool,
     _before: Option<Box<BoardSlot>>,
@@ -167,7 +166,7 @@ impl IterationToken {
         self.restart(yielded);
     }
 
-    /// Discards a loaded state. Discards a loaded state, so that the next iteration starts from the beginning.
+    /// Discards a loaded state, so that the next iteration starts from the beginning.
     fn disarm(&self) {
         self.armed.store(false, Relaxed);
     }
@@ -214,7 +213,7 @@ impl IterationToken {
         self.finished.load(Relaxed)
     }
 
-    /// Makes copying or unpickling a token create a new token.
+    /// Makes a copied or unpickled token a new token.
     fn __reduce__(slf: &Bound<'_, Self>) -> PyResult<(Py<PyAny>, ())> {
         Ok((slf.get_type().into_any().unbind(), ()))
     }

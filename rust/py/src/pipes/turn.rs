@@ -47,8 +47,7 @@ struct Crowd {
 pub struct Turn {
     /// The reading thread, or 0.
     reader: GilNumber,
-    /// 1 if threads wait for the turn or if the turn is closed, which is rare. Otherwise 0. Changes together with
-    /// `crowd`.
+    /// 1 if threads wait for the turn or the turn is closed, which is rare. Otherwise 0. Changes together with `crowd`.
     is_crowded: GilNumber,
     crowd: GilCell<Crowd>,
     process: u32,
@@ -99,8 +98,8 @@ impl Turn {
         })
     }
 
-    /// Waits until this thread may read, and takes the turn. If `reads` is true, the thread will read, so a closed turn
-    /// raises an error.
+    /// Waits for, and takes, the turn to read. If `reads` is true, the thread will read, so a closed turn raises an
+    /// error.
     #[cold]
     fn queue_up(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<()> {
         let is_waiting = self.change(py, |crowd| {

@@ -32,8 +32,7 @@ struct Entry {
     content: Py<PyAny>,
     /// The number of the item, or None if positions are not recorded.
     index: Option<Index>,
-    /// The state of the source after the item. If `index` is None, this is any object that the worker stores with the
-    /// item.
+    /// The state of the source after the item, or any object that the worker stores with the item if `index` is None.
     mark: Option<Py<PyAny>>,
     /// Whether a hold may begin while a worker processes this item.
     is_plain: bool,

@@ -1,5 +1,4 @@
-//! Takes the items of a source for threads that read ahead. Each item gets a number, and some items get a state of the
-//! source.
+//! Takes the items of a source for threads that read ahead. Items are numbered, and some have a state of the source.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

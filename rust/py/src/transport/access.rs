@@ -66,8 +66,7 @@ impl Access {
         })
     }
 
-    /// Waits until the reading thread has stopped, and returns the reader. The caller must have set the flags that make
-    /// the reading thread stop.
+    /// Waits until the reading thread has stopped because of the caller's flags, and returns the reader.
     fn hold_once_left(&self, py: Python<'_>) -> PyResult<Held<'_, Reader>> {
         self.owner.check()?; // in a forked child, the reading thread of the parent does not exist
         let mut held = None;
@@ -82,8 +81,7 @@ impl Access {
         Ok(held.expect("a poll without a limit ends with a result"))
     }
 
-    /// Returns an error in a thread that is reading (for example in a signal handler), because the thread would wait
-    /// forever for itself.
+    /// Returns an error in a thread that is reading, because the thread would wait forever for itself.
     fn refuse_here(&self, why: &str) -> PyResult<()> {
         if self.reader.is_held_here() {
             return Err(PyRuntimeError::new_err(format!(

@@ -75,8 +75,8 @@ impl PyCarrier {
         Ok((words, parts))
     }
 
-    /// Writes a frame into the link. Returns False if only a part fitted. In this case, the caller retries with the
-    /// same frame.
+    /// Writes a frame into the link. Returns False if only a part fitted, and the caller must retry with the same
+    /// frame.
     fn put(&self, py: Python<'_>, frame: Vec<PyBuffer<u8>>) -> PyResult<bool> {
         let mut parts = Vec::with_capacity(frame.len());
         for buffer in &frame {

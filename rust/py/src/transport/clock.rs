@@ -33,8 +33,7 @@ pub struct Clock {
     began: Option<Instant>,
     stall: Option<Stall>,
     hang: Option<Hang>,
-    /// How many processes were killed while this item was awaited. Each killed process doubles the time limit of the
-    /// item.
+    /// How many processes were killed while this item was awaited. Each killed process doubles the item's time limit.
     tries: u32,
 }
 

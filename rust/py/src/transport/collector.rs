@@ -174,8 +174,8 @@ impl Collector {
     }
 
     /// Makes every wait raise `exception` once a command in the `control` link starts another epoch or stops the
-    /// process. While this process waits for an item, it informs the main process through the link `output` and the
-    /// doorbell `main`.
+    /// process. While this process waits for an item, the link `output` and the doorbell `main` inform the main
+    /// process.
     fn set_interrupt(
         &self,
         control: &Bound<'_, PyLink>,
@@ -208,8 +208,7 @@ impl Collector {
         self.access.start_epoch(py, epoch, window, Start { accounts, turn, passed })
     }
 
-    /// Reads from `delivery` how many items the user has received. If `delivery` is None, the number of received items
-    /// is unknown.
+    /// Sets `delivery`, which counts the items that the user receives, or None if these items are not counted.
     fn follow(&self, delivery: Option<Bound<'_, Delivery>>) -> PyResult<()> {
         let given = delivery.map_or(Given::Unknown, |delivery| Given::Counted(delivery.get().given()));
         self.access.hold()?.progress.given = given;

@@ -442,8 +442,7 @@ impl Outlet {
         }
     }
 
-    /// Waits for space. Waits for space, and returns None. If the wait ends for another reason, returns the result of
-    /// sending.
+    /// Waits for space, and returns None. If the wait ends for another reason, returns the result of sending.
     fn wait_for_room(
         &mut self,
         py: Python<'_>,

@@ -44,8 +44,7 @@ fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
 }
 
-/// Returns whether more shared memory may be leased. If the result is false, buffers are copied out of the sender's
-/// memory.
+/// Returns whether more shared memory may be leased, so that buffers need not be copied out of this memory.
 fn may_lease(consumer: &Consumer) -> bool {
     !consumer.should_copy(0)
 }
@@ -148,7 +147,7 @@ impl Peers {
         self.paused
     }
 
-    /// Begins an epoch. Begins an epoch in which each peer may be `window` items ahead of the reader.
+    /// Begins an epoch in which each peer may be `window` items ahead of the reader.
     pub fn begin_epoch(&mut self, window: u64) {
         self.window = window;
         self.has_starved = false;
@@ -156,8 +155,7 @@ impl Peers {
         self.taken_in.iter_mut().for_each(VecDeque::clear);
     }
 
-    /// Begins a stream. If `looked_into` is true, the stream was already begun with a window of 0 to receive a
-    /// snapshot.
+    /// Begins a stream. `looked_into` is true if the stream was already begun with a window of 0 to get a snapshot.
     pub fn begin(&mut self, stream: Stream, looked_into: bool) {
         self.paused = false;
         if looked_into {
@@ -299,8 +297,7 @@ impl Peers {
             return Ok(());
         }
         if !may_lease {
-            // The unit may be kept for a long time, so its buffers are copied, which frees the sender's memory for
-            // other units.
+            // The unit may be kept for a long time, so its buffers are copied to free the sender's memory.
             count_copies(consumer, &unit);
             let buffers = std::mem::take(&mut unit.buffers);
             unit.buffers = py.detach(|| buffers.into_iter().map(Buffer::into_owned).collect());

@@ -151,8 +151,8 @@ impl Reader {
             }
             kind::ERROR => {
                 let description = decode(py, &self.peers.current.unit, self.peers.may_lease(peer));
-                // The unit is put back, so the next call raises this error again, even if a signal handler raises an
-                // exception now.
+                // The unit is put back, so the next call raises this error again, even after a signal handler's
+                // exception.
                 self.peers.put_back(peer);
                 self.on_error.call1(py, (peer, description?))?;
                 return Ok(false); // reached only if `on_error` does not raise
@@ -204,8 +204,7 @@ impl Reader {
         self.peers.snapshots_taken_in(peer).iter().try_for_each(|taken| self.keep_unit(py, peer, &taken.unit))
     }
 
-    /// Takes a peer's next unit: stores a snapshot, or keeps another unit for later. Returns false if the peer has sent
-    /// no unit.
+    /// Takes a peer's next unit: stores a snapshot, or keeps another unit for later. Returns false if no unit exists.
     fn take_snapshot(&mut self, py: Python<'_>, peer: usize) -> PyResult<bool> {
         let taken = self.peers.take(peer)?;
         if taken && snapshots::is_snapshot(self.peers.current.unit.kind) {

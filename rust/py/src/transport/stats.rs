@@ -143,7 +143,8 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Starts counting the pipes of this process's graphs. `end` is the index of the pipe that is iterated now.
+    /// Starts counting the items of the pipes in this process's graphs. `end` is the index of the pipe that is iterated
+    /// now.
     fn bind(&self, page: usize, pipes: Vec<Pipe<'_>>, end: usize) -> PyResult<()> {
         let own = self.own_page(page)?;
         let count = pipes.len();
@@ -197,7 +198,7 @@ impl PyStatsBoard {
         Ok(self.page(page)?.carry_out())
     }
 
-    /// Copies a page from another machine to a page of this board. The process of this page continues the copied
+    /// Copies a page from another machine to a page of this board, so that the process of this page continues the
     /// counts.
     fn take_in(&self, page: usize, carried: &[u8]) -> PyResult<()> {
         self.own_page(page)?.take_in(carried).map_err(errors::corrupted)
