@@ -1,7 +1,7 @@
 //! Detects damage in shared memory, in single words and in whole units.
 //!
-//! The checks detect accidents, such as stray pointers, but not attacks. The checks protect the words and units on
-//! which the protocol depends. Blocks are not protected, because a check would cost as much as a copy.
+//! The checks detect accidental damage, for example by stray pointers, but not attacks. The checks protect the words
+//! and units on which the protocol depends. Blocks are not protected, because a check would cost as much as a copy.
 
 /// An odd constant, so that every change within one byte of a value changes the check.
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -80,7 +80,7 @@ impl Checksum {
 
     /// Copies `len` bytes and adds them to the checksum. The checksum does not include `len`, so the words that were
     /// added before must contain the length. Each byte is read only once, so that the copied bytes are the bytes in the
-    /// checksum. One loop copies and adds, because a second loop would have to wait until the copy is stored.
+    /// checksum. One loop copies and adds the bytes, because a second loop would have to wait until the copy is stored.
     ///
     /// Bytes after the end of the copy, up to a multiple of 8, are also written: zeros, unless the source is `PADDED`.
     ///

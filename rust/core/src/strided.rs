@@ -1,4 +1,4 @@
-//! Copies elements with gaps between them, such as those of a flipped or cropped image, into contiguous memory.
+//! Copies elements with gaps between them, for example of a flipped or cropped image, into contiguous memory.
 //!
 //! Elements of every type are copied as bytes. Axes that can be traversed as one axis are merged. The remaining axes
 //! are copied line by line. In most images, an element of a line is a pixel of a few bytes.
@@ -51,7 +51,7 @@ pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
 }
 
 impl Strided {
-    /// Creates the layout for axes of (count, byte stride), outermost first, or None if it exceeds the address space.
+    /// Creates the layout for axes of (count, byte stride), outermost first, or None if the layout is too large.
     pub fn new(size: usize, axes: impl IntoIterator<Item = (usize, isize)>) -> Option<Self> {
         let mut joined: Vec<Axis> = Vec::new();
         let mut len = size;

@@ -11,7 +11,7 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-/// The variables and generators to exchange when another shard runs, for the libraries that are loaded now.
+/// The variables and random generators to exchange when another shard runs, for the libraries that are loaded now.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Exchange {
     /// Triples: a dict or object, the name of an entry or attribute, the expected value. Missing entries count as None.
@@ -56,7 +56,7 @@ impl Exchange {
     }
 }
 
-/// The variables and generators of a shard while another shard runs.
+/// The variables and random generators of a shard while another shard runs.
 #[pyclass(subclass, module = "torchdata._native")]
 pub struct SavedGlobals {
     exchange: Option<Py<Exchange>>,
@@ -77,14 +77,14 @@ impl SavedGlobals {
         Self { exchange: None, values: Vec::new(), memory: Vec::new(), is_away: false, is_all: false }
     }
 
-    /// Saves the variables and generators of the process.
+    /// Saves the variables and random generators of the process.
     fn save(&mut self, py: Python<'_>, exchange: Py<Exchange>) -> PyResult<()> {
         self.memory = exchange.get().memory.iter().map(|buffer| vec![0; buffer.len_bytes()]).collect();
         self.exchange = Some(exchange);
         self.save_again(py)
     }
 
-    /// Sets the variables and generators of the process to the values that were saved last.
+    /// Sets the variables and random generators of the process to the values that were saved last.
     fn load(&mut self, py: Python<'_>) -> PyResult<()> {
         self.is_away = false;
         let Some(exchange) = &self.exchange else { return Ok(()) };

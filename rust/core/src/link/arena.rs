@@ -242,7 +242,7 @@ impl Arena {
         Ok(untidy)
     }
 
-    /// Returns whether `tidy` may have something to do: its last result, or true after an allocation.
+    /// Returns whether `tidy` may have something to do, according to its last result and later allocations.
     #[inline]
     pub fn is_untidy(&self) -> bool {
         self.untidy.load(Ordering::Relaxed)

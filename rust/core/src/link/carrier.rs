@@ -1,7 +1,7 @@
 //! Transfers units and control words from a link on one machine to the copy of this link on another machine.
 //!
 //! A worker on another machine has a control link and a data link, and the main process has a copy of each link. On
-//! each machine, a carrier connects the two links: it is the consumer of one link and the producer of the other link.
+//! each machine, a carrier is the consumer of one link and the producer of the other link.
 //!
 //! ```text
 //! main  ── control ──►  carrier  ┄┄ frames ┄┄►  carrier  ── control ──►  child

@@ -171,7 +171,7 @@ impl Consumer {
         if wanted { word.raise() } else { word.lower() }
     }
 
-    /// Ends this pass early. The producer then sends no further items of the pass.
+    /// Ends this pass early. Afterwards, the producer sends no further items of the pass.
     pub fn leave(&mut self) {
         self.tell(self.receiving.leave());
     }
@@ -416,7 +416,7 @@ impl Consumer {
         Ok(Some((header, digest.finish(sum.since(before), len))))
     }
 
-    /// Returns an entry of the block table as offset and length, after verifying it.
+    /// Returns a verified entry of the block table: the offset and the length.
     fn block_entry(&self, index: usize) -> Result<(u64, u64), Corrupted> {
         let [offset, len] = self.table[index];
         let len = bare_len(len);
@@ -463,7 +463,7 @@ impl Consumer {
                 Buffer::Leased(Arc::new(self.returns.lease(offset, len)))
             });
         }
-        // Fragments to which this unit does not refer belong to an abandoned unit, so they are dropped.
+        // Drops fragments to which this unit does not refer, because they belong to an abandoned unit.
         if !std::mem::take(&mut self.streamed).is_empty() && streamed {
             return Err(Corrupted("a unit refers to fragments that differ from those received"));
         }

@@ -91,7 +91,7 @@ impl Link {
     }
 }
 
-/// Checks the state of a link from a process that has neither end.
+/// Checks the state of a link from a process that owns neither end of the link.
 #[derive(Debug, Clone)]
 pub struct Probe {
     layout: Arc<Layout>,

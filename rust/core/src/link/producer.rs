@@ -319,7 +319,7 @@ impl Producer {
         Ok(self.arena.allocate(len))
     }
 
-    /// Returns whether blocks are in flight that the consumer has not taken yet, so that waiting may make memory free.
+    /// Returns whether blocks are in flight that the consumer has not taken yet, so that waiting may free memory.
     pub fn blocks_in_flight(&mut self) -> Result<bool, Corrupted> {
         let head = self.cursor.refresh(&self.layout.header().head)?;
         Ok(self.last_blocks > head)

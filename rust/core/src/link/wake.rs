@@ -36,7 +36,7 @@ impl WakePolicy {
     }
 
     /// Must be called after each published item. Returns whether the consumer was woken up. The consumer raises
-    /// `wanted` while it sleeps until this producer sends an item.
+    /// `wanted` while it sleeps and waits for an item of this producer.
     #[inline]
     pub fn published(&mut self, bell: &BellRef, wanted: &Wanted) -> bool {
         if bell.has_sleeper() && wanted.is_raised() {

@@ -97,7 +97,7 @@ impl Bell {
         wakes
     }
 
-    /// Claims all sleepers, so that only the caller wakes them up, or returns false if another thread was first.
+    /// Claims all sleepers, so that only the caller wakes them up, or returns false if another thread has claimed them.
     fn claim(&self) -> bool {
         let mut sleepers = self.sleepers.load(Ordering::Relaxed);
         while count(sleepers) > 0 {

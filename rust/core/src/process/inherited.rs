@@ -5,8 +5,8 @@
 //! unmapped it. Therefore this module registers every link, and a child drops the links that it does not need before it
 //! starts threads.
 //!
-//! The list of mappings is not locked, because another thread may register an entry during a fork, and the child would
-//! then inherit a locked lock. A child ignores each incomplete entry and keeps the mapping of that entry.
+//! The list of mappings has no lock, because a child that is forked while another thread registers an entry would
+//! inherit a locked lock. A child ignores each incomplete entry and keeps the mapping of that entry.
 
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::ptr;
@@ -98,7 +98,7 @@ impl Mapping {
         Self(note(MAPPING, start as usize, len))
     }
 
-    /// Prevents forked children from dropping the mapping until `unpin` is called, because a pointer refers to it.
+    /// Keeps the mapping in forked children until `unpin` is called, because a pointer refers to the mapping.
     #[inline]
     pub fn pin(&self) {
         self.0.pins.fetch_add(1, Ordering::Relaxed);
@@ -145,7 +145,7 @@ impl Descriptor {
 impl Descriptor {
     /// Closes the descriptor. Afterwards, `get` returns None. Must not be called while a result of `get` is in use.
     pub fn close(&self) {
-        // The state changes first, because a child forked in between could otherwise close a reused descriptor number.
+        // The state changes first, because a child forked in between could close a descriptor number that was reused.
         if self.0.state.compare_exchange(DESCRIPTOR, OPAQUE, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             let fd = self.0.start.load(Ordering::Relaxed) as i32;
             // SAFETY: this object owned the descriptor, and the state shows that no code in this process has closed it.
@@ -178,7 +178,7 @@ pub fn drop_all_but(keep: &[&Mapping]) {
             }
             DESCRIPTOR => {
                 entry.state.store(OPAQUE, Ordering::Relaxed);
-                // SAFETY: `Descriptor` owns the descriptor, and detects by the state that it was closed.
+                // SAFETY: `Descriptor` owns the descriptor, and its state shows whether the descriptor was closed.
                 drop(unsafe { OwnedFd::from_raw_fd(start as i32) });
             }
             _ => {}

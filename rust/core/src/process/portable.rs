@@ -67,7 +67,7 @@ fn reserve_file(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
             done => return Ok(done?),
         }
     }
-    // If the file system cannot reserve space, writing zeros allocates it.
+    // If the file system cannot reserve space, writing zeros allocates the space.
     use std::os::unix::fs::FileExt;
     static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
     let file = File::from(fd.try_clone_to_owned()?);

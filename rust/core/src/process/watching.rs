@@ -46,8 +46,8 @@ pub const UNWATCHED: u8 = 2;
 /// A flag of a heartbeat: an exception from outside, such as KeyboardInterrupt, has interrupted the last call.
 pub const CUT: u8 = 4;
 
-/// The heartbeat of a caller: it counts the caller's calls. A heartbeat belongs to one caller, so only one call updates
-/// it at a time. The watching thread may read old values.
+/// The heartbeat of a caller, which counts the caller's calls. A heartbeat belongs to one caller, so only one call
+/// updates it at a time. The watching thread may read old values.
 #[derive(Default)]
 pub struct Pulse {
     word: AtomicU64,

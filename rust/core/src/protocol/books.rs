@@ -2,7 +2,7 @@
 //!
 //! A writer sends snapshots of its graph between items. The reader keeps the encoded snapshots that a later run may
 //! need. The user may have received fewer items than the reader has delivered, because pipes in the main process read
-//! ahead. Therefore the reader keeps a log of the latest deliveries, from which it can determine earlier positions. A
+//! ahead. Therefore the reader keeps a log of the latest deliveries, and determines earlier positions from this log. A
 //! snapshot is kept until the user has received all items that precede the next snapshot.
 
 use std::collections::VecDeque;
@@ -52,8 +52,8 @@ impl<S> Dealt<S> {
         self.accounts.iter().map(|account| account.items).sum()
     }
 
-    /// Returns whether a worker at position `share` has read all items that were dispatched to it before this snapshot,
-    /// so that the dispatching process can resume from this snapshot.
+    /// Returns whether the dispatching process can resume from this snapshot, because the worker at position `share`
+    /// has read all items that were dispatched to it before the snapshot.
     fn is_behind(&self, worker: usize, share: Share) -> bool {
         self.accounts.get(worker).is_some_and(|account| (self.pass, account.items) <= (share.pass, share.account.items))
     }
@@ -80,14 +80,14 @@ pub struct PeerPosition<'a, S> {
 
 /// The number of deliveries that the log keeps after the user has received their items.
 const LOOK_BACK: usize = 64;
-/// The length of the log if it is not known how many items the user has received.
+/// The length of the log if the number of items that the user has received is unknown.
 const LONG_LOOK_BACK: usize = 1 << 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct KeptDeliveries {
     /// The number of deliveries that the log keeps after the user has received their items.
     beyond: usize,
-    /// The length of the log if it is not known how many items the user has received.
+    /// The length of the log if the number of items that the user has received is unknown.
     unknown: usize,
 }
 

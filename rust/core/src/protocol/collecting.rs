@@ -80,8 +80,8 @@ impl Collecting {
         self.to_take_in(arrived, |peer| peer == current && starves(peer)).map_or(Next::Wait, Next::TakeIn)
     }
 
-    /// Returns a peer if its next item must be received before its turn, because another peer starves. While the main
-    /// process does not wait for an item, it calls this method instead of `next`.
+    /// Returns a peer if its next item must be received before its turn, because another peer starves. The main process
+    /// calls this method instead of `next` while it does not wait for an item.
     pub fn to_take_in(
         &self,
         mut arrived: impl FnMut(usize) -> bool,

@@ -11,7 +11,7 @@ pub enum Deal {
     To(usize),
     /// Compute the next item and drop it, because this reader needs no more items or already has the item.
     Skip(usize),
-    /// Wait for this reader, because it must receive the next item.
+    /// Wait for this reader, because this reader must receive the next item.
     WaitFor(usize),
     /// Stop, because all readers have ended this pass.
     Nobody,

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Only the low bits of epoch and pass are stored, and items are counted modulo 2^30. The low bits are sufficient,
-//! because the streams of writer and reader are never far apart. Even if a writer mistook one stream for another, it
-//! would only send an item too early, and the item would remain in the ring (see `Receiving`).
+//! because the streams of writer and reader are never far apart. A writer that mistakes one stream for another only
+//! sends an item too early, and the item remains in the ring (see `Receiving`).
 
 use super::stream::Stream;
 use crate::integrity::{open, seal};

@@ -8,7 +8,7 @@ use super::stream::Stream;
 pub enum Permit {
     /// The reader wants the item.
     Now,
-    /// The reader does not accept the item yet: its window is full, or it is still in an earlier stream.
+    /// The reader does not accept the item yet, because its window is full or because it is still in an earlier stream.
     Wait,
     /// The reader wants no more items of this stream, so the item is dropped.
     Unwanted,

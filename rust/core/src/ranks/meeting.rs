@@ -52,7 +52,7 @@ macro_rules! either {
 #[derive(Debug)]
 struct Door {
     listener: Arc<TcpListener>,
-    /// Connections that have not identified themselves, and when they were accepted, oldest first.
+    /// Unidentified connections, each with the time at which the connection was accepted, oldest first.
     callers: VecDeque<(RankStream, Instant)>,
     tokens: Tokens,
 }

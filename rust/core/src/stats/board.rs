@@ -178,7 +178,7 @@ impl Board {
         unsafe { &*self.region.as_mut_ptr().cast::<BoardHeader>() }
     }
 
-    /// Returns the page of process `index`, or None if it does not exist.
+    /// Returns the page of process `index`, or None if this page does not exist.
     pub fn page(self: &Arc<Self>, index: usize) -> Option<PageRef> {
         (index < self.config.pages as usize).then(|| PageRef { board: Arc::clone(self), index })
     }

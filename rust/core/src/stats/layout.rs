@@ -182,7 +182,7 @@ pub struct Flow {
     pub wakes: AtomicU64,
     /// The number of buffers that were copied because too many were leased.
     pub copies: AtomicU64,
-    /// The total bytes of the copied buffers.
+    /// The total size of the copied buffers in bytes.
     pub copied: AtomicU64,
     /// The page of the process at the opposite end.
     pub peer: AtomicU32,
@@ -191,7 +191,7 @@ pub struct Flow {
     _pad: AtomicU64,
     /// A sender's waits for space or a grant, or a receiver's waits for items.
     pub wait: Wait,
-    /// The bytes of the arena in use.
+    /// The number of bytes of the arena in use.
     pub arena_used: AtomicU64,
     /// The maximum of `arena_used` so far.
     pub arena_peak: AtomicU64,
@@ -222,16 +222,16 @@ pub(super) struct SkippedKind {
 pub struct PipeRecord {
     /// The number of items that the current iterator has yielded, including items from before a resume.
     pub yielded: AtomicU64,
-    /// The difference between the number of items of all iterators and `yielded`.
+    /// The number of items that all iterators have yielded, minus `yielded`.
     pub base: AtomicI64,
     pub(super) sequence: Sequence,
-    /// The number of the pipe that reads this pipe, plus 1; 0 if no pipe reads it.
+    /// The number of the pipe that reads this pipe, plus 1, or 0 if no pipe reads this pipe.
     pub(super) reader: AtomicU32,
     /// Properties of the pipe, which Python defines in `datapipes`.
     pub(super) flags: AtomicU32,
     /// Network requests that were repeated after an error.
     pub retries: AtomicU32,
-    /// The maximum number of items that the pipe buffers, or 0 if it does not buffer.
+    /// The maximum number of items that the pipe buffers, or 0 if the pipe does not buffer.
     pub(super) capacity: AtomicU64,
     /// The number of measured calls.
     pub samples: AtomicU64,

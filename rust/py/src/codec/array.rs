@@ -207,7 +207,7 @@ pub fn data_of(array: &Bound<'_, PyAny>) -> *mut u8 {
     fields(array).data.cast()
 }
 
-/// Returns the dtype and bytes of a plain NumPy scalar, or None if it must be pickled.
+/// Returns the dtype and bytes of a plain NumPy scalar, or None if the scalar must be pickled.
 pub fn scalar_parts(scalar: &Bound<'_, PyAny>) -> PyResult<Option<(Dtype, Vec<u8>)>> {
     let py = scalar.py();
     let numpy = numpy(py)?;

@@ -349,7 +349,7 @@ impl<M> Home<M> {
         drop(unsafe { Box::from_raw(managed.cast::<Self>()) });
     }
 
-    /// Moves the value to the heap, where `free` deletes it later.
+    /// Moves the value to the heap. `free` deletes the value later.
     fn leave(self) -> *mut M {
         Box::into_raw(Box::new(self)).cast()
     }
@@ -390,8 +390,8 @@ pub fn tensor_over<'py>(
     let managed =
         Home { managed: Managed { tensor, context, free: Some(Home::<Managed>::free) }, extents, _memory: memory }
             .leave();
-    // SAFETY: the call returns a new capsule, or NULL with an exception set. Torch renames the capsule when it takes
-    // over the tensor. If the call fails and the name is unchanged, this function still owns the tensor.
+    // SAFETY: the call returns a new capsule, or NULL with an exception set. Torch renames the capsule when torch takes
+    // ownership of the tensor. If the call fails and the name is unchanged, this function still owns the tensor.
     unsafe {
         let capsule = ffi::PyCapsule_New(managed.cast(), UNUSED.as_ptr(), None);
         let Ok(capsule) = Bound::from_owned_ptr_or_err(py, capsule) else {

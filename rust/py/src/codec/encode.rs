@@ -448,7 +448,7 @@ impl Encoder {
         self.payload.extend_from_slice(&head);
     }
 
-    /// Reserves capacity for `len` more bytes and the header before them.
+    /// Reserves capacity for `len` more bytes and their header.
     fn reserve(&mut self, len: usize) -> PyResult<()> {
         let room = self.payload.try_reserve(len + 9);
         room.map_err(|_| PyMemoryError::new_err(format!("there is no memory for {len} more bytes of an encoded item")))

@@ -111,7 +111,7 @@ pub fn begin() {
 }
 
 pub struct Timed {
-    /// For a measured call: the nanoseconds without nested calls, and how many calls it represents at most.
+    /// For a measured call: the nanoseconds without nested calls, and the maximum number of calls that it represents.
     pub own: Option<(u64, u64)>,
     /// If a root call was measured or slow: its nanoseconds, and the number of calls that it represents.
     pub whole: Option<(u64, u64)>,

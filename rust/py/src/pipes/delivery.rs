@@ -34,7 +34,7 @@ enum DeliveryStep<'py> {
     Item(Bound<'py, PyAny>),
     End,
     Error(PyErr),
-    /// Another thread or a signal handler has ended the epoch. The item, if it was already read, is dropped.
+    /// Another thread or a signal handler has ended the epoch. An item that was already read is dropped.
     Left,
 }
 

@@ -30,7 +30,7 @@ pub struct Start {
     /// For each peer, the items received in an earlier run.
     pub accounts: Vec<Account>,
     pub turn: Option<usize>,
-    /// The number of passes over the dispatched items that were read.
+    /// How many passes over the dispatched items were read.
     pub passed: u32,
 }
 
@@ -52,7 +52,7 @@ impl Access {
         (self.signs.epoch.load(Relaxed) as u32, u64::from(!self.on_demand))
     }
 
-    /// Returns the reader, or None if a thread is reading, even if it is the current thread.
+    /// Returns the reader, or None if a thread (even the current thread) is reading.
     pub fn try_hold(&self) -> Option<Held<'_, Reader>> {
         self.reader.try_hold()
     }

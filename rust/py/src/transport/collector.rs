@@ -136,9 +136,9 @@ impl Collector {
         Ok(())
     }
 
-    /// Counts the received units on a page of the board from now on. Link i counts in flow number `first` + i. `peers`
-    /// contains the pages of the peers. In the main process, `IteratorGuard` counts the wait for the first item of an
-    /// epoch instead.
+    /// Counts the received units on a page of the board from now on. Consecutive links use consecutive sets of counters
+    /// (flows), starting with number `first`. `peers` contains the pages of the peers. In the main process,
+    /// `IteratorGuard` counts the wait for the first item of an epoch instead.
     fn count_into(
         &self,
         board: &Bound<'_, PyStatsBoard>,
@@ -190,7 +190,7 @@ impl Collector {
     }
 
     /// Starts an epoch with a `window` for each peer. Must be called before the peers receive the command to start. If
-    /// another thread still reads for an earlier epoch, this call asks it to stop, and waits until it has stopped.
+    /// another thread still reads for an earlier epoch, this call asks that thread to stop, and waits for the stop.
     ///
     /// `starts` contains for each peer the position reached by an earlier run of the epoch. `turn` is the peer that
     /// sends the next item. `passed` is the number of passes over the dispatched items that the earlier run has read.

@@ -69,7 +69,7 @@ pub(super) struct Outlet {
     pub noter: Option<Py<PyAny>>,
     /// In a worker: snapshots of the dispatching process to be relayed to the main process.
     pub relay: Option<Arc<Relay>>,
-    /// For each shard or reader, the expected checksum after the recomputed items, or None if it is not checked.
+    /// For each shard or reader, the expected checksum after the recomputed items, or None if no checksum is expected.
     pub expected: Vec<Option<u64>>,
     pub next_link: usize,
     /// For each reader, the counter of waits for space and for grants. Empty if statistics are disabled.
@@ -85,13 +85,13 @@ pub(super) struct Departing {
     pub target: usize,
     pub kind: u16,
     pub encoder: Encoder,
-    /// The encoder's buffers that were already stored, followed by the payload if it is long.
+    /// The encoder's buffers that were already stored, followed by the payload if the payload is long.
     pub parts: Vec<Part>,
     /// The number of bytes of the next buffer that were already sent in fragments.
     pub streamed: usize,
 }
 
-/// Returns the producer of a shard or reader. If a producer has several shards, it switches to the given shard.
+/// Returns the producer of a shard or reader. Switches a producer with several shards to the given shard.
 #[inline]
 fn turned(producers: &mut [Producer], has_shards: bool, target: usize) -> &mut Producer {
     if !has_shards {
@@ -246,7 +246,7 @@ impl Outlet {
         self.dealing.end(target);
     }
 
-    /// Ends a shard whose iterator has ended. `settle` then sends the last note and the end of the shard.
+    /// Ends a shard whose iterator has ended. The next call of `settle` sends the last note and the end of the shard.
     pub fn close_shard(&mut self, py: Python<'_>, shard: usize) -> PyResult<()> {
         self.check_all_came_again(shard)?;
         self.closing = Some(shard);

@@ -38,7 +38,7 @@ impl Taken {
     }
 }
 
-/// Returns whether a ring contains a unit, or true for a corrupted ring, because taking a unit then reports the error.
+/// Returns whether a ring contains a unit or is corrupted, because taking a unit reports the corruption.
 #[inline]
 fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
@@ -165,7 +165,7 @@ impl Peers {
         self.links.iter_mut().for_each(|link| link.begin(stream, self.window));
     }
 
-    /// Pauses or resumes the peers, unless they are already in that state.
+    /// Pauses or resumes the peers if their state differs from `paused`.
     pub fn set_paused(&mut self, paused: bool) {
         if paused != self.paused {
             self.paused = paused;
@@ -362,7 +362,7 @@ impl Peers {
         }
     }
 
-    /// Returns the account of a peer's received items, whether or not they were delivered yet.
+    /// Returns the account of all items received from a peer, including items that were not delivered yet.
     pub fn received(&self, peer: usize, mut delivered: Account) -> Account {
         let items = self.taken_in[peer].iter().filter(|taken| taken.kind() == kind::ITEM);
         items.for_each(|taken| delivered.count(taken.unit.digest));

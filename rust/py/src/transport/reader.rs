@@ -27,7 +27,7 @@ use crate::errors;
 
 /// The flags with which other threads control the reading thread, which checks the flags during waits.
 pub struct Signs {
-    /// The current epoch. If the reading thread reads another epoch, it must stop.
+    /// The current epoch. A thread that reads another epoch must stop.
     pub epoch: AtomicU64,
     /// Whether no more items of the epoch may be returned.
     pub stopped: AtomicBool,

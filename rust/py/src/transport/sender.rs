@@ -64,7 +64,7 @@ impl Sender {
 impl Sender {
     /// Takes the producer end of each link. `peers` contains the doorbell indices of the opposite processes, and `own`
     /// is the doorbell index of this process. A pending message in the `control` link interrupts the pump and every
-    /// wait. If there is only one link, it carries `shards` shards.
+    /// wait. If there is only one link, this link carries `shards` shards.
     #[new]
     #[pyo3(signature = (links, board, own, peers, control = None, shards = 1))]
     fn new(
@@ -90,8 +90,8 @@ impl Sender {
         Ok(Self { outlet: Mutex::new(outlet), arenas, link: AtomicUsize::new(0) })
     }
 
-    /// Counts the sent units on a page of the board from now on. Link i counts in flow number `first` + i. `peers`
-    /// contains the pages of the peers.
+    /// Counts the sent units on a page of the board from now on. Consecutive links use consecutive sets of counters
+    /// (flows), starting with number `first`. `peers` contains the pages of the peers.
     fn count_into(&self, board: &Bound<'_, PyStatsBoard>, page: usize, first: usize, peers: Vec<u32>) -> PyResult<()> {
         let mut outlet = self.outlet()?;
         let flows = board.get().flows(page, first, &peers, true)?;
@@ -258,12 +258,12 @@ impl Sender {
         Ok(outlet.send_ends(py)? == Sent::Done)
     }
 
-    /// After a pass, waits until the readers want another pass, and begins it. Returns False if a command is pending.
+    /// Begins the next pass once the readers want another pass. Returns False if a command is pending.
     fn next_pass(&self, py: Python<'_>) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
         let Outlet { producers, dealing, own, control, idle, .. } = &mut *outlet;
         let asked = || {
-            // A damaged word counts as a request for a pass, because the first item of the pass then reports the error.
+            // A damaged word counts as a request for a pass, because the first item of that pass reports the error.
             dealing.is_asked_again(|reader| producers[reader].reader().unwrap_or(Reader::Ahead))
         };
         wait_until(py, own, idle.as_ref(), || is_interrupted(control, None) || asked(), || (), |_| Ok(()))?;

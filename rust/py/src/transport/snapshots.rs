@@ -1,8 +1,8 @@
 //! Snapshots of a graph that are sent over a link: their schedule, their format, and their storage.
 //!
 //! A child takes snapshots between items, without a request. If the ring or the arena has no room, a snapshot is
-//! dropped, so that it never delays an item. A snapshot consists of little-endian words and the content, which is
-//! inline or in a block:
+//! dropped, so that a snapshot never delays an item. A snapshot consists of little-endian words and the content, which
+//! is inline or in a block:
 //!
 //! ```text
 //! pass | share: pass, items, checksum | links | by link: items, checksum | content

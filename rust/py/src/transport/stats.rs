@@ -50,7 +50,8 @@ impl PyStatsBoard {
         self.own_page(page)?.pipe_at(index).ok_or_else(|| PyIndexError::new_err("a page has no room for more pipes"))
     }
 
-    /// Returns the counters of several link ends. The first link end uses flow number `first`.
+    /// Returns the counters of several link ends. These link ends use consecutive sets of counters (flows), starting
+    /// with number `first`.
     pub fn flows(&self, page: usize, first: usize, peers: &[u32], sends: bool) -> PyResult<Vec<FlowRef>> {
         let page = self.own_page(page)?;
         let flows = peers.iter().enumerate().map(|(index, &peer)| page.flow(first + index, peer, sends));

@@ -41,7 +41,7 @@ pub struct Replacing {
 }
 
 /// The processes that are watched while the reader waits. A worker watches no process, because it exits with the main
-/// process, and the main process informs it when other processes exit.
+/// process, and the main process reports the exit of other processes.
 #[derive(Default)]
 pub struct DeathWatch {
     /// The watched processes, each with its index for the callbacks.

@@ -112,8 +112,9 @@ impl<T> OrderedQueue<T> {
         Some((slots, taken))
     }
 
-    /// Stores the outcomes of claimed items. `complete` creates an outcome from the slot's part and the new part, under
-    /// the lock, so it must not call this queue. Returns the new parts of drained slots, which the caller drops.
+    /// Stores the outcomes of claimed items. `complete` creates an outcome from the slot's part and the new part.
+    /// `complete` runs under the lock and must not call this queue. Returns the new parts of drained slots, which the
+    /// caller drops.
     pub fn put_some<X>(
         &self,
         parts: impl IntoIterator<Item = (Slot, X)>,

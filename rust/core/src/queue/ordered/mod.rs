@@ -136,7 +136,7 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Waits up to `timeout` until [`try_reserve`](Self::try_reserve) may have a result. Returns false after the
-    /// timeout. Does not reserve the source, because a worker that then waits for the GIL would block other workers.
+    /// timeout. Does not reserve the source, because a worker that waited for the GIL would block other workers.
     pub fn wait_reservable(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();
