@@ -12,7 +12,8 @@ pub fn duplicate(fd: i32) -> PyResult<OwnedFd> {
     if fd < 0 {
         return Err(PyOSError::new_err(format!("{fd} is not a file descriptor")));
     }
-    // SAFETY: the descriptor is only borrowed during the call. If the number is not open, the system call fails.
+    // SAFETY: the descriptor is only borrowed during the call. If no descriptor with this number is open, the system
+    // call fails.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     Ok(borrowed.try_clone_to_owned()?)
 }

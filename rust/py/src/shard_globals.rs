@@ -1,6 +1,6 @@
 //! Exchanges module variables and the states of random number generators when a process switches to another shard.
 //!
-//! A shard may run for only a few microseconds before another shard runs, so the exchange takes no Python code.
+//! A shard may run for only a few microseconds before another shard runs, so the exchange runs no Python code.
 //! Therefore a signal handler never sees variables of one shard mixed with variables of another shard.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};

@@ -30,7 +30,7 @@ pub enum PlainError {
     Behind(usize),
 }
 
-/// Checks that a pickle of plain data contains only allowed instructions, with all bytes that they need.
+/// Checks that a pickle of plain data contains only allowed instructions, and all bytes that these instructions need.
 pub fn check_plain(bytes: &[u8]) -> Result<(), PlainError> {
     let mut at = 0;
     while let Some(&opcode) = bytes.get(at) {

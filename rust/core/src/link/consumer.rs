@@ -135,7 +135,7 @@ impl Consumer {
         &self.flow
     }
 
-    /// Begins a stream. The producer may send `window` items before the consumer takes one.
+    /// Begins a stream. The producer may send `window` items before the consumer takes an item.
     pub fn begin(&mut self, stream: Stream, window: u64) {
         self.before = self.before.wrapping_add(self.taken);
         self.taken = 0;

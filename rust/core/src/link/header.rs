@@ -220,7 +220,7 @@ impl Layout {
         unsafe { &*self.region.as_mut_ptr().cast::<Header>() }
     }
 
-    /// Returns the default counters of the producer, or of the consumer if `sent` is false.
+    /// Returns the default counters of the producer if `sent` is true, or of the consumer.
     pub fn flow(self: &Arc<Self>, sent: bool) -> FlowRef {
         let header = self.header();
         let flow: &Flow = if sent { &header.sent } else { &header.received };

@@ -139,7 +139,7 @@ impl Producer {
         (self.layout.config.ring_capacity / 4) as usize
     }
 
-    /// Changes the number of shards; new units belong to the current shard.
+    /// Changes the number of shards. New units belong to the current shard.
     pub fn divide(&mut self, shards: u16) {
         self.shards = vec![Strand::default(); usize::from(shards)];
         self.current = 0;

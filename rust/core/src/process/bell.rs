@@ -112,7 +112,7 @@ impl Bell {
 }
 
 /// A flag that a thread sets (raises) while it waits for a particular event. If an event is frequent but rarely
-/// awaited, the flag saves ringing the bell for each event.
+/// awaited, the flag avoids ringing the bell for each event.
 ///
 /// No event is missed. The waiting thread raises the flag, executes a fence and checks for the event. The publishing
 /// thread stores the event, executes a fence and reads the flag. Either the waiting thread sees the event, or the

@@ -84,7 +84,7 @@ impl BellRef {
         self.bell().wait(&SystemParker, timeout, ready)
     }
 
-    /// Returns the number of processes that have a bell on the board.
+    /// Returns the number of processes that have a doorbell on the board.
     pub fn processes(&self) -> usize {
         self.board.len()
     }

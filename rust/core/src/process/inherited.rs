@@ -2,8 +2,8 @@
 //!
 //! A worker that is started by `fork` inherits all mappings of the main process, such as links of other workers and
 //! loaders. While a worker keeps an inherited mapping, the memory is not freed, even if all other processes have
-//! unmapped it. Therefore this module registers every link, and a child drops the links that it does not need before it
-//! starts threads.
+//! unmapped it. Therefore this module registers every link. Before a child starts threads, the child drops the links
+//! that it does not need.
 //!
 //! The list of mappings has no lock, because a child that is forked while another thread registers an entry would
 //! inherit a locked lock. A child ignores each incomplete entry and keeps the mapping of that entry.

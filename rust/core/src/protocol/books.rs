@@ -14,7 +14,7 @@ use super::account::Account;
 pub struct Share {
     /// The pass, counted from 1.
     pub pass: u32,
-    /// The items that were read in this pass.
+    /// The account of the items that were read in this pass.
     pub account: Account,
 }
 
@@ -27,7 +27,7 @@ impl Default for Share {
 /// A snapshot of a writer's graph.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Snapshot<S> {
-    /// The items that the writer had sent before the snapshot.
+    /// The account of the items that the writer had sent before the snapshot.
     pub sent: Account,
     /// The dispatched items that the writer had read before the snapshot.
     pub share: Share,
@@ -72,7 +72,7 @@ struct Peer<S> {
 /// The position of a peer after a certain number of delivered items.
 #[derive(Debug)]
 pub struct PeerPosition<'a, S> {
-    /// The items of this peer that were delivered.
+    /// The account of this peer's delivered items.
     pub given: Account,
     /// The latest snapshot at or before this position, or None if the peer must start at the beginning of the epoch.
     pub snapshot: Option<&'a Snapshot<S>>,

@@ -6,10 +6,10 @@
 /// The loader gives up after this many exits of one child at the same item.
 pub const TRIES: usize = 3;
 
-/// Counts the exits of one child since the last progress.
+/// Counts the exits of one child since the child last made progress.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 struct Deaths {
-    /// The epoch, and the number of items received, when the child last exited.
+    /// The epoch and the number of received items at the child's last exit.
     at: (u32, u64),
     process: Option<u64>,
     count: usize,

@@ -45,7 +45,7 @@ impl<M> QueuePosition<M> {
         self.steps
     }
 
-    /// Returns the number of all delivered items, including items after a gap.
+    /// Returns the number of all delivered items, including items that were delivered before an earlier item.
     pub fn given(&self) -> u64 {
         self.next + self.ahead.len() as u64
     }

@@ -1,4 +1,4 @@
-//! Connects the ranks: sockets, the thread that reads and writes them, and the waits of callers.
+//! Connects the ranks through sockets. A thread reads and writes the sockets, and callers wait for the results.
 //!
 //! A [`Meeting`] belongs to the process that created it. Until [`Meeting::serve`] starts the thread, callers read and
 //! write the sockets while they wait. Therefore a program that creates a [`Meeting`] and then forks workers has only
@@ -58,8 +58,8 @@ struct Door {
 }
 
 impl Door {
-    /// Accepts connections, and closes the oldest of more than `most` unidentified connections. A rank identifies
-    /// itself immediately after connecting, and this message is read before further connections are accepted.
+    /// Accepts connections, and closes the oldest of more than `most` unidentified connections. A rank sends its first
+    /// message immediately after connecting, and this message is read before further connections are accepted.
     fn open(&mut self, most: usize, now: Instant) {
         for _ in 0..STRANGERS {
             match self.listener.accept() {

@@ -49,7 +49,7 @@ impl Role {
 pub struct Board {
     region: Region,
     config: BoardConfig,
-    /// The descriptor for passing the memory to other processes, and for finding it from other programs. The descriptor
+    /// The descriptor that is passed to other processes, and that lets other programs find the memory. The descriptor
     /// is None if the board was attached or is only read.
     fd: Option<Descriptor>,
     generation: u64,

@@ -129,7 +129,7 @@ impl Sequence {
 #[repr(C, align(64))]
 pub struct Wait {
     sequence: Sequence,
-    /// The index of the flow whose item is awaited.
+    /// The index of the link end (flow) from which an item is awaited.
     pub whom: AtomicU32,
     /// The start of the wait in progress, or 0.
     pub since: AtomicU64,

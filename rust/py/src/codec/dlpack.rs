@@ -157,7 +157,7 @@ fn call<'py>(object: &Bound<'py, PyAny>, name: &Py<PyString>) -> PyResult<Bound<
     }
 }
 
-/// A tensor with at least one element, fully described by its elements, in memory of this process.
+/// A tensor in memory of this process, which has at least one element and no state other than its elements.
 pub struct Exported<'py> {
     tensor: Described,
     item: Bound<'py, PyAny>,
@@ -259,7 +259,7 @@ impl<'py> Exported<'py> {
     }
 }
 
-/// Returns the bytes from the start of the first element to the end of the last, or None if too large.
+/// Returns the number of bytes from the start of the first element to the end of the last, or None if it is too large.
 pub fn reach(size: usize, shape: &[i64], strides: &[i64]) -> Option<usize> {
     let last = shape.iter().zip(strides).try_fold(0_usize, |last, (&count, &stride)| {
         let steps = usize::try_from(count).ok()?.checked_sub(1)?;
@@ -333,7 +333,7 @@ impl Own {
     }
 }
 
-/// The owner of a new tensor's memory. Torch frees the owner on any thread, after the last tensor over the memory.
+/// The owner of a new tensor's memory. Torch frees the owner in any thread, after the last tensor that uses the memory.
 #[repr(C)]
 struct Home<M> {
     managed: M,

@@ -1,4 +1,5 @@
-//! The iterator guard: ensures that only a pipe's newest iterator is valid, and counts items, faster than a generator.
+//! The iterator guard, which ensures that only a pipe's newest iterator is valid, and counts items faster than a
+//! generator.
 //!
 //! Every item of every pipe passes through a guard, so the type is built from plain C slots. PyO3's class macro would
 //! add a wrapper around `__next__` that takes longer than the guard. The hot path is [`next_item`]: it compares two

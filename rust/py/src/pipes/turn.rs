@@ -80,7 +80,8 @@ impl Default for Turn {
 }
 
 impl Turn {
-    /// Takes the turn, after all threads that requested it earlier. Dropping the returned guard releases the turn.
+    /// Takes the turn to read, after all threads that requested it earlier. Dropping the returned guard releases the
+    /// turn.
     #[inline]
     pub fn take<'a, 'py>(&'a self, py: Python<'py>) -> PyResult<TakenTurn<'a, 'py>> {
         let thread = this_thread();

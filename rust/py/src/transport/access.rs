@@ -27,7 +27,7 @@ pub struct Access {
 }
 
 pub struct Start {
-    /// For each peer, the items received in an earlier run.
+    /// For each peer, the account of the items received in an earlier run.
     pub accounts: Vec<Account>,
     pub turn: Option<usize>,
     /// How many passes over the dispatched items were read.
@@ -141,7 +141,8 @@ impl Access {
         self.set_paused(true);
     }
 
-    /// Replaces all exited processes, including `dead`. Returns false if another thread reads and will replace them.
+    /// Replaces all exited processes, including `dead`. Returns false if another thread reads and will replace the
+    /// processes.
     pub fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.owner.check()?;
         self.refuse_here("a process has exited and cannot be replaced while this thread waits for an item")?;

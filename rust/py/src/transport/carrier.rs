@@ -53,7 +53,7 @@ impl PyCarrier {
     }
 
     /// Takes units until the link is empty or the frame has `most` bytes. Returns (words, frame). The words are None if
-    /// unchanged since the last call. The frame is a list with a head and large buffers, or empty.
+    /// they have not changed since the last call. The frame is a list with a head and large buffers, or empty.
     fn take<'py>(&self, py: Python<'py>, most: usize) -> PyResult<(Option<Words>, Bound<'py, PyList>)> {
         let (words, frame) = py
             .detach(|| {

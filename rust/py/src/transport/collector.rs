@@ -118,7 +118,8 @@ impl Collector {
         Ok(())
     }
 
-    /// Replaces all exited processes, including `dead`. Returns False if another thread reads and will replace them.
+    /// Replaces all exited processes, including `dead`. Returns False if another thread reads and will replace the
+    /// processes.
     fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.access.replace_dead(py, dead)
     }
@@ -164,7 +165,7 @@ impl Collector {
         Ok(())
     }
 
-    /// Sets `on_hang(peer, seconds, patience)` to be called regularly during a wait, instead of raising an error after
+    /// Sets `on_hang(peer, seconds, patience)`, which is called regularly during a wait and replaces the error after
     /// the timeout. `patience` is the timeout, doubled for each process that was killed while the same item was
     /// awaited. A process that takes longer than `patience` hangs. The callback kills the hanging process, and returns
     /// whether a process was killed. Afterwards, the killed process is replaced (see `watch_and_replace`).

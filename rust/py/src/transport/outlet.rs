@@ -63,7 +63,7 @@ pub(super) struct Outlet {
     pub ending: bool,
     /// The time after which sending fails with a TimeoutError, or None.
     pub deadline: Option<Instant>,
-    /// The function that takes snapshots of the graph, and its schedule.
+    /// The function that takes snapshots of the graph, and the schedule of these snapshots.
     pub taker: Option<(Py<PyAny>, Cadence)>,
     /// The function that returns a note for the main process, or None if there is no note.
     pub noter: Option<Py<PyAny>>,

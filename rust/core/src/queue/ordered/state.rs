@@ -49,7 +49,7 @@ impl Idle {
 pub(super) struct State<T> {
     /// Outcomes in the order of delivery to the consumer.
     pub ready: VecDeque<(Slot, Outcome<T>)>,
-    /// Slots that are not ready or whose turn has not come, ordered by number.
+    /// Slots that are not ready or that must wait for earlier slots, ordered by number.
     pub pending: VecDeque<Pending<T>>,
     /// The numbers of the slots with submitted items that are not claimed.
     pub waiting: VecDeque<Slot>,
