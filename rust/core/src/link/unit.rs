@@ -53,7 +53,8 @@ pub(crate) struct UnitHeader {
 /// padding.
 pub(crate) const UNIT_HEADER: u64 = 24;
 pub(crate) const BLOCK_ENTRY: u64 = 16;
-/// A flag in the length of a unit that is padding. Lengths are multiples of 8, so this bit is never part of a length.
+/// A flag in the length of a unit: the unit is padding. Lengths are multiples of 8, so this bit is never part of a
+/// length.
 const PAD: u32 = 1;
 
 /// The meaning of the first word of a unit.

@@ -33,13 +33,13 @@ pub struct BellBoard {
 }
 
 impl BellBoard {
-    /// Creates `count` bells.
+    /// Creates `count` doorbells.
     pub fn create(count: usize) -> Result<Arc<Self>, OpenError> {
         let len = count.max(1).saturating_mul(size_of::<CachePadded<Bell>>());
         Ok(Arc::new(Self { region: Region::create(len, len)? }))
     }
 
-    /// Maps the bells of a descriptor that was received from their creator.
+    /// Maps the doorbells of `fd`, a descriptor that was received from the process that created them.
     pub fn attach(fd: OwnedFd) -> Result<Arc<Self>, OpenError> {
         Ok(Arc::new(Self { region: Region::attach(fd)? }))
     }
@@ -49,12 +49,12 @@ impl BellBoard {
         self.region.fd()
     }
 
-    /// Returns the memory of the bells.
+    /// Returns the memory of the doorbells.
     pub fn region(&self) -> &Region {
         &self.region
     }
 
-    /// Returns the number of bells.
+    /// Returns the number of doorbells.
     pub fn len(&self) -> usize {
         self.region.len() / size_of::<CachePadded<Bell>>()
     }

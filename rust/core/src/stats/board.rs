@@ -28,7 +28,7 @@ const NOBODYS: u64 = u64::MAX;
 pub enum Role {
     /// The page is free.
     Nobody = 0,
-    /// Owns the loader and runs its main part.
+    /// The main process, which owns the loader.
     Main = 1,
     /// Runs a replica of the graph.
     Worker = 2,

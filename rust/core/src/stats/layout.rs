@@ -189,7 +189,7 @@ pub struct Flow {
     /// 0: unused, 1: the owner sends, 2: the owner receives.
     pub direction: AtomicU32,
     _pad: AtomicU64,
-    /// A sender's waits for space or a grant, or a receiver's waits for items.
+    /// Counts a sender's waits for space or for a grant, or a receiver's waits for items.
     pub wait: Wait,
     /// The number of bytes of the arena in use.
     pub arena_used: AtomicU64,

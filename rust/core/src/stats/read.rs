@@ -160,7 +160,7 @@ fn pipe(record: &PipeRecord) -> Value {
     )
 }
 
-/// Returns the exception types of skipped items with their counts. Types that exceed the capacity are missing.
+/// Returns the exception types of skipped items with their counts. Types beyond the capacity are not included.
 fn skipped_kinds(record: &PipeRecord) -> Vec<Value> {
     record.skipped_kinds().into_iter().map(|(kind, count)| Value::List(vec![kind.into(), count.into()])).collect()
 }

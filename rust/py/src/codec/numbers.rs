@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A sequence becomes a block if it has at least two members of the same exact type: ints that fit into the same kind
-//! of word, floats, or bools. A block does not preserve the identity of numbers, because Python and pickle do not
-//! reliably preserve this identity either.
+//! of word, floats, or bools. A block does not preserve the identity of numbers, which Python and pickle do not
+//! preserve reliably.
 
 use pyo3::ffi;
 use pyo3::prelude::*;

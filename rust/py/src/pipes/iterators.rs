@@ -109,8 +109,8 @@ impl FilterIterator {
         Ok(None)
     }
 
-    /// Needs no `__clear__`: like the built-in `filter`, this iterator never changes its references. Therefore another
-    /// object in a reference cycle was changed later, and the garbage collector clears that object.
+    /// Needs no `__clear__`: like the built-in `filter`, this iterator never changes its references. Therefore a
+    /// reference cycle contains another object that was changed later, and the garbage collector clears that object.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.source)?;
         visit.call(&self.predicate)?;
