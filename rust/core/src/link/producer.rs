@@ -348,7 +348,7 @@ impl Producer {
         self.cursor.has_room(&self.layout.header().head, self.needed(u64::from(header.total)))
     }
 
-    /// Returns the bytes that a unit of `total` bytes needs at the current position, including padding.
+    /// Returns the number of bytes that a unit of `total` bytes needs at the current position, including padding.
     fn needed(&self, total: u64) -> u64 {
         let capacity = self.layout.config.ring_capacity;
         let until_wrap = capacity - (self.cursor.tail() & (capacity - 1));

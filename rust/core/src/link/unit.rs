@@ -110,7 +110,7 @@ impl UnitHeader {
         })
     }
 
-    /// Returns the bytes of the header, the block table and the payload.
+    /// Returns the number of bytes of the header, the block table and the payload.
     #[inline]
     fn content(self) -> u64 {
         UNIT_HEADER + BLOCK_ENTRY * u64::from(self.blocks) + u64::from(self.payload)

@@ -348,7 +348,8 @@ pub(super) struct PageHeader {
     pub idle: Wait,
     /// The main process's waits for the first item of each epoch.
     pub first: Wait,
-    /// The duration of epochs, which begin with the first item in the main process, and with the command in children.
+    /// The durations of epochs. An epoch begins with the first item in the main process, and with the command in
+    /// children.
     pub span: Wait,
     /// The size of the last snapshot that was too large to be sent, or 0.
     pub oversized: AtomicU64,

@@ -38,7 +38,7 @@ enum DeliveryStep<'py> {
     Left,
 }
 
-/// The progress of a loader's user.
+/// Counts the items that a loader's user has received, and reads further items from the source.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Delivery {
     source: GilCell<Option<EpochSource>>,

@@ -1,4 +1,5 @@
-//! Connects a worker's reader to its control link: a command interrupts a wait, and the main process learns of waits.
+//! Connects a worker's reader to its control link: commands interrupt waits, and waits are reported to the main
+//! process.
 
 use pyo3::prelude::*;
 use torchdata_core::link::{Announcer, Probe};

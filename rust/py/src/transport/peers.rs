@@ -28,7 +28,7 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// Returns the bytes of memory that the unit uses in this process and in its sender.
+    /// Returns how many bytes of memory the unit uses in this process and in its sender.
     fn weight(&self) -> u64 {
         self.unit.buffers.iter().map(|buffer| buffer.len() as u64).sum::<u64>() + self.unit.payload.len() as u64
     }
