@@ -1,7 +1,7 @@
 //! Detects damage in shared memory, in single words and in whole units.
 //!
-//! The checks detect accidents, such as stray pointers, but not attacks. The checks protect the words and units on
-//! which the protocol depends. Blocks are not protected, because a check would cost as much as a copy.
+//! The checks detect accidental damage, for example by stray pointers, but not attacks. The checks protect the words
+//! and units on which the protocol depends. Blocks are not protected, because a check would cost as much as a copy.
 
 /// An odd constant, so that every change within one byte of a value changes the check.
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -16,7 +16,7 @@ const STEPS: [u64; 2] = [0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
 pub const SEALED_BITS: u32 = 48;
 const SEALED: u64 = (1 << SEALED_BITS) - 1;
 
-/// Seals a value for shared memory. The result contains the lower 48 bits of `value`, and a check in the upper bits.
+/// Returns a sealed word for shared memory: the lower 48 bits of `value`, and a check in the upper bits.
 ///
 /// The check always detects a change within one byte, and detects any other change with a probability of 1 - 2^-16.
 #[inline]
@@ -79,8 +79,8 @@ impl Checksum {
     }
 
     /// Copies `len` bytes and adds them to the checksum. The checksum does not include `len`, so the words that were
-    /// added before must contain it. Each byte is read only once, so that the copied bytes are the bytes in the
-    /// checksum. One loop copies and adds, because a second loop would have to wait until the copy is stored.
+    /// added before must contain the length. Each byte is read only once, so that the copied bytes are the bytes in the
+    /// checksum. One loop copies and adds the bytes, because a second loop would have to wait until the copy is stored.
     ///
     /// Bytes after the end of the copy, up to a multiple of 8, are also written: zeros, unless the source is `PADDED`.
     ///
@@ -214,7 +214,7 @@ mod tests {
                 }
             }
         }
-        // Each amount by which a change within one byte can change the product is large enough to change the check.
+        // A change within one byte changes the product by at least 2^48, so the check in the upper bits changes, too.
         for byte in 0..6 {
             for change in 1..=255_u64 {
                 let moved = (change << (8 * byte)).wrapping_mul(WORD);

@@ -6,10 +6,10 @@
 //!
 //! Peers follow each other in numerical order, without peers that have ended. An epoch begins with peer 0.
 
-/// The rotation among peers that may have ended.
+/// A rotation that skips peers that have ended.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RoundRobin {
-    /// For each peer, whether it has ended in this epoch.
+    /// For each peer, whether the peer has ended in this epoch.
     ended: Vec<bool>,
     live: usize,
     /// The next peer, which is active unless all peers have ended.
@@ -80,8 +80,8 @@ impl RoundRobin {
         self.ended.len()
     }
 
-    /// Returns the next peer if it is `ready`. If it is not ready, returns None in strict order, or else makes the
-    /// first ready peer the next peer and returns this peer. Call [`advance`](Self::advance) after taking the item.
+    /// Returns the next peer, or None if this peer is not `ready`. Without strict order, the first ready peer becomes
+    /// the next peer. Call [`advance`](Self::advance) after taking the item.
     #[inline]
     pub fn choose(&mut self, mut ready: impl FnMut(usize) -> bool) -> Option<usize> {
         let current = self.next()?;

@@ -43,7 +43,8 @@ impl MersenneTwister {
         word ^ (word >> 18)
     }
 
-    /// Returns a random number below `limit`, which must not be 0. Like Python, redraws while the number is too large.
+    /// Returns a random number below `limit`, which must not be 0. Draws again while the number is too large, like
+    /// Python.
     fn below(&mut self, limit: u32) -> u32 {
         let spare = limit.leading_zeros();
         loop {

@@ -1,4 +1,4 @@
-//! Copies elements with gaps between them, such as those of a flipped or cropped image, into contiguous memory.
+//! Copies elements with gaps between them, for example of a flipped or cropped image, into contiguous memory.
 //!
 //! Elements of every type are copied as bytes. Axes that can be traversed as one axis are merged. The remaining axes
 //! are copied line by line. In most images, an element of a line is a pixel of a few bytes.
@@ -33,7 +33,7 @@ pub struct Strided {
 }
 
 /// Returns the order of an array's axes in memory, outermost first. Copying in this order reads the memory as
-/// sequentially as possible. Axes with equal strides keep their order. All axes keep it if the array repeats elements.
+/// sequentially as possible. The order does not change for axes with equal strides, or if the array repeats elements.
 pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
     let mut axes: Vec<usize> = (0..shape.len()).collect();
     if shape.iter().zip(strides).any(|(&count, &stride)| count > 1 && stride == 0) {
@@ -51,7 +51,7 @@ pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
 }
 
 impl Strided {
-    /// Creates the layout for axes of (count, byte stride), outermost first, or None if it exceeds the address space.
+    /// Creates the layout for axes of (count, byte stride), outermost first, or None if the layout is too large.
     pub fn new(size: usize, axes: impl IntoIterator<Item = (usize, isize)>) -> Option<Self> {
         let mut joined: Vec<Axis> = Vec::new();
         let mut len = size;
@@ -102,7 +102,7 @@ impl Strided {
     }
 
     /// # Safety
-    /// The conditions of `copy` hold for the elements within `around`, which have `len` bytes.
+    /// The conditions of `copy` hold for the elements that the axes `around` describe, which have `len` bytes in total.
     unsafe fn copy_around(&self, around: &[Axis], from: *const u8, to: *mut u8, len: usize) {
         let Some((outer, inner)) = around.split_first() else {
             // SAFETY: without outer axes, the elements are one line.

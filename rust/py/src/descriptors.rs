@@ -12,7 +12,8 @@ pub fn duplicate(fd: i32) -> PyResult<OwnedFd> {
     if fd < 0 {
         return Err(PyOSError::new_err(format!("{fd} is not a file descriptor")));
     }
-    // SAFETY: the descriptor is only borrowed during the call. If the number is not open, the system call fails.
+    // SAFETY: the descriptor is only borrowed during the call. If no descriptor with this number is open, the system
+    // call fails.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     Ok(borrowed.try_clone_to_owned()?)
 }
@@ -43,7 +44,7 @@ impl OwnedDescriptor {
 
 #[pymethods]
 impl OwnedDescriptor {
-    /// Takes ownership of a descriptor. The number `fd` is closed, because the object uses a duplicate.
+    /// Takes ownership of a descriptor. The object keeps a duplicate of `fd`, and the number `fd` is closed.
     #[new]
     fn new(fd: i32) -> PyResult<Self> {
         Ok(Self(Mutex::new(Some(take_fd(fd)?))))

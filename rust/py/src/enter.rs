@@ -1,7 +1,8 @@
 //! Waits for events without the GIL. A wait consists of slices, and Python's signals are handled between two slices.
 //!
-//! This code runs in the thread that waits. An exception of a signal handler ends the wait and is returned. No event is
-//! lost: an event during a slice ends the wait before signals are handled, a later event ends the next wait.
+//! The waiting thread itself runs this code. An exception that a signal handler raises ends the wait and is returned.
+//! No event is lost, because an event during a slice ends the wait before signals are handled, and a later event ends
+//! the next wait.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,10 +19,10 @@ pub struct Slices {
 }
 
 impl Slices {
-    /// The slices of a wait in which the event always interrupts the sleep.
+    /// The slices for events that always interrupt the sleep.
     pub const LONG: Self = Self { first: LONGEST_SLICE, longest: LONGEST_SLICE };
-    /// The slices of a wait in which the event usually interrupts the sleep. The first slice is short, because a fast
-    /// producer that becomes slow may publish items without waking up the consumer (see `torchdata_core::link::wake`).
+    /// The slices for events that usually interrupt the sleep. The first slice is short, because a fast producer that
+    /// becomes slow may publish items without waking up the consumer (see `torchdata_core::link::wake`).
     pub const GROWING: Self = Self { first: Duration::from_millis(1), longest: LONGEST_SLICE };
     const POLL: Self = Self { first: Duration::from_micros(20), longest: Duration::from_millis(2) };
 }

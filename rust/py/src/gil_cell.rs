@@ -1,8 +1,8 @@
 //! Values that are only accessed by threads that are attached to the interpreter.
 //!
-//! With a GIL, one thread is attached at a time, so no locked instructions are needed. A free-threaded interpreter
-//! attaches many threads at once, so the extension for it uses a mutex and atomic operations. With a GIL, a `RefCell`
-//! is used, because a mutex takes ten times as long, which is several percent of a small item's time.
+//! With a GIL, one thread is attached at a time, so plain loads and stores are sufficient. A free-threaded interpreter
+//! attaches many threads at once, so the free-threaded extension uses a mutex and atomic operations. With a GIL, a
+//! `RefCell` is used, because a mutex takes ten times as long, which is several percent of a small item's time.
 //!
 //! FORK: on a free-threaded interpreter, `os.fork` first stops all attached threads. A thread stops only between calls
 //! into the interpreter, never during an access, so a child inherits no locked mutex.
@@ -20,7 +20,7 @@ use pyo3::prelude::*;
 pub struct GilCell<T>(Cell<T>);
 
 // SAFETY: `with` requires a token of the interpreter, which one thread has at a time, and no `look` releases the GIL.
-// If a `look` did release the GIL, the `RefCell` would refuse the access of another thread.
+// If a `look` released the GIL, the `RefCell` would refuse access by another thread.
 #[cfg(not(Py_GIL_DISABLED))]
 unsafe impl<T: Send> Sync for GilCell<T> {}
 

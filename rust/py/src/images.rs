@@ -64,8 +64,8 @@ fn axes(buffer: &PyBuffer<u8>) -> PyResult<[u32; 3]> {
     }
 }
 
-/// Returns the filter if its results differ from Pillow's by at most one level. The results of all other filters differ
-/// more, so Pillow is used for these filters.
+/// Returns the filter if its results differ from Pillow's by at most one level. The results of other filters would
+/// differ more, so Pillow is used for other filters.
 fn filter_of(name: &str) -> PyResult<Filter> {
     Ok(match name {
         "bilinear" => Filter::Bilinear,

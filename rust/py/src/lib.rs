@@ -65,8 +65,8 @@ fn system_lacks() -> bool {
     process::choice() == process::Choice::Lacking
 }
 
-/// Creates objects that PyO3 would otherwise create later while holding a lock, which a forked child could inherit in
-/// its locked state. Python's import lock prevents a fork during this call.
+/// Creates objects in advance that PyO3 would otherwise create while holding a lock, which a forked child could inherit
+/// in its locked state. Python's import lock prevents a fork during this call.
 fn initialize(py: Python<'_>) -> PyResult<()> {
     py.get_type::<PanicException>(); // PyO3 compares every exception that it takes with this type
     py.detach(|| Python::attach(|_| ())); // PyO3 checks at every attach whether the interpreter is initialized

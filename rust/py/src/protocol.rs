@@ -1,4 +1,4 @@
-//! The Python classes for the reactions of children to commands, and for replacing children.
+//! The Python classes that decide how children react to commands, and which children are replaced.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -19,7 +19,7 @@ fn command(kind: &str, number: u64) -> PyResult<Command> {
     }
 }
 
-/// Returns the word that is published before a command, or None if the command abandons no epoch.
+/// Returns the value of the control word `order` for a command, or None if the command abandons no epoch.
 #[pyfunction]
 pub fn order_of(kind: &str, number: u64) -> PyResult<Option<u64>> {
     command(kind, number).map(Command::order)
@@ -95,7 +95,7 @@ impl PyReplacing {
         self.with(|replacing| replacing.wanted(&dead, &ended))
     }
 
-    /// Counts the exit of a process. Returns (exits at this item, whether this exit is new, whether to give up).
+    /// Counts a process's exit. Returns (number of exits at this item, whether this exit is new, whether to give up).
     fn judge(&self, child: usize, process: u64, epoch: u32, received: Vec<u64>, halted: bool) -> (usize, bool, bool) {
         let verdict = self.with(|replacing| replacing.judge(child, process, epoch, &received, halted));
         (verdict.deaths, verdict.is_new, verdict.is_final())

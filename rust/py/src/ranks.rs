@@ -74,7 +74,7 @@ impl PyMeeting {
         meeting.clone().ok_or_else(|| PyRuntimeError::new_err("the meeting of ranks was closed"))
     }
 
-    /// Waits for the end of an operation until the timeout, and then a little longer for the list of failed ranks.
+    /// Waits until an operation ends or the timeout expires, and then a little longer for the list of failed ranks.
     fn end_of(&self, py: Python<'_>, operation: u64, timeout: f64) -> PyResult<Result<i64, Blame>> {
         let meeting = self.get()?;
         let mut answer = None;
@@ -98,14 +98,15 @@ impl PyMeeting {
 
 #[pymethods]
 impl PyMeeting {
-    /// Creates the meeting of rank 0, and takes over its listening socket, to which `size - 1` ranks will connect.
+    /// Creates the `Meeting` of rank 0, which takes ownership of the listening socket for the other `size - 1` ranks.
     #[staticmethod]
     fn host(descriptor: RawFd, size: u32, hello: [u8; 16], welcome: [u8; 16]) -> PyResult<Self> {
         let listener = TcpListener::from(owned(descriptor)?);
         Ok(Self::new(Meeting::host(listener, size, Tokens { hello, welcome })?))
     }
 
-    /// Creates the meeting of another rank, and takes over a socket to rank 0. Raises OSError without an answer.
+    /// Creates the `Meeting` of a rank above 0, which owns a socket to rank 0. Raises OSError if rank 0 does not
+    /// answer.
     #[staticmethod]
     fn join(
         py: Python<'_>,
@@ -119,7 +120,7 @@ impl PyMeeting {
         Ok(Self::new(py.detach(|| Meeting::join(socket, rank, Tokens { hello, welcome }, patience))?))
     }
 
-    /// Waits until all ranks are connected. Returns None, or the ranks at fault.
+    /// Waits until all ranks are connected. Returns None on success, or the ranks at fault.
     fn open(&self, py: Python<'_>, timeout: f64) -> PyResult<Option<Blame>> {
         Ok(self.end_of(py, 0, timeout)?.err())
     }

@@ -1,7 +1,7 @@
-//! Exchanges the module variables and states of random number generators that each shard of a process has for itself.
+//! Exchanges module variables and the states of random number generators when a process switches to another shard.
 //!
-//! A shard may run for only a few microseconds before another shard runs, so the exchange takes no Python code. Signal
-//! handlers therefore never find variables of two shards at the same time.
+//! A shard may run for only a few microseconds before another shard runs, so the exchange runs no Python code.
+//! Therefore a signal handler never sees variables of one shard mixed with variables of another shard.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -11,10 +11,10 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-/// The variables and generators to exchange when another shard runs. Replaced if another library is loaded.
+/// The variables and random generators to exchange when another shard runs, for the libraries that are loaded now.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Exchange {
-    /// Dicts or other objects, names of entries or attributes, and expected values. Missing entries count as None.
+    /// Triples: a dict or object, the name of an entry or attribute, the expected value. Missing entries count as None.
     expected: Vec<(Py<PyAny>, Py<PyString>, Py<PyAny>)>,
     /// Modules' dicts, and the names of the variables in them.
     variables: Vec<(Py<PyDict>, Py<PyString>)>,
@@ -56,7 +56,7 @@ impl Exchange {
     }
 }
 
-/// The variables and generators of a shard while another shard runs.
+/// The variables and random generators of a shard while another shard runs.
 #[pyclass(subclass, module = "torchdata._native")]
 pub struct SavedGlobals {
     exchange: Option<Py<Exchange>>,
@@ -77,14 +77,14 @@ impl SavedGlobals {
         Self { exchange: None, values: Vec::new(), memory: Vec::new(), is_away: false, is_all: false }
     }
 
-    /// Saves the variables and generators of the process.
+    /// Saves the variables and random generators of the process.
     fn save(&mut self, py: Python<'_>, exchange: Py<Exchange>) -> PyResult<()> {
         self.memory = exchange.get().memory.iter().map(|buffer| vec![0; buffer.len_bytes()]).collect();
         self.exchange = Some(exchange);
         self.save_again(py)
     }
 
-    /// Sets the variables and generators of the process to the values that were saved last.
+    /// Sets the variables and random generators of the process to the values that were saved last.
     fn load(&mut self, py: Python<'_>) -> PyResult<()> {
         self.is_away = false;
         let Some(exchange) = &self.exchange else { return Ok(()) };
@@ -107,7 +107,7 @@ impl SavedGlobals {
 
 impl SavedGlobals {
     /// Saves the globals of the running shard (`self`) and loads the globals of `other`. Returns false without any
-    /// change if another library was loaded, or if a shard needs more than the exchange of these globals.
+    /// change if another library was loaded, or if one shard needs more than an exchange of globals.
     fn switch_to(&mut self, py: Python<'_>, other: &mut Self) -> PyResult<bool> {
         let (Some(exchange), Some(of_other)) = (&self.exchange, &other.exchange) else { return Ok(false) };
         let is_enough = self.is_all && other.is_all && !self.is_away && other.is_away && exchange.is(of_other);
@@ -136,7 +136,7 @@ impl SavedGlobals {
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct ShardTurns {
     shards: Vec<Py<SavedGlobals>>,
-    /// The function that exchanges two shards if their globals are not enough.
+    /// The Python function that exchanges two shards if exchanging their globals is not sufficient.
     exchange: Py<PyAny>,
     entered: AtomicUsize,
 }

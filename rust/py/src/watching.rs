@@ -10,7 +10,7 @@ use torchdata_core::process::watching::{self, Stall, Watch};
 /// FORK: this cell is set during an import, while Python's import lock is held.
 static ON_STALL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
-/// Returns the watch of this process. The caller must hold the GIL.
+/// Returns the [`Watch`] of this process. The caller must hold the GIL.
 pub fn watch(_py: Python<'_>) -> &'static Watch {
     watching::watch(tell)
 }

@@ -1,8 +1,8 @@
 //! Checks that a pickle contains only the instructions that Python writes for plain data.
 //!
 //! An unpickler executes instructions. Untrusted instructions could change objects, or make the unpickler allocate
-//! gigabytes for a large memo index or length. Plain data needs no instructions that change objects, protocol 5 writes
-//! no memo indices, and lengths are compared with the available bytes. The unpickler, not this check, restricts which
+//! gigabytes for a large memo index or length. This check refuses instructions that plain data does not need, such as
+//! BUILD and LONG_BINPUT, and compares lengths with the available bytes. The unpickler, not this check, restricts which
 //! functions are called.
 
 use thiserror::Error;
@@ -30,7 +30,7 @@ pub enum PlainError {
     Behind(usize),
 }
 
-/// Checks that a pickle of plain data contains only allowed instructions, with all bytes that they need.
+/// Checks that a pickle of plain data contains only allowed instructions, and all bytes that these instructions need.
 pub fn check_plain(bytes: &[u8]) -> Result<(), PlainError> {
     let mut at = 0;
     while let Some(&opcode) = bytes.get(at) {

@@ -1,6 +1,6 @@
 //! Reads the parts of protocol buffers' wire format that examples use.
 //!
-//! See <https://protobuf.dev/programming-guides/encoding>. Untrusted input gives a value or an error.
+//! See <https://protobuf.dev/programming-guides/encoding>. Decoding untrusted input returns a value or an error.
 
 /// The reason why bytes are not a protocol buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -155,7 +155,7 @@ pub struct Arena {
     allocator: Mutex<Allocator>,
     /// Whether blocks are allocated, or free pages may still be returned. If false, `tidy` has nothing to do.
     untidy: AtomicBool,
-    /// The process that owns the bookkeeping. A forked child must not change the bookkeeping.
+    /// The process that allocates and frees blocks. A forked child of this process must do neither.
     generation: u64,
 }
 
@@ -242,7 +242,7 @@ impl Arena {
         Ok(untidy)
     }
 
-    /// Returns whether `tidy` may have something to do: its last result, or true after an allocation.
+    /// Returns whether `tidy` may have something to do, according to its last result and later allocations.
     #[inline]
     pub fn is_untidy(&self) -> bool {
         self.untidy.load(Ordering::Relaxed)

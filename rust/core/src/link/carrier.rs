@@ -1,7 +1,7 @@
 //! Transfers units and control words from a link on one machine to the copy of this link on another machine.
 //!
 //! A worker on another machine has a control link and a data link, and the main process has a copy of each link. On
-//! each machine, a carrier connects the two links: it is the consumer of one link and the producer of the other link.
+//! each machine, a carrier is the consumer of one link and the producer of the other link.
 //!
 //! ```text
 //! main  ── control ──►  carrier  ┄┄ frames ┄┄►  carrier  ── control ──►  child
@@ -9,11 +9,11 @@
 //! ```
 //!
 //! A carrier does not decode units, and preserves the stream and the kind of each unit. It joins fragments. The control
-//! words in the header of a link are transferred separately from units (see [`Words`]). A word may be delayed, because
-//! readers only need the most recent value. A word may be delivered before older units, because a reader on the same
-//! machine may also read the word first. Words never wait for units, because the space for a unit may only become free
-//! after a word was read. The caller must write each frame to the outbound link once, in the order in which `take`
-//! returned the frames. The caller must also pass words to `put_words` in the order in which `take` returned them.
+//! words in the header of a link are transferred separately from units (see [`Words`]). A control word may be late,
+//! because readers only need its most recent value. A control word may overtake older units, because a reader on the
+//! same machine may also read the word first. A control word never waits for units, because the space for a unit may
+//! only become free after a control word was read. The caller must write each frame to the outbound link once. Frames
+//! and words must be written in the order in which `take` returned them.
 //!
 //! A frame is a head and separate large buffers. Inconsistent data in the untrusted frame is reported as [`Corrupted`].
 
@@ -40,8 +40,8 @@ const TIDY_EVERY: Duration = Duration::from_secs(1);
 /// The size of a unit's fields in the head: stream, length of the payload, kind, number of buffers.
 const UNIT_HEAD: usize = 16;
 
-/// Sealed control words for the carrier on the other machine. The inbound link provides the order and the epoch in
-/// which the producer starves. The outbound link provides the grant and the number of acknowledged messages.
+/// Sealed control words for the carrier on the other machine. The order and the epoch in which the producer starves
+/// come from the inbound link. The grant and the number of acknowledged messages come from the outbound link.
 pub type Words = [u64; 4];
 
 /// Several units that are transferred together.
@@ -174,7 +174,7 @@ pub struct Carrier {
 }
 
 impl Carrier {
-    /// Takes the consumer end of `inbound` and the producer end of `outbound`. `peer` is the opposite process's bell.
+    /// Takes the consumer end of `inbound` and the producer end of `outbound`. `peer` is the other process's doorbell.
     pub fn new(inbound: &Link, outbound: &Link, peer: BellRef) -> Result<Self, OpenError> {
         Ok(Self {
             inbound: inbound.consumer(peer.clone())?,
@@ -208,7 +208,7 @@ impl Carrier {
         self.words() != self.given || units && self.inbound.readable().unwrap_or(true)
     }
 
-    /// Takes units until the link is empty or the frame has `most` bytes. Returns the words if any word has changed.
+    /// Takes units until the link is empty or the frame has `most` bytes. Returns the control words if one has changed.
     pub fn take(&mut self, frame: &mut Frame, most: usize) -> Result<Option<Words>, TakeError> {
         let words = self.words();
         while frame.len < most {
@@ -234,8 +234,8 @@ impl Carrier {
         self.peer.ring();
     }
 
-    /// Writes a frame to the outbound link. Returns false if only a part of the frame fitted. The caller then retries
-    /// with the same frame after [`Carrier::has_room`] returns true.
+    /// Writes a frame to the outbound link. Returns false if only a part of the frame fitted. In this case, the caller
+    /// retries with the same frame after [`Carrier::has_room`] returns true.
     pub fn put(&mut self, head: &[u8], beside: &[&[u8]]) -> Result<bool, Corrupted> {
         loop {
             let (left, besides) = (&head[self.progress.head..], &beside[self.progress.beside..]);

@@ -78,11 +78,11 @@ pub struct Consumer {
     /// Whether items of this link wake up this process.
     wanted: bool,
     taken: u64,
-    /// The number of items taken since the last check whether to wake up the producer.
+    /// The number of items taken since the consumer last decided whether to wake up the producer.
     unrung: u64,
-    /// The bytes of the ring that were freed since the last check whether to wake up the producer.
+    /// The bytes of the ring that were freed since the consumer last decided whether to wake up the producer.
     unrung_bytes: u64,
-    /// The bytes of blocks that were taken since the last check whether to wake up the producer.
+    /// The bytes of blocks that were taken since the consumer last decided whether to wake up the producer.
     unrung_blocks: u64,
     /// Limits the size of the producer's blocks in flight.
     ahead: Ahead,
@@ -135,7 +135,7 @@ impl Consumer {
         &self.flow
     }
 
-    /// Begins a stream. The producer may send `window` items before the consumer takes one.
+    /// Begins a stream. The producer may send `window` items before the consumer takes an item.
     pub fn begin(&mut self, stream: Stream, window: u64) {
         self.before = self.before.wrapping_add(self.taken);
         self.taken = 0;
@@ -171,12 +171,12 @@ impl Consumer {
         if wanted { word.raise() } else { word.lower() }
     }
 
-    /// Ends this pass early. The producer then sends no further items of the pass.
+    /// Ends this pass early. Afterwards, the producer sends no further items of the pass.
     pub fn leave(&mut self) {
         self.tell(self.receiving.leave());
     }
 
-    /// Ends this epoch, even if some items were not read. The producer then sends no further items of the epoch.
+    /// Ends this epoch, even if some items were not read, so that the producer sends no further items of the epoch.
     pub fn finish(&mut self, epoch: u32) {
         let grant = self.receiving.finish(epoch);
         self.tell(grant);
@@ -416,7 +416,7 @@ impl Consumer {
         Ok(Some((header, digest.finish(sum.since(before), len))))
     }
 
-    /// Returns an entry of the block table as offset and length, after verifying it.
+    /// Returns a verified entry of the block table: the offset and the length.
     fn block_entry(&self, index: usize) -> Result<(u64, u64), Corrupted> {
         let [offset, len] = self.table[index];
         let len = bare_len(len);
@@ -463,7 +463,7 @@ impl Consumer {
                 Buffer::Leased(Arc::new(self.returns.lease(offset, len)))
             });
         }
-        // Fragments to which this unit does not refer belong to an abandoned unit, so they are dropped.
+        // Drops fragments to which this unit does not refer, because they belong to an abandoned unit.
         if !std::mem::take(&mut self.streamed).is_empty() && streamed {
             return Err(Corrupted("a unit refers to fragments that differ from those received"));
         }

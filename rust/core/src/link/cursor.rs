@@ -50,7 +50,7 @@ impl ProducerCursor {
     pub fn refresh(&mut self, shared_head: &AtomicU64) -> Result<u64, Corrupted> {
         // SYNC(release): pairs with ConsumerCursor::release; all slots before `head` have been read.
         let head = open_after(self.head, shared_head.load(Ordering::Acquire));
-        // If a cursor has moved backward, it looks as if it were far ahead.
+        // A cursor that has moved backward looks like a cursor that is far ahead.
         let head =
             head.filter(|&head| head <= self.tail).ok_or(Corrupted("a consumer's cursor is outside the ring"))?;
         self.head = head;

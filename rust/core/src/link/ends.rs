@@ -26,7 +26,7 @@ impl Link {
         Ok(Self { layout: Arc::new(Layout::create(config)?) })
     }
 
-    /// Maps a link from a descriptor received from its creator.
+    /// Maps the link of `fd`, a descriptor that was received from the process that created the link.
     pub fn attach(fd: OwnedFd) -> Result<Self, OpenError> {
         Ok(Self { layout: Arc::new(Layout::attach(Region::attach(fd)?)?) })
     }
@@ -79,7 +79,8 @@ impl Link {
         Probe { layout: Arc::clone(&self.layout) }
     }
 
-    /// Returns a handle that informs the consumer when the producer's process starves. `peer` is the consumer's bell.
+    /// Returns a handle that informs the consumer when the producer's process starves. `peer` is the consumer's
+    /// doorbell.
     pub fn announcer(&self, peer: BellRef) -> Announcer {
         Announcer { layout: Arc::clone(&self.layout), peer }
     }
@@ -91,7 +92,7 @@ impl Link {
     }
 }
 
-/// Checks the state of a link from a process that has neither end.
+/// Checks the state of a link from a process that owns neither end of the link.
 #[derive(Debug, Clone)]
 pub struct Probe {
     layout: Arc<Layout>,

@@ -75,11 +75,11 @@ type Word = CachePadded<AtomicU64>;
 
 /// The first page of a link.
 ///
-/// Stray writes to this page are either detected or harmless. The sizes of a link are read once and checked against
-/// each other. The four cursors and the entries of the return ring are sealed, and units carry checksums, so the reader
-/// detects damage to published data. `sent` and `received` are only statistics. `producer_taken` and `consumer_taken`
-/// only prevent a second process from taking an end. A damaged `blocks_wanted` or `items_wanted` causes an unnecessary
-/// wake-up, or a sleep until the end of the time slice.
+/// Damage from a stray write to this page is either detected or harmless. The sizes of a link are read once and checked
+/// against each other. The four cursors and the entries of the return ring are sealed, and units carry checksums, so
+/// the reader detects damage to published data. `sent` and `received` are only statistics. `producer_taken` and
+/// `consumer_taken` only prevent a second process from taking an end. A damaged `blocks_wanted` or `items_wanted`
+/// causes an unnecessary wake-up, or a sleep until the end of the time slice.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Header {
@@ -93,13 +93,13 @@ pub(crate) struct Header {
     ring_capacity: AtomicU64,
     return_capacity: AtomicU64,
     arena_capacity: AtomicU64,
-    /// The total number of bytes written to the data ring, sealed. Written only by the producer.
+    /// The total number of bytes written to the data ring (see `seal`). Written only by the producer.
     pub tail: Word,
-    /// The total number of bytes read from the data ring, sealed. Written only by the consumer.
+    /// The total number of bytes read from the data ring (see `seal`). Written only by the consumer.
     pub head: Word,
-    /// The total number of entries written to the return ring, sealed. Written only by the consumer.
+    /// The total number of entries written to the return ring (see `seal`). Written only by the consumer.
     pub return_tail: Word,
-    /// The total number of entries read from the return ring, sealed. Written only by the producer.
+    /// The total number of entries read from the return ring (see `seal`). Written only by the producer.
     pub return_head: Word,
     /// The grant of the consumer (see `protocol::Grant`). Written only by the consumer.
     pub granted: Word,
@@ -111,9 +111,9 @@ pub(crate) struct Header {
     pub order: Word,
     /// The number of messages that the consumer has acknowledged. Written only by the consumer.
     pub acknowledged: Word,
-    /// Whether items wake up the consumer. False if the consumer waits for another link. Only the consumer writes it.
+    /// Whether items wake up the consumer, or the consumer waits for another link. Written only by the consumer.
     pub items_wanted: CachePadded<Wanted>,
-    /// The maximum size of the blocks in flight (see `protocol::Ahead`), sealed. Written by the consumer.
+    /// The maximum size of the blocks in flight (see `protocol::Ahead` and `seal`). Written by the consumer.
     pub ahead: Word,
     /// Statistics of the producer, unless other counters were set (see [`crate::stats::Board`]).
     pub sent: CachePadded<Flow>,
@@ -220,7 +220,7 @@ impl Layout {
         unsafe { &*self.region.as_mut_ptr().cast::<Header>() }
     }
 
-    /// Returns the default counters of the producer, or of the consumer if `sent` is false.
+    /// Returns the default counters of the producer if `sent` is true, or of the consumer.
     pub fn flow(self: &Arc<Self>, sent: bool) -> FlowRef {
         let header = self.header();
         let flow: &Flow = if sent { &header.sent } else { &header.received };

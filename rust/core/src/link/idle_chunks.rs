@@ -3,7 +3,7 @@
 //! This code runs in the producer, under the lock of the arena. A block that is allocated or freed *touches* its
 //! chunks. A chunk is *idle* if it was not touched for a whole period. While items of similar size are sent, all their
 //! chunks are touched repeatedly, so no pages are returned. The pages of a single large item are returned a few seconds
-//! later. If returned pages are needed again, the cost is limited, because they were idle for at least one period.
+//! later. Only pages that were idle for at least one period are returned, so returning too many pages costs little.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};

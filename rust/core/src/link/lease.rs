@@ -17,7 +17,7 @@ pub(super) struct Returns {
     layout: Arc<Layout>,
     queue: Mutex<Queue>,
     peer: BellRef,
-    /// The total bytes of all leases. `leases` is the number of leases.
+    /// The total size of all leases in bytes. `leases` is the number of leases.
     leased: AtomicU64,
     leases: AtomicU64,
     /// The process that owns the leases. A forked child must not return the blocks of these leases.
@@ -27,8 +27,8 @@ pub(super) struct Returns {
 #[derive(Debug)]
 struct Queue {
     cursor: ProducerCursor,
-    /// Blocks that did not fit into the return ring. The ring has an entry for each possible block, so it is full only
-    /// if a producer sends one block many times.
+    /// Blocks that did not fit into the return ring. The ring has an entry for each possible block, so the ring is full
+    /// only if a producer sends one block many times.
     overflow: Vec<u64>,
 }
 
@@ -102,7 +102,7 @@ impl Lease {
         self.len
     }
 
-    /// Copies the bytes, so that the producer cannot change them between two reads of the decoder.
+    /// Copies the bytes into private memory, so that the producer cannot change them while they are decoded.
     pub fn private_copy(&self) -> Result<Vec<u8>, NoMemory> {
         let mut copy = Vec::new();
         self.copy_into(&mut copy)?;

@@ -23,7 +23,7 @@ use crate::stats::{FlowRef, add};
 /// The number of items after which a sleeping consumer is woken up.
 const WAKE_BATCH: u32 = 64;
 
-/// The minimum and maximum number of items between calls of `tidy`. It grows while calls are within `TIDY_NEAR`.
+/// The minimum and maximum number of items between calls of `tidy`. The number grows if calls are within `TIDY_NEAR`.
 const TIDY_EACH: (u32, u32) = (8, 256);
 const TIDY_NEAR: Duration = Duration::from_millis(1);
 
@@ -139,7 +139,7 @@ impl Producer {
         (self.layout.config.ring_capacity / 4) as usize
     }
 
-    /// Changes the number of shards; new units belong to the current shard.
+    /// Changes the number of shards. New units belong to the current shard.
     pub fn divide(&mut self, shards: u16) {
         self.shards = vec![Strand::default(); usize::from(shards)];
         self.current = 0;
@@ -319,7 +319,7 @@ impl Producer {
         Ok(self.arena.allocate(len))
     }
 
-    /// Returns whether blocks are in flight that the consumer has not taken yet, so that waiting may make memory free.
+    /// Returns whether blocks are in flight that the consumer has not taken yet, so that waiting may free memory.
     pub fn blocks_in_flight(&mut self) -> Result<bool, Corrupted> {
         let head = self.cursor.refresh(&self.layout.header().head)?;
         Ok(self.last_blocks > head)
@@ -331,8 +331,8 @@ impl Producer {
             .is_some_and(|unit| u64::from(unit.total) <= self.layout.config.ring_capacity / 2)
     }
 
-    /// Returns whether to repeat a failed allocation, because it may succeed now, or because waiting for memory is
-    /// useless. While the result is false, each returned block wakes up the producer.
+    /// Returns whether to repeat a failed allocation: blocks can be reclaimed, or no blocks are in flight, so that
+    /// waiting would free no memory. While the result is false, each returned block wakes up the producer.
     pub fn worth_allocating(&mut self) -> Result<bool, Corrupted> {
         self.layout.header().blocks_wanted.raise();
         let worth = self.arena.reclaimable()? || !self.blocks_in_flight()?;
@@ -348,7 +348,7 @@ impl Producer {
         self.cursor.has_room(&self.layout.header().head, self.needed(u64::from(header.total)))
     }
 
-    /// Returns the bytes that a unit of `total` bytes needs at the current position, including padding.
+    /// Returns the number of bytes that a unit of `total` bytes needs at the current position, including padding.
     fn needed(&self, total: u64) -> u64 {
         let capacity = self.layout.config.ring_capacity;
         let until_wrap = capacity - (self.cursor.tail() & (capacity - 1));

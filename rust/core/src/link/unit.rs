@@ -36,7 +36,7 @@ pub(crate) fn bare_len(sampled: u64) -> u64 {
 /// The start of every unit in the ring, in the machine's byte order, because both processes run on the same machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct UnitHeader {
-    /// Bytes from this header to the next header.
+    /// The number of bytes from this header to the next header.
     pub total: u32,
     /// Bytes of the inline payload.
     pub payload: u32,
@@ -48,11 +48,13 @@ pub(crate) struct UnitHeader {
     pub epoch: u64,
 }
 
-/// The first word contains the total length and the checksum, the second the padding, shard, kind and number of blocks,
-/// the third the epoch. The payload's length is the total length minus header, block table and padding.
+/// The first word contains the total length and the checksum, the second word the padding, shard, kind and number of
+/// blocks, and the third word the epoch. The payload's length is the total length minus header, block table and
+/// padding.
 pub(crate) const UNIT_HEADER: u64 = 24;
 pub(crate) const BLOCK_ENTRY: u64 = 16;
-/// A flag in the length of a unit that is padding. Lengths are multiples of 8, so this bit is never part of a length.
+/// A flag in the length of a unit: the unit is padding. Lengths are multiples of 8, so this bit is never part of a
+/// length.
 const PAD: u32 = 1;
 
 /// The meaning of the first word of a unit.
@@ -108,7 +110,7 @@ impl UnitHeader {
         })
     }
 
-    /// Returns the bytes of the header, the block table and the payload.
+    /// Returns the number of bytes of the header, the block table and the payload.
     #[inline]
     fn content(self) -> u64 {
         UNIT_HEADER + BLOCK_ENTRY * u64::from(self.blocks) + u64::from(self.payload)

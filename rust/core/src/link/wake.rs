@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::process::bell::Wanted;
 use crate::process::board::BellRef;
 
-/// The maximum delay of an item. A producer with a longer interval between items counts as slow.
+/// The maximum delay of the consumer's wake-up. A producer with a longer interval between items counts as slow.
 const PATIENCE: Duration = Duration::from_micros(50);
 
 /// The wake-up decisions of one producer.
@@ -23,9 +23,9 @@ pub struct WakePolicy {
     waiting: u32,
     /// The number of items after which the consumer is woken up.
     batch: u32,
-    /// When the last item was published while the consumer slept.
+    /// The time at which an item was last published while the consumer slept.
     last: Option<Instant>,
-    /// When the oldest pending item was published.
+    /// The time at which the oldest pending item was published.
     oldest: Option<Instant>,
 }
 
@@ -36,7 +36,7 @@ impl WakePolicy {
     }
 
     /// Must be called after each published item. Returns whether the consumer was woken up. The consumer raises
-    /// `wanted` while it sleeps until this producer sends an item.
+    /// `wanted` while it sleeps and waits for an item of this producer.
     #[inline]
     pub fn published(&mut self, bell: &BellRef, wanted: &Wanted) -> bool {
         if bell.has_sleeper() && wanted.is_raised() {

@@ -4,15 +4,15 @@
 //! (4) checks again for work, and then sleeps while the word is unchanged. A ringing thread (1) publishes its change,
 //! (2) executes a fence, (3) reads the count of sleepers. The two fences are totally ordered. If the sleeper's fence is
 //! first, the ringing thread sees the count and changes the word. If the ringing thread's fence is first, the sleeper's
-//! check sees the change. A ring between check and sleep changes the word, so the sleep returns immediately.
+//! check sees the change. Ringing the bell between check and sleep changes the word, so the sleep returns immediately.
 //!
 //! Several threads of a process may sleep on its bell for different reasons. A ringing thread claims and wakes up all
 //! sleepers, so that further rings are cheap until the sleepers run. A sleeper that wakes up because of its timeout
 //! decrements the count of sleepers, unless a ringing thread has claimed the sleeper. The number of claims and the
 //! count of sleepers share one word, so each claim changes this word.
 //!
-//! A stray write may delay a sleeper until its timeout, or cause a useless ring. The next claim sets the count of
-//! sleepers to 0, which repairs a damaged count.
+//! A stray write to the bell may delay a sleeper until its timeout, or cause an unnecessary wake-up. The next claim
+//! sets the count of sleepers to 0, which repairs a damaged count.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ impl Bell {
     /// Sleeps until `ready` returns true, the bell rings, or the timeout expires. Returns the last result of `ready`.
     /// `ready` is not called again after it has returned true.
     pub fn wait(&self, parker: &impl Parker, timeout: Duration, mut ready: impl FnMut() -> bool) -> bool {
-        // SYNC(claim): pairs with `ring`; a thread that sees the word of a claim is counted after that claim.
+        // SYNC(claim): pairs with `ring`; a thread that reads the word after a claim is counted after this claim.
         let seen = self.word.load(Ordering::Acquire);
         let joined = self.sleepers.fetch_add(SLEEPER, Ordering::Relaxed);
         // SYNC(doorbell): pairs with the fence in `has_sleeper`.
@@ -97,7 +97,7 @@ impl Bell {
         wakes
     }
 
-    /// Claims all sleepers, so that only the caller wakes them up, or returns false if another thread was first.
+    /// Claims all sleepers, so that only the caller wakes them up, or returns false if another thread has claimed them.
     fn claim(&self) -> bool {
         let mut sleepers = self.sleepers.load(Ordering::Relaxed);
         while count(sleepers) > 0 {
@@ -112,7 +112,7 @@ impl Bell {
 }
 
 /// A flag that a thread sets (raises) while it waits for a particular event. If an event is frequent but rarely
-/// awaited, the flag saves ringing the bell for each event.
+/// awaited, the flag avoids ringing the bell for each event.
 ///
 /// No event is missed. The waiting thread raises the flag, executes a fence and checks for the event. The publishing
 /// thread stores the event, executes a fence and reads the flag. Either the waiting thread sees the event, or the
@@ -145,7 +145,7 @@ impl Wanted {
         self.0.store(0, Ordering::Relaxed);
     }
 
-    /// Returns whether the bell must be rung. Must be called after the event was published.
+    /// Returns whether a thread waits, so the doorbell must be rung. Must be called after the event was published.
     #[inline]
     pub fn is_raised(&self) -> bool {
         // SYNC(wanted): pairs with the fence in `raise`.

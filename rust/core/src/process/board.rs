@@ -33,13 +33,13 @@ pub struct BellBoard {
 }
 
 impl BellBoard {
-    /// Creates `count` bells.
+    /// Creates `count` doorbells.
     pub fn create(count: usize) -> Result<Arc<Self>, OpenError> {
         let len = count.max(1).saturating_mul(size_of::<CachePadded<Bell>>());
         Ok(Arc::new(Self { region: Region::create(len, len)? }))
     }
 
-    /// Maps the bells of a descriptor that was received from their creator.
+    /// Maps the doorbells of `fd`, a descriptor that was received from the process that created them.
     pub fn attach(fd: OwnedFd) -> Result<Arc<Self>, OpenError> {
         Ok(Arc::new(Self { region: Region::attach(fd)? }))
     }
@@ -49,23 +49,23 @@ impl BellBoard {
         self.region.fd()
     }
 
-    /// Returns the memory of the bells.
+    /// Returns the memory of the doorbells.
     pub fn region(&self) -> &Region {
         &self.region
     }
 
-    /// Returns the number of bells.
+    /// Returns the number of doorbells.
     pub fn len(&self) -> usize {
         self.region.len() / size_of::<CachePadded<Bell>>()
     }
 
-    /// Returns the bell of process `index`, or None if this process does not exist.
+    /// Returns the doorbell of process `index`, or None if this process does not exist.
     pub fn bell(self: &Arc<Self>, index: usize) -> Option<BellRef> {
         (index < self.len()).then(|| BellRef { board: Arc::clone(self), index })
     }
 }
 
-/// A reference to a bell on a board. The reference keeps the board mapped.
+/// A reference to the doorbell of one process on a board. The reference keeps the board mapped.
 #[derive(Debug, Clone)]
 pub struct BellRef {
     board: Arc<BellBoard>,
@@ -84,7 +84,7 @@ impl BellRef {
         self.bell().wait(&SystemParker, timeout, ready)
     }
 
-    /// Returns the number of processes that have a bell on the board.
+    /// Returns the number of processes that have a doorbell on the board.
     pub fn processes(&self) -> usize {
         self.board.len()
     }

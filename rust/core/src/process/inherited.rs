@@ -2,11 +2,11 @@
 //!
 //! A worker that is started by `fork` inherits all mappings of the main process, such as links of other workers and
 //! loaders. While a worker keeps an inherited mapping, the memory is not freed, even if all other processes have
-//! unmapped it. Therefore this module registers every link, and a child drops the links that it does not need before it
-//! starts threads.
+//! unmapped it. Therefore this module registers every link. Before a child starts threads, the child drops the links
+//! that it does not need.
 //!
-//! The list of mappings is not locked, because another thread may register an entry during a fork, and the child would
-//! then inherit a locked lock. A child ignores each incomplete entry and keeps the mapping of that entry.
+//! The list of mappings has no lock, because a child that is forked while another thread registers an entry would
+//! inherit a locked lock. A child ignores each incomplete entry and keeps the mapping of that entry.
 
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::ptr;
@@ -98,13 +98,13 @@ impl Mapping {
         Self(note(MAPPING, start as usize, len))
     }
 
-    /// Prevents forked children from dropping the mapping until `unpin` is called, because a pointer refers to it.
+    /// Keeps the mapping in forked children until `unpin` is called, because a pointer refers to the mapping.
     #[inline]
     pub fn pin(&self) {
         self.0.pins.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Replaces the mapping by private zeros in every child forked from now on, before other code runs in the child.
+    /// In every later fork, replaces the mapping with private, zero-filled memory before other code runs in the child.
     pub fn wipe_on_fork(&self) {
         // SYNC(noted): pairs with `wipe_what_is_the_parents`.
         self.0.state.store(OWN_MAPPING, Ordering::Release);
@@ -143,9 +143,9 @@ impl Descriptor {
 }
 
 impl Descriptor {
-    /// Closes the descriptor, so `get` then returns None. Must not be called while a result of `get` is in use.
+    /// Closes the descriptor. Afterwards, `get` returns None. Must not be called while a result of `get` is in use.
     pub fn close(&self) {
-        // The state changes first, because a child forked in between could otherwise close a reused descriptor number.
+        // The state changes first, because a child forked in between could close a descriptor number that was reused.
         if self.0.state.compare_exchange(DESCRIPTOR, OPAQUE, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             let fd = self.0.start.load(Ordering::Relaxed) as i32;
             // SAFETY: this object owned the descriptor, and the state shows that no code in this process has closed it.
@@ -163,7 +163,8 @@ impl Drop for Descriptor {
 }
 
 /// Drops all registered mappings and descriptors except `keep` and pinned mappings. Must be called in a forked child
-/// with a single thread. Private zeros replace dropped mappings, so objects that still refer to them remain harmless.
+/// with a single thread. Private, zero-filled memory replaces dropped mappings, so remaining references to them are
+/// harmless.
 pub fn drop_all_but(keep: &[&Mapping]) {
     let mut dropped = Vec::new();
     for entry in entries() {
@@ -177,7 +178,7 @@ pub fn drop_all_but(keep: &[&Mapping]) {
             }
             DESCRIPTOR => {
                 entry.state.store(OPAQUE, Ordering::Relaxed);
-                // SAFETY: `Descriptor` owns the descriptor, and detects by the state that it was closed.
+                // SAFETY: `Descriptor` owns the descriptor, and its state shows whether the descriptor was closed.
                 drop(unsafe { OwnedFd::from_raw_fd(start as i32) });
             }
             _ => {}
@@ -185,7 +186,7 @@ pub fn drop_all_but(keep: &[&Mapping]) {
     }
     for (start, end) in joined(dropped) {
         // SAFETY: no lease, block or array points into these mappings, and the words that other owners may read are
-        // atomic and valid as zeros. The owner of each mapping exists, because it removes the entry before unmapping.
+        // atomic and valid as zeros. Each owner exists, because owners remove the entry before unmapping.
         unsafe { put_zeros(start, end - start) };
     }
 }
@@ -209,7 +210,7 @@ fn joined(mut spans: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
     spans
 }
 
-/// Replaces a mapping by private zeros.
+/// Replaces a mapping with private, zero-filled memory.
 ///
 /// # Safety
 /// The entry is a mapping of this process, and code that reads the mapping accepts zeros.

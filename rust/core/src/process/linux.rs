@@ -13,7 +13,7 @@ use rustix::thread::futex;
 
 use super::system::System;
 
-/// Returns whether the kernel supports and permits the calls in this file. Ignores errors such as a lack of memory.
+/// Returns whether the kernel supports and permits the calls in this file, ignoring errors such as a lack of memory.
 pub(super) fn is_whole() -> bool {
     let is_there = |result: rustix::io::Result<OwnedFd>| match result {
         Ok(_) => true,

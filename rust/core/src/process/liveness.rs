@@ -50,7 +50,7 @@ impl Watch {
         if self.parent { parent_id() != self.pid } else { has_exited(self.pid) }
     }
 
-    /// Returns whether any of the processes has exited. If all watches have descriptors, this is one system call.
+    /// Returns whether any of the processes has exited. If all watches have descriptors, the check is one system call.
     pub fn any_exited<'a>(watches: impl Iterator<Item = &'a Self>) -> bool {
         let mut fds = Vec::new();
         for watch in watches {
@@ -97,7 +97,7 @@ fn poll_exit(fd: &Descriptor, timeout: Duration) -> bool {
 
 /// Returns whether the process has exited, even if it is a zombie. Does not reap the process.
 fn has_exited(pid: i32) -> bool {
-    // SAFETY: `info` is a plain struct that waitid fills in. WNOWAIT leaves the reaping to the owner of the child.
+    // SAFETY: `info` is a plain struct that waitid fills in. With WNOWAIT, only the owner of the child reaps the child.
     unsafe {
         let mut info: libc::siginfo_t = std::mem::zeroed();
         let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
@@ -141,7 +141,7 @@ pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
 ///
 /// The kernel also sends the signal when the thread that created this process exits, which may happen long before the
 /// parent exits. Therefore the signal is SIGCONT, which has no effect on a running process, and not SIGKILL. Systems
-/// other than Linux have no such signal.
+/// other than Linux cannot send this signal.
 pub fn continue_with_parent() {
     #[cfg(target_os = "linux")]
     // SAFETY: the call sets an attribute of this thread, and reads no memory.

@@ -67,7 +67,7 @@ fn reserve_file(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
             done => return Ok(done?),
         }
     }
-    // If the file system cannot reserve space, writing zeros allocates it.
+    // If the file system cannot reserve space, writing zeros allocates the space.
     use std::os::unix::fs::FileExt;
     static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
     let file = File::from(fd.try_clone_to_owned()?);
@@ -80,7 +80,7 @@ fn reserve_file(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Creates a file that no other process can open. The file has no name if the file system supports that.
+/// Creates a file that no other process can open. The file has no name if the file system supports unnamed files.
 fn temporary_file(len: usize) -> io::Result<File> {
     let folder = std::env::temp_dir();
     let file = match nameless_file(&folder) {

@@ -54,15 +54,15 @@ impl Region {
         if system.keeps_files() { system.reserve(self.fd(), offset as u64, len as u64) } else { Ok(()) }
     }
 
-    /// Frees the pages of `offset..offset + len`. Freed pages are zero, and use no memory until they are touched, or
-    /// reserved on the fallback. Fails if the file system of the fallback does not support holes.
+    /// Frees the pages of `offset..offset + len`. Freed pages are zero, and use no memory until they are touched (or
+    /// reserved, on the fallback). Fails if the file system of the fallback does not support holes.
     pub fn punch(&self, offset: usize, len: usize) -> io::Result<()> {
         assert!(offset + len <= self.len(), "the range exceeds the region");
         // SAFETY: the range is inside the mapping, which is shared memory, and callers do not need the freed contents.
         unsafe { system().punch(self.as_mut_ptr().add(offset), len) }
     }
 
-    /// Maps the region of a descriptor that was received from its creator.
+    /// Maps the region of `fd`, a descriptor that was received from the process that created the region.
     pub fn attach(fd: OwnedFd) -> Result<Self, OpenError> {
         Self::map(File::from(fd))
     }

@@ -42,7 +42,7 @@ extern "C" fn obey_own(number: libc::c_int, info: *mut libc::siginfo_t, _context
     }
 }
 
-/// Returns whether this process itself has sent the signal, and not a timer, the kernel or another process.
+/// Returns whether this process has sent the signal to itself, unlike a timer, the kernel or another process.
 fn is_from_this_process(info: &libc::siginfo_t) -> bool {
     #[cfg(target_os = "linux")]
     if !matches!(info.si_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL) {
@@ -55,7 +55,7 @@ fn is_from_this_process(info: &libc::siginfo_t) -> bool {
 /// Starts a thread that never receives signals that were sent to the process.
 ///
 /// Python reacts to a signal immediately only if the signal interrupts the main thread. Rust also gives its threads an
-/// alternate stack that is so small that Python's handlers for several simultaneous signals overflow it.
+/// alternate stack, which is too small for Python's handlers of several simultaneous signals.
 pub(crate) fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     // SAFETY: both sets are initialized before they are read, and the mask of this thread is restored.
     unsafe {

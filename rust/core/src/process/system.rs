@@ -18,7 +18,7 @@ pub(super) trait System: Sync {
     /// Ensures that a part of a memory file can be used. May overwrite this part of the file with zeros.
     fn reserve(&self, file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()>;
 
-    /// Returns whether the file must stay open while it is mapped, because `reserve` needs it.
+    /// Returns whether the file must stay open while it is mapped, because `reserve` needs the open file.
     fn keeps_files(&self) -> bool;
 
     /// Requests huge pages for a part of a mapping. Never fails.

@@ -1,13 +1,12 @@
 //! Determines how often a waiting thread yields the processor (`sched_yield`) before it sleeps.
 //!
 //! If both processes of a link share a core, yielding lets the other process fill or empty the ring, and saves a sleep
-//! and a wake-up. With small windows on 2 cores, yielding makes transfers 3 to 6 times faster. Yielding is harmful in
-//! two cases, and there is a rule for each case. In the first case, the other process of the link is slow, so that
-//! yielding does not help, and each yield costs two context switches. Therefore each wait that sleeps in spite of its
-//! yields halves the number of yields. In the second case, an unrelated thread shares the core, and uses the core for
-//! several milliseconds after each yield. At most one eighth of the time may be spent in yields to unrelated threads.
-//! If this limit is exceeded, waiting threads sleep without yielding until about fifty times the duration of the last
-//! yield has passed.
+//! and a wake-up. With small windows on 2 cores, yielding makes transfers 3 to 6 times faster. Two rules limit yielding
+//! where it is harmful. If the other process of the link is slow, yielding does not help, and each yield costs two
+//! context switches. Therefore each wait that sleeps in spite of its yields halves the number of yields. If an
+//! unrelated thread shares the core, each yield leaves the core to that thread for several milliseconds. At most one
+//! eighth of the time may be spent in yields to unrelated threads. Once yields to unrelated threads exceed this limit,
+//! threads wait without yielding for about fifty times the duration of the last yield.
 //!
 //! All threads of a process share one `Turns`. The fields of `Turns` only collect statistics, so they are accessed
 //! without synchronization. Callers pass the current time in nanoseconds.
@@ -25,10 +24,10 @@ const NEAR: u64 = 50_000;
 /// If a yield takes at least this time, in nanoseconds, an unrelated thread is assumed to run. With up to 64 workers on
 /// 2 cores, yields to processes of the loader last 0.1 to 0.5 ms, and yields to a busy loop 2 to 8 ms.
 const STRANGE: u64 = 1_500_000;
-/// The maximum number of processes of a loader for which unrelated threads are detected. With more processes, a yield
-/// to them takes as long as a yield to an unrelated thread, which gets only a small part of the time.
+/// The maximum number of processes of a loader for which unrelated threads are detected. With more processes, yields to
+/// these processes take as long as yields to an unrelated thread, which gets only a small part of the time.
 const FEW: usize = 32;
-/// A yield to an unrelated thread is compensated after this multiple of the yield's duration.
+/// A yield to an unrelated thread moves `Turns::paid` forward by this multiple of the yield's duration.
 const PRICE: u64 = 8;
 /// If `Turns::paid` is more than this many nanoseconds in the future, waits do not yield.
 const CREDIT: u64 = 100_000_000;
@@ -42,7 +41,7 @@ pub struct Turns {
     turns: AtomicU32,
     /// The number of waits without yields since the last wait with yields.
     since_tried: AtomicU32,
-    /// The time at which all yields to unrelated threads will be compensated.
+    /// A time that each yield to an unrelated thread moves forward. Waits do not yield if this time is too far ahead.
     paid: AtomicU64,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! A watched caller has a [`Pulse`] (heartbeat), which it updates in each call by plain stores. One thread per process
 //! reads the heartbeats of all callers. The thread holds no Python lock and sleeps on a [`Parker`]. The thread runs
-//! while a caller is watched, and stops before a fork, so that the child does not inherit incomplete state. The next
-//! call of a watched caller restarts the thread. A forked child creates its own [`Watch`].
+//! while a caller is watched, and stops before a fork, so that the child does not inherit incomplete state. After a
+//! fork, the next call of any watched caller restarts the thread. A forked child creates its own [`Watch`].
 
 use std::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU8, AtomicU64,
@@ -27,8 +27,8 @@ const ALL_INSIDE: u64 = CALL - 1;
 const LOOKS: u32 = 8;
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(10);
-/// The maximum time that a fork waits for the watching thread, which may be reporting a stall. `FORGOTTEN` limits the
-/// wait until the kernel has removed the thread.
+/// The maximum time that a fork waits for the watching thread, which may be reporting a stall. `FORGOTTEN` limits how
+/// long the fork also waits for the kernel to remove the exited thread.
 const GIVE_UP: Duration = Duration::from_secs(1);
 const FORGOTTEN: Duration = Duration::from_millis(50);
 
@@ -46,8 +46,8 @@ pub const UNWATCHED: u8 = 2;
 /// A flag of a heartbeat: an exception from outside, such as KeyboardInterrupt, has interrupted the last call.
 pub const CUT: u8 = 4;
 
-/// The heartbeat of a caller: it counts the caller's calls. A heartbeat belongs to one caller, so only one call updates
-/// it at a time. The watching thread may read old values.
+/// The heartbeat of a caller, which counts the caller's calls. A heartbeat belongs to one caller, so only one call
+/// updates it at a time. The watching thread may read old values.
 #[derive(Default)]
 pub struct Pulse {
     word: AtomicU64,
@@ -113,7 +113,7 @@ struct Watched {
     pulse: Weak<Pulse>,
     key: u64,
     patience: Duration,
-    /// The heartbeat's word, unchanged since `since`. If it remains unchanged for `next`, the call is reported.
+    /// The heartbeat's word, unchanged since `since`. If the word stays unchanged for `next`, the call is reported.
     word: u64,
     since: Instant,
     next: Duration,

@@ -4,7 +4,7 @@
 const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The number of items that a link has transported in an epoch, and a rolling checksum of these items. If the epoch
-/// resumes an earlier run, both fields include the items of the earlier run.
+/// resumes an earlier run, the number and the checksum include the items of the earlier run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Account {
     /// The number of items.

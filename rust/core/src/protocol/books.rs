@@ -2,7 +2,7 @@
 //!
 //! A writer sends snapshots of its graph between items. The reader keeps the encoded snapshots that a later run may
 //! need. The user may have received fewer items than the reader has delivered, because pipes in the main process read
-//! ahead. Therefore the reader keeps a log of the latest deliveries, from which it can determine earlier positions. A
+//! ahead. Therefore the reader keeps a log of the latest deliveries, and determines earlier positions from this log. A
 //! snapshot is kept until the user has received all items that precede the next snapshot.
 
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ use super::account::Account;
 pub struct Share {
     /// The pass, counted from 1.
     pub pass: u32,
-    /// The items that were read in this pass.
+    /// The account of the items that were read in this pass.
     pub account: Account,
 }
 
@@ -27,7 +27,7 @@ impl Default for Share {
 /// A snapshot of a writer's graph.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Snapshot<S> {
-    /// The items that the writer had sent before the snapshot.
+    /// The account of the items that the writer had sent before the snapshot.
     pub sent: Account,
     /// The dispatched items that the writer had read before the snapshot.
     pub share: Share,
@@ -40,7 +40,7 @@ pub struct Snapshot<S> {
 pub struct Dealt<S> {
     /// The pass.
     pub pass: u32,
-    /// For each worker, the items of the pass that were dispatched to it.
+    /// For each worker, the account of the items that were dispatched to it in this pass.
     pub accounts: Vec<Account>,
     /// The serialized graph.
     pub content: S,
@@ -52,8 +52,8 @@ impl<S> Dealt<S> {
         self.accounts.iter().map(|account| account.items).sum()
     }
 
-    /// Returns whether a worker at position `share` has read all items that were dispatched to it before this snapshot,
-    /// so that the dispatching process can resume from this snapshot.
+    /// Returns whether the dispatching process can resume from this snapshot, because the worker at position `share`
+    /// has read all items that were dispatched to it before the snapshot.
     fn is_behind(&self, worker: usize, share: Share) -> bool {
         self.accounts.get(worker).is_some_and(|account| (self.pass, account.items) <= (share.pass, share.account.items))
     }
@@ -65,14 +65,14 @@ struct Peer<S> {
     ended: bool,
     /// Whether the first snapshot is at or before every position that may be requested.
     begun: bool,
-    /// Snapshots, oldest first. Only the first snapshot is surely at or before the user's position.
+    /// Snapshots, oldest first. Only the first snapshot is guaranteed to be at or before the user's position.
     snapshots: VecDeque<Snapshot<S>>,
 }
 
 /// The position of a peer after a certain number of delivered items.
 #[derive(Debug)]
 pub struct PeerPosition<'a, S> {
-    /// The items of this peer that were delivered.
+    /// The account of this peer's delivered items.
     pub given: Account,
     /// The latest snapshot at or before this position, or None if the peer must start at the beginning of the epoch.
     pub snapshot: Option<&'a Snapshot<S>>,
@@ -80,14 +80,14 @@ pub struct PeerPosition<'a, S> {
 
 /// The number of deliveries that the log keeps after the user has received their items.
 const LOOK_BACK: usize = 64;
-/// The length of the log if it is not known how many items the user has received.
+/// The length of the log if the number of items that the user has received is unknown.
 const LONG_LOOK_BACK: usize = 1 << 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct KeptDeliveries {
     /// The number of deliveries that the log keeps after the user has received their items.
     beyond: usize,
-    /// The length of the log if it is not known how many items the user has received.
+    /// The length of the log if the number of items that the user has received is unknown.
     unknown: usize,
 }
 
@@ -174,7 +174,7 @@ impl<S> Books<S> {
         self.peers[peer].taken
     }
 
-    /// Counts a delivered item. `lag` returns how many of the delivered items the user lacks, if known.
+    /// Counts a delivered item. `lag` returns how many delivered items the user has not received, or None if unknown.
     #[inline]
     pub fn deliver(&mut self, peer: usize, digest: u64, lag: impl FnOnce(u64) -> Option<u64>) {
         let taken = &mut self.peers[peer].taken;

@@ -1,4 +1,4 @@
-//! Selects the peer of the next item for a reader of several links, and what the reader does until the item arrives.
+//! Selects the peer of the next item for a reader of several links, and the reader's actions until this item arrives.
 
 use crate::round_robin::RoundRobin;
 
@@ -32,7 +32,7 @@ pub struct Collecting {
 }
 
 impl Collecting {
-    /// Creates the state for a number of peers. Without `in_order`, items are delivered in the order of arrival.
+    /// Creates the state for a number of peers. If `in_order` is false, items are delivered in the order of arrival.
     pub fn new(peers: usize, in_order: bool) -> Self {
         Self { turn: RoundRobin::new(peers, in_order), has_died: false }
     }
@@ -80,8 +80,8 @@ impl Collecting {
         self.to_take_in(arrived, |peer| peer == current && starves(peer)).map_or(Next::Wait, Next::TakeIn)
     }
 
-    /// Returns a peer whose next item must be received before its turn because another peer starves, or None. While the
-    /// main process does not wait for an item, it calls this method instead of `next`.
+    /// Returns a peer if its next item must be received before its turn, because another peer starves. The main process
+    /// calls this method instead of `next` while it does not wait for an item.
     pub fn to_take_in(
         &self,
         mut arrived: impl FnMut(usize) -> bool,

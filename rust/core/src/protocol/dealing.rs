@@ -11,13 +11,13 @@ pub enum Deal {
     To(usize),
     /// Compute the next item and drop it, because this reader needs no more items or already has the item.
     Skip(usize),
-    /// Wait for this reader, because it must receive the next item.
+    /// Wait for this reader, because this reader must receive the next item.
     WaitFor(usize),
     /// Stop, because all readers have ended this pass.
     Nobody,
 }
 
-/// The order in which readers receive items. The number of an item determines its reader, not the readers' speed.
+/// The order in which readers receive items. The number of an item, not a reader's speed, determines the reader.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Dealing {
     turn: RoundRobin,
@@ -44,7 +44,7 @@ impl Dealing {
         self.turn.next()
     }
 
-    /// Returns the next step. `permit` returns what a reader allows.
+    /// Returns the next step. `permit` returns whether a reader accepts an item.
     #[inline]
     pub fn next(&self, mut permit: impl FnMut(usize) -> Permit) -> Deal {
         let Some(target) = self.turn.next() else { return Deal::Nobody };

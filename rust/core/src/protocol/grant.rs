@@ -1,4 +1,4 @@
-//! The word with which the reader of a link informs the writer. Reads and writes of a single word are atomic.
+//! The word with which the reader of a link requests items from the writer. Each access to the word is atomic.
 //!
 //! ```text
 //! 63    48 47       34 33   32 31 30 29            0
@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Only the low bits of epoch and pass are stored, and items are counted modulo 2^30. The low bits are sufficient,
-//! because the streams of writer and reader are never far apart. Even if a writer mistook one stream for another, it
-//! would only send an item too early, and the item would remain in the ring (see `Receiving`).
+//! because the streams of writer and reader are never far apart. A writer that mistakes one stream for another only
+//! sends an item too early, and the item remains in the ring (see `Receiving`).
 
 use super::stream::Stream;
 use crate::integrity::{open, seal};
@@ -104,7 +104,7 @@ impl Grant {
         })
     }
 
-    /// Returns how many more items are accepted if `wanted` are wanted in total and `sent` were sent, modulo 2^30.
+    /// Returns how many more items the reader accepts, from the numbers of wanted and sent items modulo 2^30.
     #[inline]
     pub fn credit(wanted: u32, sent: u32) -> u32 {
         difference(u64::from(wanted), u64::from(sent), COUNT_BITS).max(0) as u32

@@ -14,7 +14,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// Returns the word `order`, which is published before the command, or None if the command abandons no epoch.
+    /// Returns the value of the control word `order` for this command, or None for a call, which abandons no epoch.
     pub fn order(self) -> Option<u64> {
         match self {
             Self::Epoch(epoch) | Self::Repeat(epoch) => Some(u64::from(epoch)),
@@ -37,15 +37,15 @@ pub enum Step {
     End,
 }
 
-/// When a child acknowledges the command to run an epoch.
+/// The time at which a child acknowledges the command to run an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Acknowledged {
     /// Before the first item.
     Begun,
-    /// After the last item of a repeated epoch, because the main process waits until the state is restored.
+    /// After the last item of a repeated epoch, because the main process waits until the child has restored the state.
     Done,
-    /// Before the first item and after the last item of a repeated epoch. Used for a dispatching process, which ends
-    /// the epoch after its readers: the first acknowledgment lets the main process send commands to the readers.
+    /// The dispatching process acknowledges a repeated epoch twice: before the first item, so that the main process can
+    /// send commands to the workers, and after the last item.
     Both,
 }
 
@@ -62,7 +62,7 @@ impl Obedience {
         Self { dispatches, runs: false }
     }
 
-    /// Returns the next step for a command.
+    /// Returns what the child must do next for a command.
     pub fn obey(&mut self, command: Command) -> Step {
         match command {
             Command::Call => Step::Apply,

@@ -6,10 +6,10 @@
 /// The loader gives up after this many exits of one child at the same item.
 pub const TRIES: usize = 3;
 
-/// Counts the exits of one child since the last progress.
+/// Counts the exits of one child since the child last made progress.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 struct Deaths {
-    /// The epoch, and the number of items received, when the child last exited.
+    /// The epoch and the number of received items at the child's last exit.
     at: (u32, u64),
     process: Option<u64>,
     count: usize,
@@ -66,9 +66,9 @@ impl Replacing {
         self.resting[child]
     }
 
-    /// Returns the children to replace, because they are needed in this epoch. `ended` contains for each worker whether
-    /// the main process has all its items. With a dispatching process, all children are replaced while a worker repeats
-    /// the epoch, because this worker may wait for dispatched items.
+    /// Returns the children that must be replaced because this epoch needs them. `ended` contains for each worker
+    /// whether the main process has all its items. If there is a dispatching process, all children are replaced, unless
+    /// the main process has all items and no worker repeats the epoch.
     pub fn wanted(&mut self, dead: &[usize], ended: &[bool]) -> Vec<usize> {
         let wanted: Vec<usize> = match self.dispatches {
             true if dead.is_empty() || !self.repeating && ended.iter().all(|&ended| ended) => Vec::new(),
@@ -81,8 +81,9 @@ impl Replacing {
         wanted
     }
 
-    /// Counts the exit of a process to be replaced. A received item resets the count. `received` contains the number of
-    /// items received from each worker. With `halted`, all children are paused, so no item has caused the exit.
+    /// Counts the exit of a process to be replaced. A received item resets the count of exits. `received` contains the
+    /// number of items received from each worker. If `halted` is true, all children are paused, so no item has caused
+    /// the exit.
     pub fn judge(&mut self, child: usize, process: u64, epoch: u32, received: &[u64], halted: bool) -> Verdict {
         let at = (epoch, self.item_of(child, received));
         let deaths = &mut self.deaths[child];

@@ -1,4 +1,4 @@
-//! The writer's state of a link: how many items the reader wants.
+//! The writer's record of how many items the reader of a link wants.
 
 use super::grant::{Grant, Reader};
 use super::stream::Stream;
@@ -8,7 +8,7 @@ use super::stream::Stream;
 pub enum Permit {
     /// The reader wants the item.
     Now,
-    /// The reader does not accept the item yet: its window is full, or it is still in an earlier stream.
+    /// The reader does not accept the item yet, because its window is full or because it is still in an earlier stream.
     Wait,
     /// The reader wants no more items of this stream, so the item is dropped.
     Unwanted,
@@ -19,8 +19,8 @@ pub enum Permit {
 /// Limits how many bytes of large buffers a writer may have in flight.
 ///
 /// A window limits the number of items, but large items may need gigabytes. An item of any size can be sent if no other
-/// item is in flight. The limit doubles if the reader had to wait after taking all bytes up to the limit. The limit
-/// halves if the reader had to wait although fewer bytes were in flight, because a higher limit would not help.
+/// item is in flight. When the reader has to wait, the limit doubles if the bytes taken since the last wait reach the
+/// limit. Otherwise the limit halves, because a higher limit would not help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ahead {
     allowed: u64,
@@ -79,7 +79,8 @@ impl Sending {
         *self = Self { stream, sent: 0, credit: 0, owed: 0 };
     }
 
-    /// Makes the writer recompute the next `items` items, because the reader already has them from an earlier run.
+    /// Makes the writer compute but not send the next `items` items, because the reader already has them from an
+    /// earlier run.
     pub fn repeat(&mut self, items: u64) {
         self.owed = items;
     }
@@ -125,7 +126,7 @@ impl Sending {
         })
     }
 
-    /// Does the same as `permit` for a writer at its limit in bytes ([`Ahead`]), so the next item waits for the reader.
+    /// Like `permit`, but makes the next item wait, because the writer has reached its limit in bytes (see [`Ahead`]).
     pub fn permit_far_ahead(&mut self, word: u64) -> Option<Permit> {
         let permit = self.permit(word)?;
         Some(if permit == Permit::Now { Permit::Wait } else { permit })

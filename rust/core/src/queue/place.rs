@@ -3,7 +3,7 @@
 //! Items are numbered in the order in which they are taken from the source. After some items, a snapshot of the source
 //! is taken, and this snapshot is called a mark. The consumer records each result that it receives, even out of order.
 //! Therefore items that are still being computed do not affect the position. To resume, the source is restored from the
-//! mark, and results that were already delivered are dropped.
+//! mark, and results that the consumer has already received are dropped.
 //!
 //! Marks that are no longer needed are collected in [`QueuePosition::spent`]. Dropping a mark may run arbitrary Python
 //! code, which must not happen while the position is locked.
@@ -45,12 +45,12 @@ impl<M> QueuePosition<M> {
         self.steps
     }
 
-    /// Returns the number of all delivered items, including items after a gap.
+    /// Returns the number of all delivered items, including items that were delivered before an earlier item.
     pub fn given(&self) -> u64 {
         self.next + self.ahead.len() as u64
     }
 
-    /// Returns the numbers of the delivered items after a gap, counted from the mark.
+    /// Returns the numbers of items that were delivered before an earlier item, counted from the mark.
     pub fn ahead(&self) -> impl Iterator<Item = Index> {
         let base = self.next - self.steps;
         self.ahead.iter().map(move |index| index - base)

@@ -27,7 +27,7 @@ struct Trial {
 /// The state of rank 0. The caller of [`Hub::receive`] must check rank numbers that come from the network.
 #[derive(Debug, Clone, Hash)]
 pub struct Hub {
-    /// The number of the current or next operation. Operation 0 is the opening, in which all ranks connect.
+    /// The number of the current or next operation. In operation 0, all ranks connect.
     operation: u64,
     /// For each rank, the value for this operation, if received. The first entry is the value of rank 0.
     values: Vec<Option<i64>>,
@@ -54,12 +54,12 @@ impl Hub {
         }
     }
 
-    /// Returns whether the member `rank` may connect or reconnect, which is only allowed during the opening.
+    /// Returns whether the member `rank` may connect or reconnect, which is only allowed during operation 0.
     pub fn expects(&self, rank: u32) -> bool {
         self.operation == 0 && rank > 0 && (rank as usize) < self.seats.len()
     }
 
-    /// Records that a member has connected. In the opening, the connection serves as the value of the member.
+    /// Records that a member has connected. During operation 0, the connection counts as the member's value.
     pub fn seat(&mut self, rank: u32) {
         self.seats[rank as usize] = Seat::Taken { heard: None };
         self.values[rank as usize] = Some(0);

@@ -1,9 +1,9 @@
-//! Connects the ranks: sockets, the thread that reads and writes them, and the waits of callers.
+//! Connects the ranks through sockets. A thread reads and writes the sockets, and callers wait for the results.
 //!
 //! A [`Meeting`] belongs to the process that created it. Until [`Meeting::serve`] starts the thread, callers read and
-//! write the sockets while they wait. A program that creates meetings and then forks workers therefore has only one
-//! thread when it forks. The thread only needs the lock of the table, which is never held during a wait, so the thread
-//! sends heartbeats even while the program is busy.
+//! write the sockets while they wait. Therefore a program that creates a [`Meeting`] and then forks workers has only
+//! one thread when it forks. The thread only needs the lock of the table, which is never held during a wait, so the
+//! thread sends heartbeats even while the program is busy.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -52,14 +52,14 @@ macro_rules! either {
 #[derive(Debug)]
 struct Door {
     listener: Arc<TcpListener>,
-    /// Connections that have not identified themselves, and when they were accepted, oldest first.
+    /// Unidentified connections, each with the time at which the connection was accepted, oldest first.
     callers: VecDeque<(RankStream, Instant)>,
     tokens: Tokens,
 }
 
 impl Door {
-    /// Accepts connections. Of more than `most` unidentified connections, the oldest is closed. A rank identifies
-    /// itself immediately after connecting, and this message is read before further connections are accepted.
+    /// Accepts connections, and closes the oldest of more than `most` unidentified connections. A rank sends its first
+    /// message immediately after connecting, and this message is read before further connections are accepted.
     fn open(&mut self, most: usize, now: Instant) {
         for _ in 0..STRANGERS {
             match self.listener.accept() {
@@ -201,7 +201,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Runs in the thread of the meeting: reads and writes the sockets, and sends heartbeats.
+    /// Runs in a separate thread: reads and writes the sockets, and sends heartbeats.
     fn serve(&self, mut woken: &UnixStream) {
         let mut next_beat = Instant::now();
         loop {
@@ -223,7 +223,8 @@ impl Shared {
 #[derive(Debug)]
 pub struct Meeting {
     shared: Arc<Shared>,
-    /// Before the thread starts, the end of `wake` that it will poll; after the start, the handle of the thread.
+    /// Before the thread starts: the end of `wake` that the thread will poll. After the start: the handle of the
+    /// thread.
     thread: Mutex<(Option<UnixStream>, Option<JoinHandle<()>>)>,
 }
 
@@ -237,7 +238,7 @@ impl Meeting {
         Ok(Self { shared, thread: Mutex::new((Some(woken), None)) })
     }
 
-    /// Creates the meeting of rank 0 in a job of `size` ranks. Operation 0 ends when all ranks are connected.
+    /// Creates the `Meeting` of rank 0 in a job of `size` ranks. Operation 0 ends when all ranks are connected.
     pub fn host(listener: TcpListener, size: u32, tokens: Tokens) -> std::io::Result<Self> {
         listener.set_nonblocking(true)?;
         let mut hub = Hub::new(size);
@@ -246,7 +247,7 @@ impl Meeting {
         Self::new(RankRole::Hub(hub), (0..size).map(|_| None).collect(), Some(door))
     }
 
-    /// Creates the meeting of another rank, with a socket to rank 0. Operation 0 ends when all ranks are connected.
+    /// Creates the `Meeting` of a rank above 0, with a socket to rank 0. Operation 0 ends when all ranks are connected.
     pub fn join(mut socket: TcpStream, rank: u32, tokens: Tokens, patience: Duration) -> std::io::Result<Self> {
         socket.set_nonblocking(false)?;
         socket.set_write_timeout(Some(patience))?;
@@ -305,7 +306,7 @@ impl Meeting {
         }
     }
 
-    /// Records that this rank has timed out in an operation. The operation then soon ends or fails.
+    /// Records that this rank has timed out in an operation. The operation ends or fails soon after this call.
     pub fn give_up(&self, operation: u64) {
         let mut table = self.shared.lock();
         let now = Instant::now();

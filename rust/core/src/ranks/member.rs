@@ -11,12 +11,12 @@ const HUB: u32 = 0;
 #[derive(Debug, Clone, Hash)]
 pub struct Member {
     rank: u32,
-    /// The number of the current or next operation. In operation 0, the opening, the hello message serves as the value.
+    /// The number of the current or next operation. In operation 0, the hello message counts as the member's value.
     operation: u64,
-    /// When the last message from the hub arrived, or None before the first heartbeat of the hub.
+    /// The time at which the last message from the hub arrived, or None before the first heartbeat of the hub.
     heard: Option<Instant>,
     parted: bool,
-    /// The operation in which this rank has timed out, and when.
+    /// The operation in which this rank has timed out, and the time of the timeout.
     gave_up: Option<(u64, Instant)>,
     last: Option<(u64, i64)>,
     verdict: Option<Verdict>,

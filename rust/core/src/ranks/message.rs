@@ -8,7 +8,7 @@ pub type Token = [u8; 16];
 /// A message between hub and member.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Message {
-    /// The first message of a member, which identifies the member and counts as its value for operation 0, the opening.
+    /// The first message of a member, which identifies the member and counts as its value for operation 0.
     Hello {
         /// The secret of the group.
         token: Token,

@@ -1,4 +1,4 @@
-//! Lets the ranks of a distributed job agree on a value, or determines which ranks are at fault if they cannot.
+//! Lets the ranks of a distributed job agree on a value, or determines which ranks prevent an agreement.
 //!
 //! ```text
 //!   rank 1 ──┐  value, late, left, bye, beat
@@ -10,7 +10,7 @@
 //! a value, and receive the minimum. Only the hub sees all connections, so only the hub decides that an operation has
 //! failed, and sends the reason to all ranks. A member decides alone only if the hub is disconnected or silent.
 //!
-//! Member and hub are pure state machines: they process events and times, and produce messages. [`meeting`] sends them
+//! Member and hub are pure state machines, which turn events and times into messages. [`meeting`] sends these messages
 //! over sockets. The thread of a `Meeting` does not depend on the program, so a busy rank still sends heartbeats.
 
 pub mod hub;

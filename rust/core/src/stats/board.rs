@@ -19,7 +19,7 @@ use crate::process::fork;
 use crate::process::inherited::Descriptor;
 use crate::process::region::Region;
 
-/// The `generation` of a board that is only read. No process has this generation, so none writes to the board.
+/// The `generation` of a board that is only read. No process has this generation, so no process may write to the board.
 const NOBODYS: u64 = u64::MAX;
 
 /// The role of a process in its loader.
@@ -28,7 +28,7 @@ const NOBODYS: u64 = u64::MAX;
 pub enum Role {
     /// The page is free.
     Nobody = 0,
-    /// Owns the loader and runs its main part.
+    /// The main process, which owns the loader.
     Main = 1,
     /// Runs a replica of the graph.
     Worker = 2,
@@ -43,13 +43,13 @@ impl Role {
     }
 }
 
-/// The counters of all processes of a loader, in shared memory. If user code forks, private zeros replace the memory in
-/// the child, so the child's counts are not visible.
+/// The counters of all processes of a loader, in shared memory. If user code forks, private, zero-filled memory
+/// replaces the board in the child, so counts of the child are not visible.
 #[derive(Debug)]
 pub struct Board {
     region: Region,
     config: BoardConfig,
-    /// The descriptor for passing the memory to other processes, and for finding it from other programs. The descriptor
+    /// The descriptor that is passed to other processes, and that lets other programs find the memory. The descriptor
     /// is None if the board was attached or is only read.
     fd: Option<Descriptor>,
     generation: u64,
@@ -178,7 +178,7 @@ impl Board {
         unsafe { &*self.region.as_mut_ptr().cast::<BoardHeader>() }
     }
 
-    /// Returns the page of process `index`, or None if it does not exist.
+    /// Returns the page of process `index`, or None if this page does not exist.
     pub fn page(self: &Arc<Self>, index: usize) -> Option<PageRef> {
         (index < self.config.pages as usize).then(|| PageRef { board: Arc::clone(self), index })
     }
@@ -282,7 +282,7 @@ impl PageRef {
         &self.header().span
     }
 
-    /// Begins the given or the next epoch. In the main process, the measured time begins with the first item.
+    /// Begins epoch number `epoch`, or the next epoch. In the main process, the time is measured from the first item.
     pub fn begin_span(&self, epoch: Option<u32>) {
         self.span().end(nanoseconds());
         let next = || self.header().epoch.load(Relaxed).wrapping_add(1);
@@ -299,7 +299,7 @@ impl PageRef {
     /// process then writes. A signal of 0 means that stacks cannot be requested.
     pub fn set_stack(&self, signal: u32, descriptor: u32) {
         self.header().stack.store(descriptor, Relaxed);
-        // SYNC(stack): pairs with the readers' load; a reader that sees a signal may send it.
+        // SYNC(stack): pairs with the readers' load; a reader that sees a signal also sees the descriptor.
         self.header().signal.store(signal, Ordering::Release);
     }
 
@@ -377,7 +377,8 @@ impl PipeRef {
         &self.page
     }
 
-    /// Returns the word that identifies the running pipe of the process, and its value while this pipe runs.
+    /// Returns the word that identifies the running pipe of the process, and the value of this word while this pipe
+    /// runs.
     pub fn running(&self) -> (&AtomicU32, u32) {
         (&self.page.header().current, self.index as u32 + 1)
     }

@@ -2,7 +2,7 @@
 //!
 //! A process on another machine counts on a board on its own machine. The main process copies the page of this process
 //! to its own board, where the copy looks like the page of a local process. If the process is replaced, the replacement
-//! receives the copy and continues the counts.
+//! receives the copied counts and continues from them.
 //!
 //! All values keep their meaning, except times, which were measured with the clock of the other machine. When a page
 //! arrives, its times are shifted by the difference between the two clocks, so these times are too late by the transfer
@@ -31,7 +31,7 @@ struct Span {
     moment: Option<usize>,
 }
 
-/// Returns the words of a page that the process itself writes, except the signal for its stack.
+/// Returns the words of a page that the page's own process writes, except the words for requesting its stack.
 fn spans(flows_at: usize, pipes: usize, flows: usize) -> Vec<Span> {
     let span = |at: usize, words: Range<usize>, guard: Option<usize>, moment: Option<usize>| {
         let first = at / WORD;
@@ -85,8 +85,8 @@ impl PageRef {
         carried.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    /// Overwrites this page with the copy of another process's page. The page then describes the other process. Fails
-    /// if the lengths are inconsistent, or if there are more pipes or flows than the capacity.
+    /// Overwrites this page with the copy of another process's page. The page now describes the other process. Fails if
+    /// the lengths are inconsistent, or if there are more pipes or flows than the capacity.
     pub fn take_in(&self, carried: &[u8]) -> Result<(), Corrupted> {
         let (carried, rest) = carried.as_chunks::<WORD>();
         let carried: Vec<u64> = carried.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();

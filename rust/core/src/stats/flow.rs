@@ -53,7 +53,7 @@ impl<C> Deref for Counter<C> {
 }
 
 impl WaitRef {
-    /// Returns the counter of the waits of a flow.
+    /// Returns the wait counter of a flow (the counters of a link end).
     pub fn of(flow: &FlowRef) -> Self {
         Self { counters: NonNull::from(&flow.wait), keeper: Arc::clone(&flow.keeper) }
     }

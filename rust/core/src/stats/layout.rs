@@ -25,9 +25,9 @@ pub(super) const LABEL: usize = 128;
 pub(super) const LOCATION: usize = 192;
 /// The number of exception types that are counted separately for a pipe. Other exception types only count in the total.
 pub(super) const KINDS: usize = 4;
-/// Bytes for the name of an exception type.
+/// The maximum number of bytes for the name of an exception type.
 pub(super) const KIND: usize = 56;
-/// Bytes for the location of a process on another machine.
+/// The maximum number of bytes for the location of a process on another machine.
 pub(super) const PLACE: usize = 112;
 
 /// The sizes of a board.
@@ -84,7 +84,7 @@ pub(super) struct BoardHeader {
     pub wants_large: AtomicU32,
 }
 
-/// A sequence number that guards data with a single writer. The number is odd while the guarded data is being changed.
+/// A sequence number that guards data with a single writer, and that is odd while the guarded data is being changed.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Sequence(AtomicU32);
@@ -129,7 +129,7 @@ impl Sequence {
 #[repr(C, align(64))]
 pub struct Wait {
     sequence: Sequence,
-    /// The index of the flow whose item is awaited.
+    /// The index of the link end (flow) from which an item is awaited.
     pub whom: AtomicU32,
     /// The start of the wait in progress, or 0.
     pub since: AtomicU64,
@@ -182,16 +182,16 @@ pub struct Flow {
     pub wakes: AtomicU64,
     /// The number of buffers that were copied because too many were leased.
     pub copies: AtomicU64,
-    /// The total bytes of the copied buffers.
+    /// The total size of the copied buffers in bytes.
     pub copied: AtomicU64,
     /// The page of the process at the opposite end.
     pub peer: AtomicU32,
     /// 0: unused, 1: the owner sends, 2: the owner receives.
     pub direction: AtomicU32,
     _pad: AtomicU64,
-    /// A sender's waits for space or a grant, or a receiver's waits for items.
+    /// Counts a sender's waits for space or for a grant, or a receiver's waits for items.
     pub wait: Wait,
-    /// The bytes of the arena in use.
+    /// The number of bytes of the arena in use.
     pub arena_used: AtomicU64,
     /// The maximum of `arena_used` so far.
     pub arena_peak: AtomicU64,
@@ -222,16 +222,16 @@ pub(super) struct SkippedKind {
 pub struct PipeRecord {
     /// The number of items that the current iterator has yielded, including items from before a resume.
     pub yielded: AtomicU64,
-    /// The difference between the number of items of all iterators and `yielded`.
+    /// The number of items that all iterators have yielded, minus `yielded`.
     pub base: AtomicI64,
     pub(super) sequence: Sequence,
-    /// The number of the pipe that reads this pipe, plus 1; 0 if no pipe reads it.
+    /// The number of the pipe that reads this pipe, plus 1, or 0 if no pipe reads this pipe.
     pub(super) reader: AtomicU32,
     /// Properties of the pipe, which Python defines in `datapipes`.
     pub(super) flags: AtomicU32,
     /// Network requests that were repeated after an error.
     pub retries: AtomicU32,
-    /// The maximum number of items that the pipe buffers, or 0 if it does not buffer.
+    /// The maximum number of items that the pipe buffers, or 0 if the pipe does not buffer.
     pub(super) capacity: AtomicU64,
     /// The number of measured calls.
     pub samples: AtomicU64,
@@ -334,7 +334,7 @@ pub(super) struct PageHeader {
     /// 1 if a remote process has exited. Only the main process writes the fields from `gone` to `carried`, and the
     /// field `place`.
     pub gone: AtomicU64,
-    /// When the counters of a process on another machine were last received, or 0 for a local process.
+    /// The time at which the counters of a process on another machine were last received, or 0 for a local process.
     pub heard: AtomicU64,
     /// The nanoseconds that the threads of the process have run.
     pub ran: AtomicU64,
@@ -348,7 +348,8 @@ pub(super) struct PageHeader {
     pub idle: Wait,
     /// The main process's waits for the first item of each epoch.
     pub first: Wait,
-    /// The duration of epochs, which begin with the first item in the main process, and with the command in children.
+    /// The durations of epochs. An epoch begins with the first item in the main process, and with the command in
+    /// children.
     pub span: Wait,
     /// The size of the last snapshot that was too large to be sent, or 0.
     pub oversized: AtomicU64,

@@ -139,7 +139,7 @@ fn wait(wait: &Wait) -> Value {
 }
 
 fn flow(flow: &Flow) -> Value {
-    // SYNC(used): pairs with Allocator::mirror; a reader that sees a use also sees its peak.
+    // SYNC(used): pairs with Allocator::mirror; a reader that sees a value of `arena_used` also sees its `arena_peak`.
     let used = flow.arena_used.load(Ordering::Acquire);
     fields!(
         flow: peer, sends = flow.direction.load(Relaxed) == 1, items, bytes, fragments, wakes, copies, copied,
@@ -160,7 +160,7 @@ fn pipe(record: &PipeRecord) -> Value {
     )
 }
 
-/// Returns the exception types of skipped items with their counts. Types that exceed the capacity are missing.
+/// Returns the exception types of skipped items with their counts. Types beyond the capacity are not included.
 fn skipped_kinds(record: &PipeRecord) -> Vec<Value> {
     record.skipped_kinds().into_iter().map(|(kind, count)| Value::List(vec![kind.into(), count.into()])).collect()
 }

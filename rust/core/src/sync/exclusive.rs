@@ -7,7 +7,7 @@ use std::ops::{Deref, DerefMut};
 use crate::sync::primitive::{AtomicUsize, Ordering};
 
 /// A value that one thread at a time can hold. An `Exclusive` is cheaper than a mutex, which checks for waiting threads
-/// when it is released. If the process forks while another thread holds the value, the child can never hold it.
+/// when it is released. If the process forks while another thread holds the value, the child can never hold the value.
 #[derive(Debug)]
 pub struct Exclusive<T> {
     /// The thread that holds the value (see `this_thread`), or 0.
@@ -26,7 +26,7 @@ pub struct Held<'a, T> {
     _of_this_thread: PhantomData<*const ()>,
 }
 
-/// Returns the address of a thread-local variable, which is unique to this thread while it runs.
+/// Returns the address of a thread-local variable, which is unique to this thread while the thread runs.
 fn this_thread() -> usize {
     thread_local!(static OWN: u8 = const { 0 });
     OWN.with(|own| std::ptr::from_ref(own) as usize)
@@ -38,7 +38,7 @@ impl<T> Exclusive<T> {
         Self { holder: AtomicUsize::new(0), value: UnsafeCell::new(value) }
     }
 
-    /// Returns the value, or None if a thread already holds it, even if it is the current thread.
+    /// Returns the value, or None if a thread (even the current thread) already holds the value.
     #[inline]
     pub fn try_hold(&self) -> Option<Held<'_, T>> {
         // SYNC(exclusive): pairs with the drop of `Held`.

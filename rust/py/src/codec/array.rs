@@ -124,7 +124,7 @@ pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
     Some(ArrayParts { dtype, order, shape, data: fields.data.cast(), len, strided })
 }
 
-/// Returns the arena block under an array that `torchdata.empty` has created. The array must cover the whole block,
+/// Returns the arena block that `torchdata.empty` has allocated for an array. The array must cover the whole block,
 /// which must not be accessible through another array, a buffer, a tensor or a weak reference. Otherwise returns None.
 /// The caller ensures that nothing except the item refers to the array.
 pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Arc<Block>> {
@@ -148,8 +148,8 @@ pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Ar
     whole.then(|| Arc::clone(block))
 }
 
-/// Returns the arena block under a tensor that `torchdata.empty` has created over an array. Returns None unless the
-/// tensor covers the whole block. The caller ensures that nothing except the item refers to the array and the tensor.
+/// Returns the arena block of a tensor that `torchdata.empty` has created over `array`. Returns None unless the tensor
+/// covers the whole block. The caller ensures that nothing except the item refers to the array and the tensor.
 pub fn block_under(array: &Bound<'_, PyAny>, data: *const u8, len: usize) -> Option<Arc<Block>> {
     let base = array.getattr("base").ok()?;
     // SAFETY: the call only reads the reference count of an existing object. The array and this function have one
@@ -207,11 +207,11 @@ pub fn data_of(array: &Bound<'_, PyAny>) -> *mut u8 {
     fields(array).data.cast()
 }
 
-/// Returns the dtype and bytes of a plain NumPy scalar, or None if it must be pickled.
+/// Returns the dtype and bytes of a plain NumPy scalar, or None if the scalar must be pickled.
 pub fn scalar_parts(scalar: &Bound<'_, PyAny>) -> PyResult<Option<(Dtype, Vec<u8>)>> {
     let py = scalar.py();
     let numpy = numpy(py)?;
-    // SAFETY: callers pass existing NumPy scalars. The written element of a plain dtype fits into the buffer.
+    // SAFETY: callers pass existing NumPy scalars. An element of a plain dtype fits into the buffer.
     unsafe {
         let descr = numpy.dtype_of(scalar)?;
         let Some((dtype, size)) = Dtype::of(py, descr.as_ptr().cast()) else { return Ok(None) };

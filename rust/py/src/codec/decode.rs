@@ -20,7 +20,7 @@ use crate::buffers::LeasedBuffer;
 use crate::errors;
 
 /// Decodes an item from its inline part and its large buffers. If `may_lease` is true, arrays use the memory of leased
-/// buffers. If it is false, the memory is copied.
+/// buffers. If `may_lease` is false, the memory is copied.
 pub fn decode<'py>(
     py: Python<'py>,
     payload: &[u8],

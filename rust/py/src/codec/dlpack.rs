@@ -1,8 +1,8 @@
 //! Exchanges tensors with torch through DLPack, the binary interface of array libraries (dmlc.github.io/dlpack).
 //!
 //! If torch has the function table `__dlpack_c_exchange_api__` of DLPack 1.2, tensors are described without an
-//! additional object, and created without a capsule. Older releases of torch only have `torch.utils.dlpack`. The two
-//! interfaces of torch are public and produce the same results.
+//! additional object, and created without a capsule. Older releases of torch only have `torch.utils.dlpack`. Both the
+//! function table and `torch.utils.dlpack` are public, and produce the same results.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -34,7 +34,7 @@ impl ElementType {
     const BFLOAT: u8 = 4;
     const COMPLEX: u8 = 5;
 
-    /// Returns the bytes of an element, or None if an element does not consist of whole bytes.
+    /// Returns the number of bytes of an element, or None if an element has several lanes or does not fill whole bytes.
     pub fn size(self) -> Option<usize> {
         (self.lanes == 1 && self.bits > 0 && self.bits.is_multiple_of(8)).then_some(usize::from(self.bits / 8))
     }
@@ -157,7 +157,7 @@ fn call<'py>(object: &Bound<'py, PyAny>, name: &Py<PyString>) -> PyResult<Bound<
     }
 }
 
-/// A tensor with at least one element, fully described by its elements, in memory of this process.
+/// A tensor in memory of this process, which has at least one element and no state other than its elements.
 pub struct Exported<'py> {
     tensor: Described,
     item: Bound<'py, PyAny>,
@@ -204,7 +204,8 @@ impl<'py> Exported<'py> {
         if self.tensor.dimensions == 0 {
             return &[]; // the pointers may be null
         }
-        // SAFETY: a tensor has a length and a stride per dimension. The tensor or the capsule keeps both arrays alive.
+        // SAFETY: a tensor has a length and a stride per dimension. The tensor or capsule keeps lengths and strides
+        // alive.
         unsafe { std::slice::from_raw_parts(of, self.tensor.dimensions as usize) }
     }
 
@@ -244,7 +245,8 @@ impl<'py> Exported<'py> {
         Ok(element.has_lazy_sign() && is(&torch.is_neg)? || element.is_complex() && is(&torch.is_conj)?)
     }
 
-    /// Returns whether all elements are inside the storage. Elements can be outside if a user has resized the storage.
+    /// Returns whether all elements are inside the storage. Elements can be outside of the storage if a user has
+    /// resized the storage.
     fn is_within_storage(&self, torch: &Torch) -> PyResult<bool> {
         let there: usize = call(&call(&self.item, &torch.untyped_storage)?, &torch.nbytes)?.extract()?;
         let reach = self.reach();
@@ -257,7 +259,7 @@ impl<'py> Exported<'py> {
     }
 }
 
-/// Returns the bytes from the start of the first element to the end of the last, or None if too large.
+/// Returns the number of bytes from the start of the first element to the end of the last, or None if it is too large.
 pub fn reach(size: usize, shape: &[i64], strides: &[i64]) -> Option<usize> {
     let last = shape.iter().zip(strides).try_fold(0_usize, |last, (&count, &stride)| {
         let steps = usize::try_from(count).ok()?.checked_sub(1)?;
@@ -283,7 +285,8 @@ impl Torch {
         let py = item.py();
         if let Some(describe) = self.exchange.and_then(|exchange| exchange.describe) {
             let mut described = MaybeUninit::uninit();
-            // SAFETY: the table belongs to the item's class. The call writes the description, or raises and returns -1.
+            // SAFETY: the table belongs to the item's class. The call writes the description, or returns -1 after
+            // raising.
             return unsafe {
                 if describe(item.as_ptr(), described.as_mut_ptr()) == 0 {
                     Ok(Some((described.assume_init(), None)))
@@ -330,7 +333,7 @@ impl Own {
     }
 }
 
-/// The owner of a new tensor's memory. Torch frees the owner on any thread, after the last tensor over the memory.
+/// The owner of a new tensor's memory. Torch frees the owner in any thread, after the last tensor that uses the memory.
 #[repr(C)]
 struct Home<M> {
     managed: M,
@@ -346,7 +349,7 @@ impl<M> Home<M> {
         drop(unsafe { Box::from_raw(managed.cast::<Self>()) });
     }
 
-    /// Moves the value to the heap, where `free` deletes it later.
+    /// Moves the value to the heap. `free` deletes the value later.
     fn leave(self) -> *mut M {
         Box::into_raw(Box::new(self)).cast()
     }
@@ -387,8 +390,8 @@ pub fn tensor_over<'py>(
     let managed =
         Home { managed: Managed { tensor, context, free: Some(Home::<Managed>::free) }, extents, _memory: memory }
             .leave();
-    // SAFETY: the call returns a new capsule, or NULL with an exception set. Torch renames the capsule when it takes
-    // over the tensor. If the call fails and the name is unchanged, this function still owns the tensor.
+    // SAFETY: the call returns a new capsule, or NULL with an exception set. Torch renames the capsule when torch takes
+    // ownership of the tensor. If the call fails and the name is unchanged, this function still owns the tensor.
     unsafe {
         let capsule = ffi::PyCapsule_New(managed.cast(), UNUSED.as_ptr(), None);
         let Ok(capsule) = Bound::from_owned_ptr_or_err(py, capsule) else {

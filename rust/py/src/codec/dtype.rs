@@ -17,7 +17,7 @@ pub struct Dtype {
     unit: Option<TimeUnit>,
 }
 
-/// A unit of time, as NumPy's number for the unit and a factor.
+/// A NumPy unit of time: NumPy's number for the unit, and a factor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct TimeUnit {
     base: u32,

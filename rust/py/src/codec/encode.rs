@@ -83,8 +83,8 @@ pub struct Encoder {
     spans: BTreeMap<usize, usize>,
     /// The member that must be pickled because it may contain objects of other members, and its offset in the payload.
     pickled_member: Option<(usize, Py<PyAny>)>,
-    /// Whether an equal item may be encoded to different bytes. Pickles and references to strings depend on the
-    /// identity of objects, and arrays depend on the memory order.
+    /// Whether an equal item may be encoded to different bytes. Pickles and references to strings depend on which
+    /// objects are identical, and arrays depend on the order of their axes in memory.
     pub opaque: bool,
 }
 
@@ -401,7 +401,7 @@ impl Encoder {
         Ok(())
     }
 
-    /// Sends the arena block under a tensor without copying it, if the array over the block covers the whole block.
+    /// Sends the arena block of a tensor without copying it, if the tensor covers the whole block.
     fn hand_over(&mut self, room: &Bound<'_, PyAny>, data: *const u8, len: usize, place: Within<'_>) -> bool {
         let Some(block) = array::block_under(room, data, len).filter(|block| block.is_of(place.arena)) else {
             return false;
@@ -448,7 +448,7 @@ impl Encoder {
         self.payload.extend_from_slice(&head);
     }
 
-    /// Reserves capacity for `len` more bytes and the header before them.
+    /// Reserves capacity for `len` more bytes and their header.
     fn reserve(&mut self, len: usize) -> PyResult<()> {
         let room = self.payload.try_reserve(len + 9);
         room.map_err(|_| PyMemoryError::new_err(format!("there is no memory for {len} more bytes of an encoded item")))

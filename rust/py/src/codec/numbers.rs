@@ -7,7 +7,7 @@
 //!
 //! A sequence becomes a block if it has at least two members of the same exact type: ints that fit into the same kind
 //! of word, floats, or bools. A block does not preserve the identity of numbers, which Python and pickle do not
-//! reliably preserve either.
+//! preserve reliably.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -49,7 +49,7 @@ pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
     }
 }
 
-/// Appends a sequence of `len` members as a block, or returns false without a change if they cannot form a block.
+/// Appends a sequence of `len` members as a block, or returns false without a change if this is impossible.
 ///
 /// # Safety
 /// The GIL is held. For each index below `len`, `member` runs no Python code and returns a borrowed member or NULL.
@@ -97,7 +97,7 @@ pub unsafe fn put_block(
     }
 }
 
-/// Appends ints, and writes `Tag::Unsigned` at `place` if they require it. Returns false if no word fits all ints.
+/// Appends ints, and writes `Tag::Unsigned` at `place` if the ints exceed i64. Returns false if no word fits all ints.
 unsafe fn put_ints(
     payload: &mut Vec<u8>,
     place: usize,
@@ -171,7 +171,7 @@ pub fn read_block<'py>(py: Python<'py>, is_tuple: bool, element: Tag, bytes: &[u
     let len = bytes.len() / width(element);
     let count = ffi::Py_ssize_t::try_from(len).map_err(|_| malformed())?;
     // SAFETY: no other code refers to the new sequence until all members are set. After an exception, the remaining
-    // entries are NULL, which the destructor of the sequence allows. Setting a member takes over the reference.
+    // entries are NULL, which the destructor of the sequence allows. Setting a member takes ownership of the reference.
     unsafe {
         let object = if is_tuple { ffi::PyTuple_New(count) } else { ffi::PyList_New(count) };
         let sequence = Bound::from_owned_ptr_or_err(py, object)?;

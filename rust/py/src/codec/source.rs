@@ -77,7 +77,7 @@ impl Source {
         if len >= LONG_COPY { py.detach(copy) } else { copy() }
     }
 
-    /// Returns the address of contiguous bytes. Elements that are not contiguous are first replaced by a copy.
+    /// Returns the address of contiguous bytes. Elements that are not contiguous are first copied to contiguous memory.
     pub fn make_dense(&mut self, py: Python<'_>) -> PyResult<*const u8> {
         if self.strided.is_none() {
             return Ok(self.address as *const u8);

@@ -1,4 +1,4 @@
-//! Encodes and decodes tensors that are fully described by their elements.
+//! Encodes and decodes tensors that have no state other than their elements.
 
 use pyo3::prelude::*;
 use torchdata_core::strided::Strided;

@@ -1,7 +1,7 @@
 //! Reads TFRecord files of examples.
 //!
 //! A [`TFRecordReader`] belongs to the pipe that reads one stream, and is used by the thread that iterates the pipe.
-//! The reader requests one piece at a time from the Python stream and copies it. The arrays have their own memory.
+//! The reader requests one piece at a time from the Python stream and copies it. Created arrays own their memory.
 
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};

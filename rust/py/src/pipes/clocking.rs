@@ -8,7 +8,7 @@
 //! measured call.
 //!
 //! Each root call may require many nested calls. A guard skips this module if its last call was nested and no root call
-//! is measured ([`is_measuring`]). The guard still calls this module sometimes, in case calls are no longer nested.
+//! is measured ([`is_measuring`]). The guard still calls this module sometimes, because calls may no longer be nested.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -17,7 +17,7 @@ use torchdata_core::stats::{coarse_nanoseconds, nanoseconds};
 
 /// The cost of measuring one call, in nanoseconds.
 const COST: u64 = 60;
-/// Measuring all pipes takes at most 1/`PRICE` of the time. Measuring only the loader takes at most 1/`PRICE_METERED`.
+/// Measuring all pipes takes at most 1/`PRICE` of the time, and measuring only the loader 1/`PRICE_METERED`.
 pub const PRICE: u64 = 200;
 pub const PRICE_METERED: u64 = 1000;
 /// How many calls a measured call represents at most. `LONGEST_METERED` is used if only the loader is measured.
@@ -51,7 +51,7 @@ struct Clocking {
     /// The upper limit for the mean of the next gap (see [`next_gap`]).
     most: Cell<u64>,
     last: Cell<u64>,
-    /// The average nanoseconds of recent root calls.
+    /// The average duration of recent root calls, in nanoseconds.
     usual: Cell<u64>,
     random: Cell<u64>,
 }
@@ -87,8 +87,8 @@ pub fn interval(usual: u64, calls: u64, price: u64, longest: u64) -> u64 {
     (calls * COST * price / usual.max(1)).clamp(1, longest)
 }
 
-/// Returns the number of calls until the next measured call. The mean of these numbers is `mean`. The first numbers
-/// have a lower mean, which doubles with each measurement, so that short runs are measured too.
+/// Returns the number of calls until the next measured call. The average of the returned numbers is `mean`. The average
+/// of the first numbers is lower, and doubles with each measurement, so that short runs are measured too.
 pub fn next_gap(random: &Cell<u64>, most: &Cell<u64>, mean: u64) -> u64 {
     let least = mean.min(most.get());
     most.set((2 * most.get()).min(LONGEST_METERED));
@@ -111,7 +111,7 @@ pub fn begin() {
 }
 
 pub struct Timed {
-    /// For a measured call: the nanoseconds without nested calls, and how many calls it represents at most.
+    /// For a measured call: the nanoseconds without nested calls, and the maximum number of calls that it represents.
     pub own: Option<(u64, u64)>,
     /// If a root call was measured or slow: its nanoseconds, and the number of calls that it represents.
     pub whole: Option<(u64, u64)>,
@@ -152,7 +152,7 @@ fn unmeasured_root<T>(thread: &Clocking, call: impl FnOnce() -> T) -> (T, Option
     (result, (took >= NOTICED).then(|| notice(thread, took)))
 }
 
-/// Requests a measurement of the next call after an unmeasured slow call, because the next call may be slow too.
+/// Makes the next call a measured call after an unmeasured call was slow, because slow calls may follow each other.
 #[cold]
 fn notice(thread: &Clocking, took: u64) -> Timed {
     thread.usual.set((7 * thread.usual.get() + took) / 8);
@@ -161,7 +161,7 @@ fn notice(thread: &Clocking, took: u64) -> Timed {
     Timed { own: None, whole: Some((took, 1)), passed: 0 }
 }
 
-/// Returns how many calls a measured call represents. This is 1 for slow calls, because each slow call is recorded.
+/// Returns how many calls a measured call represents: 1 for a slow call, because each slow call is recorded.
 fn stands_for(took: u64, weight: u64) -> u64 {
     if took < NOTICED { weight } else { 1 }
 }

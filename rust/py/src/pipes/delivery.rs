@@ -34,11 +34,11 @@ enum DeliveryStep<'py> {
     Item(Bound<'py, PyAny>),
     End,
     Error(PyErr),
-    /// Another thread or a signal handler has ended the epoch. The item, if it was already read, is dropped.
+    /// Another thread or a signal handler has ended the epoch. An item that was already read is dropped.
     Left,
 }
 
-/// The progress of a loader's user.
+/// Counts the items that a loader's user has received, and reads further items from the source.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Delivery {
     source: GilCell<Option<EpochSource>>,
@@ -50,10 +50,10 @@ pub struct Delivery {
     begun: AtomicBool,
     /// The number of items of the epoch that the user has received in this run.
     given: Arc<GilNumber>,
-    /// The heartbeat of the calls of the source. Its flags are set if the loader is paused or limited, if the watching
-    /// thread does not run, or if the last call was interrupted.
+    /// The heartbeat of the calls of the source. The flags of the heartbeat are set if the loader is paused or limited,
+    /// if the watching thread does not run, or if the last call was interrupted.
     pulse: Arc<Pulse>,
-    /// The key for reports, and the time that one item may take, or None if calls are not watched.
+    /// The key for reports of stalled calls, and the maximum time for one item, or None if calls are not watched.
     watched: GilCell<Option<(u64, Duration)>>,
 }
 

@@ -1,4 +1,5 @@
-//! The iterator guard: ensures that only a pipe's newest iterator is valid, and counts items, faster than a generator.
+//! The iterator guard, which ensures that only a pipe's newest iterator is valid, and counts items faster than a
+//! generator.
 //!
 //! Every item of every pipe passes through a guard, so the type is built from plain C slots. PyO3's class macro would
 //! add a wrapper around `__next__` that takes longer than the guard. The hot path is [`next_item`]: it compares two
@@ -57,10 +58,10 @@ struct Guard {
     mark: u32,
     /// Whether the last call that `clocking` made was nested in another call.
     nested: bool,
-    /// Selects the calls that `next_metered` measures. `next_timed` only uses the countdown, to check for nested calls.
+    /// Selects the calls that `next_metered` measures. `next_timed` only uses the countdown to detect nested calls.
     metering: Metering,
-    /// Whether the iterator is the built-in `map`. A StopIteration that its function raises is converted to another
-    /// error, because it would look like the end of the data (PEP 479).
+    /// Whether the iterator is the built-in `map`. A StopIteration that the function of the `map` raises is converted
+    /// to another error, because it would look like the end of the data (PEP 479).
     sealed: bool,
     /// The settings for profiler ranges if PyTorch is loaded: a boxed `Ranging`, otherwise NULL. Freed with the guard.
     ranging: *mut Ranging,
@@ -250,7 +251,7 @@ pub unsafe fn pass_over(iterator: &Bound<'_, PyAny>, most: usize) {
 
 /// Calls the iterator of the loader's last pipe, and measures some of the calls.
 unsafe extern "C" fn next_metered(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: `next_item` calls this with its own guard, which is valid and not cleared.
+    // SAFETY: `next_item` passes its own guard to this function, and that guard is valid and not cleared.
     unsafe {
         let guard = object.cast::<Guard>();
         if (*guard).metering.is_due() { metered(guard) } else { ((*guard).inner)((*guard).iterator) }
@@ -260,7 +261,7 @@ unsafe extern "C" fn next_metered(object: *mut ffi::PyObject) -> *mut ffi::PyObj
 /// Makes a call and measures it. This function cannot panic.
 #[inline(never)]
 unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
-    // SAFETY: as in `next_metered`. The record is not kept across the call, which may bind the token to another record.
+    // SAFETY: as in `next_metered`. The record is not used after the call, which may bind the token to another record.
     unsafe {
         let first = (*guard).metering.measured == 0;
         begin_first(guard, first);
@@ -387,7 +388,7 @@ unsafe fn end_first(guard: *mut Guard, first: bool, came: bool) {
     }
 }
 
-/// Handles a call without an item: the end, an exception (which may be skipped for the next item), or an invalid guard.
+/// Handles a call without an item: the iterator has ended, has raised an exception that may be skipped, or is invalid.
 #[cold]
 unsafe fn no_item(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: as in `next_item`.
@@ -470,7 +471,7 @@ fn outcome(
     explained(error, pipe, token.yielded(), iterator)
 }
 
-/// Removes this package's frames from an exception and adds the pipe's name. Returns Ok to skip the exception.
+/// Removes this package's frames from an exception and adds the pipe's name. Returns Ok(true) to skip the exception.
 #[cold]
 fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = pipe.py();
@@ -535,7 +536,7 @@ unsafe extern "C" fn traverse(object: *mut ffi::PyObject, visit: ffi::visitproc,
 
 /// Drops all references to break a reference cycle. Only calls C functions.
 unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
-    // SAFETY: as in `traverse`. `id` changes first, so that code that runs while a reference is dropped finds an
+    // SAFETY: as in `traverse`. `id` changes first, because dropping a reference may run code, which must find an
     // invalid guard.
     unsafe {
         let guard = object.cast::<Guard>();

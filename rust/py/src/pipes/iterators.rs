@@ -1,4 +1,4 @@
-//! Fast iterators for `Filter` and for pipes that read by index. These iterators handle exceptions like other pipes.
+//! Fast iterators for `Filter` and for pipes that read by index, with the exception handling of other pipes.
 
 use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration};
 use pyo3::ffi;
@@ -110,7 +110,7 @@ impl FilterIterator {
     }
 
     /// Needs no `__clear__`: like the built-in `filter`, this iterator never changes its references. Therefore a
-    /// reference cycle also contains an object that was changed later, and the garbage collector clears that object.
+    /// reference cycle contains another object that was changed later, and the garbage collector clears that object.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.source)?;
         visit.call(&self.predicate)?;

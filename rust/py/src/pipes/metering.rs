@@ -1,7 +1,8 @@
 //! Measures the time that a program spends in `next` of a loader. Only some calls are measured.
 //!
 //! [`Metering`] selects the measured calls. A measured call represents itself and the unmeasured calls before it.
-//! [`Meter`] counts and measures items of iterators other than pipes. The reading thread calls them with the GIL.
+//! [`Meter`] counts and measures items of iterators that are not pipes. The reading thread calls both with the GIL
+//! held.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,7 +15,7 @@ use crate::pipes::clocking;
 
 pub struct Metering {
     pub countdown: u32,
-    /// How many calls the next measured call represents. `most` is the upper limit for the mean of this number.
+    /// How many calls the next measured call represents. `most` is the upper limit for the mean of `gap`.
     gap: u32,
     random: Cell<u64>,
     most: Cell<u64>,
@@ -33,7 +34,7 @@ impl Metering {
         self.countdown == 0
     }
 
-    /// Records that a measured call has ended. Returns the total nanoseconds of the calls that it represents.
+    /// Records that a measured call has ended. Returns the total nanoseconds of the calls that this call represents.
     pub fn note(&mut self, began: u64) -> u64 {
         let now = nanoseconds();
         let (took, passed) = (now - began, now - self.measured);
@@ -60,7 +61,7 @@ impl Meter {
         Self(GilCell::new(None))
     }
 
-    /// From the next call on, which begins an epoch, counts in the record of a pipe on the main process's page.
+    /// Counts in the record of a pipe on the main process's page, starting with the next call, which begins an epoch.
     pub fn count_into(&self, py: Python<'_>, pipe: PipeRef) {
         self.0.with(py, |counted| *counted = Some(CountedItems { pipe, metering: Metering::new() }));
     }

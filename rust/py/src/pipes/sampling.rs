@@ -5,9 +5,10 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use torchdata_core::sampling::{MersenneTwister, WORDS};
 
-/// Returns the order of `count` numbers from a Python generator with the given state, as native 32-bit integers.
+/// Returns a random order of the first `count` numbers, drawn by a Python generator with the given state, as native
+/// 32-bit integers.
 ///
-/// `words` and `drawn` are from `random.Random.getstate()`: 624 native 32-bit words, and the number after them.
+/// `words` and `drawn` come from `random.Random.getstate()`: 624 native 32-bit words, and the number of used words.
 #[pyfunction]
 pub fn sample_order<'py>(py: Python<'py>, words: &[u8], drawn: usize, count: u32) -> PyResult<Bound<'py, PyBytes>> {
     if words.len() != 4 * WORDS {

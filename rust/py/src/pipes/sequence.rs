@@ -28,7 +28,7 @@ fn small_range(sequence: &Bound<'_, PyAny>, length: usize) -> Option<SequenceKin
 pub struct SequenceIterator {
     sequence: Py<PyAny>,
     kind: SequenceKind,
-    /// The length of an immutable sequence. For lists, the length is read each time.
+    /// The length of an immutable sequence. A list can change, so its length is read each time.
     length: usize,
     /// The index of the next item, or `u64::MAX` after the end. The end is final, even if a list grows afterwards.
     position: GilNumber,

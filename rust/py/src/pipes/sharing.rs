@@ -1,9 +1,9 @@
 //! Splits an indexable source into shares. No share reads the items of another share.
 //!
 //! A source that supports shares iterates with a `SequenceIterator` (`sequence.rs`), which skips items by its index. A
-//! [`ShareIterator`] reads the source through its guard, which counts skipped items as yielded. Positions, states and
-//! counts are therefore the same as if the items of other shares were read and dropped, but the time does not grow with
-//! the number of shares. This code runs in each thread that iterates the pipes. The GIL orders all accesses.
+//! [`ShareIterator`] reads the source through its guard, which counts skipped items as yielded. Therefore positions,
+//! states and counts include the items of other shares, although these items are never read. This code runs in each
+//! thread that iterates the pipes. The GIL orders all accesses.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -20,7 +20,7 @@ pub struct ShareIterator {
     source: Py<PyAny>,
     run: usize,
     between: usize,
-    /// The number of items to skip first. `left` is the number of items to yield after the skipped items.
+    /// The number of items to skip before the first yielded item. `left` is the number of items to yield afterwards.
     before: AtomicUsize,
     left: AtomicUsize,
 }

@@ -18,7 +18,7 @@ use crate::pipes::clocking::Timed;
 /// The record of a pipe on a board of counters.
 pub struct BoardSlot {
     pub pipe: PipeRef,
-    /// Whether the pipe is the last pipe of its process. `main` means that it is also the last pipe of the loader.
+    /// Whether the pipe is the last pipe of its process. `main` is true for the last pipe of the loader.
     pub root: bool,
     pub main: bool,
     _before: Option<Box<BoardSlot>>,
@@ -77,8 +77,8 @@ impl IterationToken {
         unsafe { self.place.load(Acquire).as_ref() }
     }
 
-    /// Counts on a board from the next iteration on. `root` marks the last pipe of a process, and `main` the last pipe
-    /// of the loader.
+    /// Starts counting on a board with the next iteration. `root` marks the last pipe of a process, and `main` the last
+    /// pipe of the loader.
     pub fn bind(&self, py: Python<'_>, pipe: PipeRef, root: bool, main: bool) {
         self.pending.with(py, |pending| {
             let is_same = |place: &BoardSlot| {
@@ -163,7 +163,7 @@ impl IterationToken {
         self.restart(yielded);
     }
 
-    /// Discards a loaded state. The next iteration then starts from the beginning.
+    /// Discards a loaded state, so that the next iteration starts from the beginning.
     fn disarm(&self) {
         self.armed.store(false, Relaxed);
     }
@@ -176,7 +176,7 @@ impl IterationToken {
         })
     }
 
-    /// Counts an item for display that was skipped because of an exception of type `kind`.
+    /// Adds an item that was skipped because of an exception of type `kind` to the displayed counts.
     fn count_skipped(&self, kind: &str) {
         if let Some(place) = self.place() {
             place.pipe.record().skip(kind);
@@ -210,7 +210,7 @@ impl IterationToken {
         self.finished.load(Relaxed)
     }
 
-    /// Makes copying or unpickling a token create a new token.
+    /// Makes a copied or unpickled token a new token.
     fn __reduce__(slf: &Bound<'_, Self>) -> PyResult<(Py<PyAny>, ())> {
         Ok((slf.get_type().into_any().unbind(), ()))
     }

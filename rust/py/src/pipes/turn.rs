@@ -42,12 +42,12 @@ struct Crowd {
     closed: Option<String>,
 }
 
-/// The thread that has the turn to read an iterator, and the threads that wait for it.
+/// Determines which thread may read an iterator, and lets other threads wait.
 #[pyclass(frozen, weakref, module = "torchdata._native")]
 pub struct Turn {
     /// The reading thread, or 0.
     reader: GilNumber,
-    /// 1 if threads wait for the turn or it is closed, which is rare. Otherwise 0. Changes together with `crowd`.
+    /// 1 if threads wait for the turn or the turn is closed, which is rare. Otherwise 0. Changes together with `crowd`.
     is_crowded: GilNumber,
     crowd: GilCell<Crowd>,
     process: u32,
@@ -80,7 +80,8 @@ impl Default for Turn {
 }
 
 impl Turn {
-    /// Takes the turn, after all threads that requested it earlier. Dropping the returned guard releases the turn.
+    /// Takes the turn to read, after all threads that requested it earlier. Dropping the returned guard releases the
+    /// turn.
     #[inline]
     pub fn take<'a, 'py>(&'a self, py: Python<'py>) -> PyResult<TakenTurn<'a, 'py>> {
         let thread = this_thread();
@@ -98,7 +99,8 @@ impl Turn {
         })
     }
 
-    /// Waits for the turn, and takes it. If `reads` is true, the thread will read, so a closed turn raises an error.
+    /// Waits for, and takes, the turn to read. If `reads` is true, the thread will read, so a closed turn raises an
+    /// error.
     #[cold]
     fn queue_up(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<()> {
         let is_waiting = self.change(py, |crowd| {
@@ -132,8 +134,8 @@ impl Turn {
         Ok(())
     }
 
-    /// Takes the turn if it is free and this thread is the next one. Returns whether the turn was taken, or an error if
-    /// this thread can never get the turn.
+    /// Takes the turn if no thread has it and this thread is the next one. Returns whether the turn was taken, or an
+    /// error if this thread can never get the turn.
     fn is_next(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<bool> {
         let (first, closed) = self
             .crowd
@@ -169,7 +171,7 @@ impl Turn {
 
 #[pymethods]
 impl Turn {
-    /// Calls a function in turn with the reading threads, or immediately in a thread that already reads.
+    /// Takes the turn to read, unless this thread is already reading, and calls a function.
     fn call<'py>(&self, function: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = function.py();
         let thread = this_thread();

@@ -6,8 +6,8 @@ use pyo3::prelude::*;
 use super::ReadAheadQueue;
 use crate::gil_cell::GilCell;
 
-/// A hold on a queue: no worker starts an item until all holds are released. A forked child does not release its copy,
-/// because it has no worker threads and may have inherited a locked lock.
+/// A hold on a queue: no worker starts an item until all holds are released. A forked child does not release its copy
+/// of a hold, because the child has no worker threads and may have inherited a locked lock.
 #[pyclass(frozen, name = "ReadAheadHold", module = "torchdata._native")]
 pub struct ReadAheadHold {
     /// The queue that is held, or None after the release.

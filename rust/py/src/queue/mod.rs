@@ -32,7 +32,7 @@ struct Entry {
     content: Py<PyAny>,
     /// The number of the item, or None if positions are not recorded.
     index: Option<Index>,
-    /// The state of the source after the item. If `index` is None, any object that the worker stores with the item.
+    /// The state of the source after the item, or any object that the worker stores with the item if `index` is None.
     mark: Option<Py<PyAny>>,
     /// Whether a hold may begin while a worker processes this item.
     is_plain: bool,
@@ -230,8 +230,8 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Waits for submitted items, and claims the share of one of `sharers` workers: `least` to `most` small items, or
-    /// one large item. Returns None if no more items will be submitted.
+    /// Waits for submitted items, and claims a part of them for one of `sharers` workers: `least` to `most` small
+    /// items, or one large item. Returns None if no more items will be submitted.
     fn claim_some(&self, py: Python<'_>, least: usize, most: usize, sharers: usize) -> PyResult<Option<ClaimedItems>> {
         let queue = self.get()?;
         let take = |entry: &mut Entry| std::mem::replace(&mut entry.content, py.None());

@@ -1,4 +1,4 @@
-//! Takes the items of a source for threads that read ahead. Each item has a number, and some have the source's state.
+//! Takes the items of a source for threads that read ahead. Items are numbered, and some have a state of the source.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -27,13 +27,13 @@ pub struct SourceReader {
     unsaved: Py<PyAny>,
     /// The number of items between two states, or 0 if no states are taken.
     frequency: u64,
-    /// How many items at the beginning are dropped. `ahead` contains the numbers of later items that are dropped too.
+    /// How many items at the beginning are dropped. `ahead` contains the numbers of later items that are also dropped.
     dropped: Index,
     ahead: HashSet<Index>,
     index: AtomicU64,
     /// Whether the source has ended, or has raised an error and was not read since then.
     ended: AtomicBool,
-    /// An exception of `state_of` after the last item. This exception is raised instead of the next item.
+    /// An exception that `state_of` raised after the last item. This exception is raised instead of the next item.
     untold: GilCell<Option<Py<PyAny>>>,
 }
 

@@ -20,17 +20,17 @@ use crate::enter;
 pub struct Access {
     reader: Exclusive<Reader>,
     signs: Signs,
-    /// Whether a stream begins with the first request, as for dispatched items in a worker, instead of with the epoch.
+    /// Whether a stream begins with its first request, as in a worker that reads dispatched items, or with the epoch.
     on_demand: bool,
     /// The process that may read. A forked child must not take items of its parent.
     owner: OwningProcess,
 }
 
 pub struct Start {
-    /// For each peer, the items received in an earlier run.
+    /// For each peer, the account of the items received in an earlier run.
     pub accounts: Vec<Account>,
     pub turn: Option<usize>,
-    /// The number of passes over the dispatched items that were read.
+    /// How many passes over the dispatched items were read.
     pub passed: u32,
 }
 
@@ -47,12 +47,12 @@ impl Access {
         self.owner.check()
     }
 
-    /// Returns the epoch, and the first pass of a new iterator, or 0 if this pass begins with its first request.
+    /// Returns the epoch, and the pass of a new iterator: 1, or 0 if the first request of the iterator begins a pass.
     pub fn epoch(&self) -> (u32, u64) {
         (self.signs.epoch.load(Relaxed) as u32, u64::from(!self.on_demand))
     }
 
-    /// Returns the reader, or None if a thread is reading, even if it is the current thread.
+    /// Returns the reader, or None if a thread (even the current thread) is reading.
     pub fn try_hold(&self) -> Option<Held<'_, Reader>> {
         self.reader.try_hold()
     }
@@ -66,7 +66,7 @@ impl Access {
         })
     }
 
-    /// Waits until the reading thread has stopped, and returns the reader. The caller has set flags that stop it.
+    /// Waits until the reading thread has stopped because of the caller's flags, and returns the reader.
     fn hold_once_left(&self, py: Python<'_>) -> PyResult<Held<'_, Reader>> {
         self.owner.check()?; // in a forked child, the reading thread of the parent does not exist
         let mut held = None;
@@ -81,7 +81,7 @@ impl Access {
         Ok(held.expect("a poll without a limit ends with a result"))
     }
 
-    /// Returns an error if this thread is reading, because a signal handler would wait forever for its own thread.
+    /// Returns an error in a thread that is reading, because the thread would wait forever for itself.
     fn refuse_here(&self, why: &str) -> PyResult<()> {
         if self.reader.is_held_here() {
             return Err(PyRuntimeError::new_err(format!(
@@ -141,7 +141,8 @@ impl Access {
         self.set_paused(true);
     }
 
-    /// Replaces all exited processes, including `dead`. Returns false if another thread reads and will replace them.
+    /// Replaces all exited processes, including `dead`. Returns false if another thread reads and will replace the
+    /// processes.
     pub fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.owner.check()?;
         self.refuse_here("a process has exited and cannot be replaced while this thread waits for an item")?;
@@ -177,7 +178,7 @@ impl Access {
         if !self.on_demand || pass == 0 {
             return;
         }
-        // If another thread holds the reader, it reads a later pass, and the later grant already informs the sender.
+        // If another thread holds the reader, that thread reads a later pass, so the sender already has a later grant.
         if let Some(mut held) = self.try_hold()
             && self.owner.is_this()
             && u64::from(held.stream.pass()) == pass

@@ -39,7 +39,7 @@ impl PyCarrier {
 #[pymethods]
 impl PyCarrier {
     /// Takes the consumer end of `inbound` and the producer end of `outbound`. The process `peer` uses the opposite
-    /// ends of both links. A process is identified by the index of its bell.
+    /// ends of both links. A process is identified by the index of its doorbell.
     #[new]
     fn new(
         inbound: &Bound<'_, PyLink>,
@@ -53,7 +53,7 @@ impl PyCarrier {
     }
 
     /// Takes units until the link is empty or the frame has `most` bytes. Returns (words, frame). The words are None if
-    /// unchanged since the last call. The frame is a list with a head and large buffers, or empty.
+    /// they have not changed since the last call. The frame is a list with a head and large buffers, or empty.
     fn take<'py>(&self, py: Python<'py>, most: usize) -> PyResult<(Option<Words>, Bound<'py, PyList>)> {
         let (words, frame) = py
             .detach(|| {
@@ -75,7 +75,8 @@ impl PyCarrier {
         Ok((words, parts))
     }
 
-    /// Writes a frame into the link. Returns False if only a part fitted. The caller then retries with the same frame.
+    /// Writes a frame into the link. Returns False if only a part fitted, and the caller must retry with the same
+    /// frame.
     fn put(&self, py: Python<'_>, frame: Vec<PyBuffer<u8>>) -> PyResult<bool> {
         let mut parts = Vec::with_capacity(frame.len());
         for buffer in &frame {

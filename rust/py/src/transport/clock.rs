@@ -16,7 +16,7 @@ struct Stall {
 /// The settings for calling `on_hang` instead of raising an error when a wait is too long.
 struct Hang {
     next: Duration,
-    /// Called with (peer, seconds, patience in seconds). Kills a hanging process, and returns whether it did so.
+    /// Called with (peer, seconds, patience in seconds). Kills a hanging process, and returns whether one was killed.
     on_hang: Py<PyAny>,
 }
 
@@ -33,7 +33,7 @@ pub struct Clock {
     began: Option<Instant>,
     stall: Option<Stall>,
     hang: Option<Hang>,
-    /// How many processes were killed while this item was awaited. Each kill doubles the time limit of the item.
+    /// How many processes were killed while this item was awaited. Each killed process doubles the item's time limit.
     tries: u32,
 }
 
@@ -42,7 +42,7 @@ impl Clock {
         Self { limit, name: name.to_owned(), began: None, stall: None, hang: None, tries: 0 }
     }
 
-    /// Sets the function that is called regularly during waits, instead of raising an error.
+    /// Sets the function that is called regularly during waits, and that replaces the error after the time limit.
     pub fn tell_hang_to(&mut self, on_hang: Py<PyAny>) {
         self.hang = Some(Hang { next: Duration::ZERO, on_hang });
         self.rearm();

@@ -49,11 +49,11 @@ impl Collector {
 
     /// Takes the consumer end of each link.
     ///
-    /// `peers` are the bell indices of the processes at the opposite ends of the links, and `own` is the bell index of
-    /// this process. `shards` is the number of shards that send over the links, or None for one shard per link. Shard i
-    /// uses link number i modulo the number of links. Shards are also called peers. `on_error(peer, description)` is
-    /// called for a failure and must raise. With `on_demand`, a sender begins a pass when an iterator requests its
-    /// first item, and begins a further pass for each further iterator.
+    /// `peers` are the doorbell indices of the processes at the opposite ends of the links, and `own` is the doorbell
+    /// index of this process. `shards` is the number of shards that send over the links, or None for one shard per
+    /// link. Shard i uses link number i modulo the number of links. Shards are also called peers. `on_error(peer,
+    /// description)` is called for a failure and must raise. If `on_demand` is true, a sender begins a pass when an
+    /// iterator requests its first item, and begins a further pass for each further iterator.
     #[new]
     #[pyo3(signature = (
         links, board, own, peers, on_error, *, in_order = true, timeout = None, name = "worker process", on_demand = false,
@@ -118,7 +118,8 @@ impl Collector {
         Ok(())
     }
 
-    /// Replaces all exited processes, including `dead`. Returns False if another thread reads and will replace them.
+    /// Replaces all exited processes, including `dead`. Returns False if another thread reads and will replace the
+    /// processes.
     fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.access.replace_dead(py, dead)
     }
@@ -136,9 +137,9 @@ impl Collector {
         Ok(())
     }
 
-    /// Counts the received units on a page of the board from now on. Each link counts in one flow. The first link
-    /// counts in flow number `first`. `peers` contains the pages of the peers. In the main process, `IteratorGuard`
-    /// counts the wait for the first item of an epoch instead.
+    /// Counts the received units on a page of the board from now on. Consecutive links use consecutive sets of counters
+    /// (flows), starting with number `first`. `peers` contains the pages of the peers. In the main process,
+    /// `IteratorGuard` counts the wait for the first item of an epoch instead.
     fn count_into(
         &self,
         board: &Bound<'_, PyStatsBoard>,
@@ -164,17 +165,18 @@ impl Collector {
         Ok(())
     }
 
-    /// Sets `on_hang(peer, seconds, patience)` to be called regularly during a wait, instead of raising an error after
+    /// Sets `on_hang(peer, seconds, patience)`, which is called regularly during a wait and replaces the error after
     /// the timeout. `patience` is the timeout, doubled for each process that was killed while the same item was
     /// awaited. A process that takes longer than `patience` hangs. The callback kills the hanging process, and returns
-    /// whether a process was killed. The killed process is then replaced (see `watch_and_replace`).
+    /// whether a process was killed. Afterwards, the killed process is replaced (see `watch_and_replace`).
     fn tell_hang(&self, on_hang: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.clock.tell_hang_to(on_hang);
         Ok(())
     }
 
-    /// Makes every wait raise `exception` once a command in the `control` link starts another epoch or a stop. While
-    /// this process waits for an item, it informs the main process through the link `output` and the bell `main`.
+    /// Makes every wait raise `exception` once a command in the `control` link starts another epoch or stops the
+    /// process. While this process waits for an item, the link `output` and the doorbell `main` inform the main
+    /// process.
     fn set_interrupt(
         &self,
         control: &Bound<'_, PyLink>,
@@ -189,7 +191,7 @@ impl Collector {
     }
 
     /// Starts an epoch with a `window` for each peer. Must be called before the peers receive the command to start. If
-    /// another thread still reads for an earlier epoch, this call asks it to stop, and waits until it has stopped.
+    /// another thread still reads for an earlier epoch, this call asks that thread to stop, and waits for the stop.
     ///
     /// `starts` contains for each peer the position reached by an earlier run of the epoch. `turn` is the peer that
     /// sends the next item. `passed` is the number of passes over the dispatched items that the earlier run has read.
@@ -207,7 +209,7 @@ impl Collector {
         self.access.start_epoch(py, epoch, window, Start { accounts, turn, passed })
     }
 
-    /// Reads from `delivery` how many items the user has received. The number is unknown if `delivery` is None.
+    /// Sets `delivery`, which counts the items that the user receives, or None if these items are not counted.
     fn follow(&self, delivery: Option<Bound<'_, Delivery>>) -> PyResult<()> {
         let given = delivery.map_or(Given::Unknown, |delivery| Given::Counted(delivery.get().given()));
         self.access.hold()?.progress.given = given;
@@ -267,7 +269,7 @@ impl Collector {
         (self.access.signs().pass.load(Relaxed), self.books.with(py, |books| entry(books.taken(0))))
     }
 
-    /// Ends this epoch, even if some items were not read. The peers then send no further items of the epoch.
+    /// Ends this epoch, even if some items were not read, so that the peers send no further items of the epoch.
     fn finish_epoch(&self, py: Python<'_>, epoch: u32) -> PyResult<()> {
         self.access.finish_epoch(py, epoch)
     }

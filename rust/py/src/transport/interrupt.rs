@@ -1,4 +1,5 @@
-//! Connects a worker's reader to its control link, so that commands end waits, and informs the main process of waits.
+//! Connects a worker's reader to its control link: commands interrupt waits, and waits are reported to the main
+//! process.
 
 use pyo3::prelude::*;
 use torchdata_core::link::{Announcer, Probe};
@@ -21,7 +22,7 @@ impl Interrupt {
     }
 
     /// Returns whether the main process has ordered a stop or another epoch than `epoch`. Also returns true if the
-    /// control word is damaged, although the worker then finds no command.
+    /// control word is damaged. In this case, the worker finds no command.
     #[inline]
     pub fn is_superseded(&self, epoch: u32) -> bool {
         self.control.is_superseded(epoch).unwrap_or(true)

@@ -25,7 +25,7 @@ pub fn result_tail(number: u64, spent: f64) -> [u8; 16] {
     (u128::from(number) | u128::from(spent.to_bits()) << 64).to_le_bytes()
 }
 
-/// Splits a result into the bytes of its object, its number, and the seconds.
+/// Splits a result into the bytes of its object, its number, and the seconds since work on its batch began.
 pub fn split_result(payload: &[u8]) -> Option<(&[u8], u64, f64)> {
     let (object, tail) = payload.split_last_chunk::<16>()?;
     let tail = u128::from_le_bytes(*tail);

@@ -75,7 +75,7 @@ impl PyBellBoard {
         BellBoard::attach(take_fd(fd)?).map(Self).map_err(errors::open)
     }
 
-    /// Returns the descriptor of the bells, which can be passed to another process, or -1 after it was closed.
+    /// Returns the descriptor of the doorbells, which can be passed to another process, or -1 after it was closed.
     fn fileno(&self) -> i32 {
         if self.0.region().has_fd() { self.0.fd().as_raw_fd() } else { -1 }
     }

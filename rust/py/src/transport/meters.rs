@@ -17,7 +17,7 @@ pub struct Meters {
 }
 
 impl Meters {
-    /// Counts on a page from now on, and returns the flow of each link. See `Collector.count_into`.
+    /// Starts counting on a page, and returns the counters (flow) of each link. See `Collector.count_into`.
     pub fn count_into(
         &mut self,
         board: &PyStatsBoard,

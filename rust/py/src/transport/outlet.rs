@@ -28,7 +28,7 @@ pub(super) fn is_over(deadline: Option<Instant>) -> bool {
 }
 
 /// Returns whether a command is pending that must interrupt the thread. While items of the epoch `held` are recomputed,
-/// only an order for a later epoch interrupts (see `Outlet::held`).
+/// only a command for a later epoch or a stop interrupts (see `Outlet::held`).
 pub(super) fn is_interrupted(control: &Option<Probe>, held: Option<u32>) -> bool {
     let obeys = |probe: &Probe| held.is_none_or(|epoch| probe.is_superseded(epoch).unwrap_or(true));
     control.as_ref().is_some_and(|probe| probe.pending() && obeys(probe))
@@ -63,13 +63,13 @@ pub(super) struct Outlet {
     pub ending: bool,
     /// The time after which sending fails with a TimeoutError, or None.
     pub deadline: Option<Instant>,
-    /// The function that takes snapshots of the graph, and its schedule.
+    /// The function that takes snapshots of the graph, and the schedule of these snapshots.
     pub taker: Option<(Py<PyAny>, Cadence)>,
     /// The function that returns a note for the main process, or None if there is no note.
     pub noter: Option<Py<PyAny>>,
     /// In a worker: snapshots of the dispatching process to be relayed to the main process.
     pub relay: Option<Arc<Relay>>,
-    /// For each shard or reader, the expected checksum after the recomputed items, or None if it is not checked.
+    /// For each shard or reader, the expected checksum after the recomputed items, or None if no checksum is expected.
     pub expected: Vec<Option<u64>>,
     pub next_link: usize,
     /// For each reader, the counter of waits for space and for grants. Empty if statistics are disabled.
@@ -79,19 +79,19 @@ pub(super) struct Outlet {
     pub page: Option<PageRef>,
 }
 
-/// A unit that waits for free space. Commands may be executed before the unit is sent.
+/// A unit that waits for free space. Commands may be executed while the unit waits.
 pub(super) struct Departing {
     /// The shard that has produced the unit, or the reader that receives it.
     pub target: usize,
     pub kind: u16,
     pub encoder: Encoder,
-    /// The encoder's buffers that were already stored, followed by the payload if it is long.
+    /// The encoder's buffers that were already stored, followed by the payload if the payload is long.
     pub parts: Vec<Part>,
     /// The number of bytes of the next buffer that were already sent in fragments.
     pub streamed: usize,
 }
 
-/// Returns the producer of a shard or reader. If a producer has several shards, it switches to the given shard.
+/// Returns the producer of a shard or reader. Switches a producer with several shards to the given shard.
 #[inline]
 fn turned(producers: &mut [Producer], has_shards: bool, target: usize) -> &mut Producer {
     if !has_shards {
@@ -101,7 +101,7 @@ fn turned(producers: &mut [Producer], has_shards: bool, target: usize) -> &mut P
     &mut producers[0]
 }
 
-/// Returns unused shared memory to the system, and whether more memory may become unused later.
+/// Returns unused shared memory to the system. The result is true if more memory may become unused later.
 pub(super) fn tidy(py: Python<'_>, arenas: &[Arc<Arena>]) -> PyResult<bool> {
     let mut untidy = false;
     for arena in arenas.iter().filter(|arena| arena.is_untidy()) {
@@ -246,7 +246,7 @@ impl Outlet {
         self.dealing.end(target);
     }
 
-    /// Ends a shard whose iterator has ended. `settle` then sends the last note and the end of the shard.
+    /// Ends a shard whose iterator has ended. The next call of `settle` sends the last note and the end of the shard.
     pub fn close_shard(&mut self, py: Python<'_>, shard: usize) -> PyResult<()> {
         self.check_all_came_again(shard)?;
         self.closing = Some(shard);
@@ -420,7 +420,7 @@ impl Outlet {
         }
     }
 
-    /// Pushes a unit of this size once there is space. If the reader no longer wants the unit, drops it and also
+    /// Pushes a unit of this size once there is space. If the reader no longer wants the unit, drops the unit and also
     /// returns `Sent::Done`.
     fn push_with(
         &mut self,
@@ -442,7 +442,7 @@ impl Outlet {
         }
     }
 
-    /// Waits for space. If the wait ends for another reason, returns the result to report.
+    /// Waits for space, and returns None. If the wait ends for another reason, returns the result of sending.
     fn wait_for_room(
         &mut self,
         py: Python<'_>,

@@ -28,7 +28,7 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// Returns the bytes of memory that the unit uses in this process and in its sender.
+    /// Returns how many bytes of memory the unit uses in this process and in its sender.
     fn weight(&self) -> u64 {
         self.unit.buffers.iter().map(|buffer| buffer.len() as u64).sum::<u64>() + self.unit.payload.len() as u64
     }
@@ -38,13 +38,13 @@ impl Taken {
     }
 }
 
-/// Returns whether a ring contains a unit, or true for a corrupted ring, because taking a unit then reports the error.
+/// Returns whether a ring contains a unit or is corrupted, because taking a unit reports the corruption.
 #[inline]
 fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
 }
 
-/// Returns whether more shared memory may be leased. If not, buffers are copied out of the sender's memory.
+/// Returns whether more shared memory may be leased, so that buffers need not be copied out of this memory.
 fn may_lease(consumer: &Consumer) -> bool {
     !consumer.should_copy(0)
 }
@@ -74,7 +74,7 @@ pub struct Peers {
     /// How many items each peer may compute ahead of this reader.
     window: u64,
     paused: bool,
-    /// The only link whose items wake up this process, or None if the items of every link do so.
+    /// The only link whose items wake up this process, or None if items of all links wake up this process.
     awaited: Option<usize>,
     /// Whether a peer has waited for the dispatching process in this epoch. Once this is true, items of all peers wake
     /// up this process, because a waiting peer may depend on other peers.
@@ -147,7 +147,7 @@ impl Peers {
         self.paused
     }
 
-    /// Begins an epoch. Each peer may be `window` items ahead.
+    /// Begins an epoch in which each peer may be `window` items ahead of the reader.
     pub fn begin_epoch(&mut self, window: u64) {
         self.window = window;
         self.has_starved = false;
@@ -155,7 +155,7 @@ impl Peers {
         self.taken_in.iter_mut().for_each(VecDeque::clear);
     }
 
-    /// Begins a stream. With `looked_into`, the stream was already begun with a window of 0 to get a snapshot.
+    /// Begins a stream. `looked_into` is true if the stream was already begun with a window of 0 to get a snapshot.
     pub fn begin(&mut self, stream: Stream, looked_into: bool) {
         self.paused = false;
         if looked_into {
@@ -165,7 +165,7 @@ impl Peers {
         self.links.iter_mut().for_each(|link| link.begin(stream, self.window));
     }
 
-    /// Pauses or resumes the peers, unless they are already in that state.
+    /// Pauses or resumes the peers if their state differs from `paused`.
     pub fn set_paused(&mut self, paused: bool) {
         if paused != self.paused {
             self.paused = paused;
@@ -198,8 +198,8 @@ impl Peers {
         }
     }
 
-    /// Lets only the items of this peer's link wake up this process from now on, unless another peer may starve. This
-    /// avoids unnecessary wake-ups by items of other workers.
+    /// Lets only the items of this peer's link wake up this process from now on, unless another peer may starve. Items
+    /// of other workers then cause no unnecessary wake-ups.
     pub fn await_one(&mut self, peer: usize) {
         let link = self.link_of(peer);
         match self.awaited {
@@ -297,7 +297,7 @@ impl Peers {
             return Ok(());
         }
         if !may_lease {
-            // The unit may be kept for a long time, so it is copied out of the sender's memory for units in flight.
+            // The unit may be kept for a long time, so its buffers are copied to free the sender's memory.
             count_copies(consumer, &unit);
             let buffers = std::mem::take(&mut unit.buffers);
             unit.buffers = py.detach(|| buffers.into_iter().map(Buffer::into_owned).collect());
@@ -307,7 +307,7 @@ impl Peers {
         self.tell_surplus(py, peer, turn)
     }
 
-    /// Keeps a unit until it is its peer's turn. An item is counted now.
+    /// Keeps a unit until its peer is next. An item is counted now.
     #[cold]
     fn keep_for_later(&mut self, peer: usize, unit: Unit) {
         let taken = Taken { unit, counted: true };
@@ -337,7 +337,7 @@ impl Peers {
 
     /// If a peer starves, lets the other peers compute more items, by receiving their finished items before their turn.
     pub fn help_starving(&mut self, py: Python<'_>, collecting: &Collecting) -> PyResult<()> {
-        // An item of the next peer in turn is also received here, because the awaited answer follows this item.
+        // The awaited answer may follow an item of the next peer in turn, so this item is received, too.
         let starving: Vec<bool> = (0..self.len()).map(|peer| self.consumer(peer).starves()).collect();
         while let Some(peer) = self.next_to_take_in(collecting, &starving) {
             self.take_in(py, peer, collecting.turn())?;
@@ -362,7 +362,7 @@ impl Peers {
         }
     }
 
-    /// Returns the account of a peer's received items, whether or not they were delivered yet.
+    /// Returns the account of all items received from a peer, including items that were not delivered yet.
     pub fn received(&self, peer: usize, mut delivered: Account) -> Account {
         let items = self.taken_in[peer].iter().filter(|taken| taken.kind() == kind::ITEM);
         items.for_each(|taken| delivered.count(taken.unit.digest));

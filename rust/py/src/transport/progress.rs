@@ -36,7 +36,7 @@ impl StreamProgress {
         drop(self.books.with(py, |books| books.begin(&starts)));
     }
 
-    /// Begins a stream in the records before the peers begin it, because threads may request positions at any time.
+    /// Begins a stream in the records before the peers do, because threads may request positions at any time.
     pub fn begin_early(&mut self, py: Python<'_>, starts: Vec<Account>) {
         drop(self.books.with(py, |books| books.begin(&starts)));
         self.starts = starts;
@@ -55,8 +55,8 @@ impl StreamProgress {
         self.books.with(py, |books| books.taken(peer))
     }
 
-    /// Returns whether the first snapshot of a peer was received. With `dealt`, peer 0 must also have relayed the first
-    /// snapshot of the dispatching process.
+    /// Returns whether the first snapshot of a peer was received. If `dealt` is true, peer 0 must also have relayed the
+    /// first snapshot of the dispatching process.
     pub fn has_snapshot(&self, py: Python<'_>, peer: usize, dealt: bool) -> bool {
         self.books.with(py, |books| books.has_snapshot(peer) && (!dealt || peer > 0 || books.has_dealt()))
     }

@@ -27,7 +27,7 @@ use crate::errors;
 
 /// The flags with which other threads control the reading thread, which checks the flags during waits.
 pub struct Signs {
-    /// The current epoch. If the reading thread reads another epoch, it must stop.
+    /// The current epoch. A thread that reads another epoch must stop.
     pub epoch: AtomicU64,
     /// Whether no more items of the epoch may be returned.
     pub stopped: AtomicBool,
@@ -151,7 +151,8 @@ impl Reader {
             }
             kind::ERROR => {
                 let description = decode(py, &self.peers.current.unit, self.peers.may_lease(peer));
-                // The unit is kept, so the next call returns this error again, even if a signal handler raises now.
+                // The unit is put back, so the next call raises this error again, even after a signal handler's
+                // exception.
                 self.peers.put_back(peer);
                 self.on_error.call1(py, (peer, description?))?;
                 return Ok(false); // reached only if `on_error` does not raise
@@ -203,7 +204,7 @@ impl Reader {
         self.peers.snapshots_taken_in(peer).iter().try_for_each(|taken| self.keep_unit(py, peer, &taken.unit))
     }
 
-    /// Takes a peer's next unit: stores a snapshot, or keeps another unit for later. Returns false if there is none.
+    /// Takes a peer's next unit: stores a snapshot, or keeps another unit for later. Returns false if no unit exists.
     fn take_snapshot(&mut self, py: Python<'_>, peer: usize) -> PyResult<bool> {
         let taken = self.peers.take(peer)?;
         if taken && snapshots::is_snapshot(self.peers.current.unit.kind) {
@@ -214,8 +215,8 @@ impl Reader {
         Ok(taken)
     }
 
-    /// Waits in a worker for the snapshot that the dispatching process takes at the beginning of a stream, to relay it.
-    /// No item of the stream is requested yet. If another unit arrives first, that unit is kept for reading.
+    /// Waits in a worker for the snapshot that the dispatching process takes at the beginning of a stream, and relays
+    /// it. No item of the stream is requested yet. If another unit arrives first, that unit is kept for reading.
     pub fn await_relayed(&mut self, py: Python<'_>, stream: Stream) -> PyResult<()> {
         self.looked_into = Some(stream);
         self.peers.links_mut()[0].begin(stream, 0);
@@ -234,10 +235,10 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits for the first unit of each peer in this epoch, and stores the unit if it is a snapshot. With `dealt`, also
-    /// waits for the snapshot of the dispatching process, which the first peer relays. This wait is not longer than the
-    /// wait for an item, because a peer sends its snapshot before its first item. The wait ends for the same reasons as
-    /// a wait for an item, and the next read reports the reason.
+    /// Waits for the first unit of each peer in this epoch, and stores the unit if it is a snapshot. If `dealt` is
+    /// true, also waits for the snapshot of the dispatching process, which the first peer relays. This wait is not
+    /// longer than the wait for an item, because a peer sends its snapshot before its first item. The wait ends for the
+    /// same reasons as a wait for an item, and the next read reports the reason.
     pub fn await_snapshots(&mut self, py: Python<'_>, signs: &Signs, dealt: bool) -> PyResult<()> {
         let (began, epoch) = (Instant::now(), signs.epoch.load(Relaxed) as u32);
         self.clock.rearm();
@@ -286,7 +287,7 @@ impl Reader {
         if died { Ok(false) } else { waited.map(|()| true) }
     }
 
-    /// Waits until an item can be delivered, or until other work must be done, and does that work.
+    /// Waits until the next item can be delivered, or until the reader must do other work, and does this work.
     fn wait(&mut self, py: Python<'_>, signs: &Signs, epoch: u32) -> PyResult<()> {
         let turn = self.collecting.turn();
         let awoken = self.sleep(py, signs, epoch, turn);

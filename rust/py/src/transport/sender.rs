@@ -30,7 +30,7 @@ use crate::errors;
 use crate::seconds::duration;
 use crate::shard_globals::ShardTurns;
 
-/// Returns when a wait of this many seconds ends, or None for no limit.
+/// Returns the time at which a wait of this many seconds ends, or None if the wait has no limit.
 fn deadline(seconds: Option<f64>) -> Option<Instant> {
     seconds.and_then(|seconds| Instant::now().checked_add(duration(seconds)))
 }
@@ -62,9 +62,9 @@ impl Sender {
 
 #[pymethods]
 impl Sender {
-    /// Takes the producer end of each link. `peers` contains the bell indices of the opposite processes, and `own` is
-    /// the bell index of this process. A pending message in the `control` link interrupts the pump and every wait. If
-    /// there is only one link, it carries `shards` shards.
+    /// Takes the producer end of each link. `peers` contains the doorbell indices of the opposite processes, and `own`
+    /// is the doorbell index of this process. A pending message in the `control` link interrupts the pump and every
+    /// wait. If there is only one link, this link carries `shards` shards.
     #[new]
     #[pyo3(signature = (links, board, own, peers, control = None, shards = 1))]
     fn new(
@@ -90,8 +90,8 @@ impl Sender {
         Ok(Self { outlet: Mutex::new(outlet), arenas, link: AtomicUsize::new(0) })
     }
 
-    /// Counts the sent units on a page of the board from now on. Each link counts in one flow. The first link counts in
-    /// flow number `first`. `peers` contains the pages of the peers.
+    /// Counts the sent units on a page of the board from now on. Consecutive links use consecutive sets of counters
+    /// (flows), starting with number `first`. `peers` contains the pages of the peers.
     fn count_into(&self, board: &Bound<'_, PyStatsBoard>, page: usize, first: usize, peers: Vec<u32>) -> PyResult<()> {
         let mut outlet = self.outlet()?;
         let flows = board.get().flows(page, first, &peers, true)?;
@@ -107,8 +107,8 @@ impl Sender {
     ///
     /// `starts` describes, for each shard or reader, where to resume an earlier run: the number and the checksum of the
     /// items before this position, the number of further items that the reader already has, and the checksum after
-    /// these items. If this checksum is not None, it is compared with the recomputed items. `turn` is the shard or
-    /// reader of the first item.
+    /// these items. If the last checksum is not None, it is compared with the checksum of the recomputed items. `turn`
+    /// is the shard or reader of the first item.
     #[pyo3(signature = (epoch, pass_number = 1, starts = None, turn = 0))]
     fn start_epoch(
         &self,
@@ -167,7 +167,7 @@ impl Sender {
         Ok(outlet.go_on(py)? == Sent::Done && outlet.send_snapshot(py, shard)?)
     }
 
-    /// Relays and sends a pending snapshot of the dispatching process. Returns False if a command is pending.
+    /// Sends a pending snapshot of the dispatching process to the main process. Returns False if a command is pending.
     fn send_relayed(&self, py: Python<'_>) -> PyResult<bool> {
         self.outlet()?.send_relayed(py)
     }
@@ -258,12 +258,12 @@ impl Sender {
         Ok(outlet.send_ends(py)? == Sent::Done)
     }
 
-    /// After a pass, waits until the readers want another pass, and begins it. Returns False if a command is pending.
+    /// Begins the next pass once the readers want another pass. Returns False if a command is pending.
     fn next_pass(&self, py: Python<'_>) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
         let Outlet { producers, dealing, own, control, idle, .. } = &mut *outlet;
         let asked = || {
-            // A damaged word counts as a request for a pass, because the first item of the pass then reports the error.
+            // A damaged word counts as a request for a pass, because the first item of that pass reports the error.
             dealing.is_asked_again(|reader| producers[reader].reader().unwrap_or(Reader::Ahead))
         };
         wait_until(py, own, idle.as_ref(), || is_interrupted(control, None) || asked(), || (), |_| Ok(()))?;
@@ -291,8 +291,9 @@ impl Sender {
     }
 
     /// Sends a message of the control protocol over the first link. Raises TimeoutError if the peer does not read the
-    /// message within `seconds`. `order` is the epoch that the message starts, or a larger number for a stop, and ends
-    /// the running epoch of the peer. `tick` is called several times per second. If it raises, the message is not sent.
+    /// message within `seconds`. If `order` is given, the peer ends its running epoch: `order` is the number of the new
+    /// epoch, or a larger number for a stop. `tick` is called several times per second. If `tick` raises an exception,
+    /// the message is not sent.
     #[pyo3(signature = (message, seconds = None, order = None, tick = None))]
     fn send_message(
         &self,
@@ -334,7 +335,7 @@ impl Sender {
     }
 
     /// Waits until the peer has acknowledged `count` messages. Returns False after `seconds`. `tick` is called several
-    /// times per second during the wait. If it raises, the wait ends.
+    /// times per second during the wait. If `tick` raises an exception, the wait ends.
     fn wait_acknowledged(&self, py: Python<'_>, count: u64, seconds: f64, tick: &Bound<'_, PyAny>) -> PyResult<bool> {
         let deadline = deadline(Some(seconds));
         let outlet = self.outlet()?;

@@ -1,8 +1,8 @@
 //! Snapshots of a graph that are sent over a link: their schedule, their format, and their storage.
 //!
 //! A child takes snapshots between items, without a request. If the ring or the arena has no room, a snapshot is
-//! dropped, so that it never delays an item. A snapshot consists of little-endian words and the content, which is
-//! inline or in a block:
+//! dropped, so that a snapshot never delays an item. A snapshot consists of little-endian words and the content, which
+//! is inline or in a block:
 //!
 //! ```text
 //! pass | share: pass, items, checksum | links | by link: items, checksum | content
@@ -32,9 +32,9 @@ pub const REASON: &[u8] = b"tdno";
 pub type Content = Py<PyBytes>;
 
 /// The schedule of snapshots. The pause between two snapshots is `factor` times the time of a snapshot, but at least
-/// `most_often`. The time is the shortest time of the last three snapshots, because the system may suspend a process
-/// during a snapshot. The pauses after the first two snapshots are shorter, because these snapshots run code for the
-/// first time and take several times as long as later snapshots.
+/// `most_often`. The time of a snapshot is the shortest of the last three times, because the system may suspend a
+/// process during a snapshot. The pauses after the first two snapshots are shorter, because these snapshots run code
+/// for the first time and take several times as long as later snapshots.
 pub struct Cadence {
     most_often: Duration,
     factor: f64,
@@ -247,7 +247,7 @@ pub fn unkept_dealt((pass, accounts, content): KeptDealt) -> Dealt<Content> {
     Dealt { pass, accounts: accounts.into_iter().map(account).collect(), content }
 }
 
-/// For each peer, (items, checksum) and the latest snapshot; then the latest snapshot of the dispatching process.
+/// The position of each peer ((items, checksum), latest snapshot), and the latest snapshot of the dispatching process.
 pub type KeptPositions = (Vec<(Entry, Option<Kept>)>, Option<KeptDealt>);
 
 pub fn kept_positions(

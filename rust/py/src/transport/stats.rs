@@ -50,7 +50,8 @@ impl PyStatsBoard {
         self.own_page(page)?.pipe_at(index).ok_or_else(|| PyIndexError::new_err("a page has no room for more pipes"))
     }
 
-    /// Returns the counters of several link ends. The first link end uses flow number `first`.
+    /// Returns the counters of several link ends. These link ends use consecutive sets of counters (flows), starting
+    /// with number `first`.
     pub fn flows(&self, page: usize, first: usize, peers: &[u32], sends: bool) -> PyResult<Vec<FlowRef>> {
         let page = self.own_page(page)?;
         let flows = peers.iter().enumerate().map(|(index, &peer)| page.flow(first + index, peer, sends));
@@ -143,7 +144,8 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Starts counting the pipes of this process's graphs. `end` is the index of the pipe that is iterated now.
+    /// Starts counting the items of the pipes in this process's graphs. `end` is the index of the pipe that is iterated
+    /// now.
     fn bind(&self, page: usize, pipes: Vec<Pipe<'_>>, end: usize) -> PyResult<()> {
         let own = self.own_page(page)?;
         let count = pipes.len();
@@ -166,7 +168,7 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// From the next epoch on, counts and measures an iterator's items in a pipe's record on the main process's page.
+    /// Counts and measures an iterator's items in a pipe's record on the main process's page, from the next epoch on.
     fn count_items(&self, py: Python<'_>, iterator: Counted<'_>, page: usize, pipe: usize) -> PyResult<()> {
         let pipe = self.pipe(page, pipe)?;
         match iterator {
@@ -197,7 +199,8 @@ impl PyStatsBoard {
         Ok(self.page(page)?.carry_out())
     }
 
-    /// Copies a page from another machine to a page of this board. The page's process continues these counts.
+    /// Copies a page from another machine to a page of this board, so that the process of this page continues the
+    /// counts.
     fn take_in(&self, page: usize, carried: &[u8]) -> PyResult<()> {
         self.own_page(page)?.take_in(carried).map_err(errors::corrupted)
     }

@@ -1,4 +1,4 @@
-//! Waits on a doorbell for Python code: checks a few times, yields, and then sleeps in slices without the GIL.
+//! Lets Python code wait on a doorbell: checks a few times, yields, and then sleeps in slices without the GIL.
 
 use std::time::{Duration, Instant};
 

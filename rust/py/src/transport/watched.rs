@@ -1,6 +1,6 @@
 //! Detects when processes exit while their links are read.
 //!
-//! This code runs in the reading thread. If a process exits, an error is raised, or the process is replaced (see
+//! This code runs in the reading thread. If a process exits, the reader raises an error or replaces the process (see
 //! `replacing.rs`).
 
 use pyo3::exceptions::PyRuntimeError;
@@ -41,7 +41,7 @@ pub struct Replacing {
 }
 
 /// The processes that are watched while the reader waits. A worker watches no process, because it exits with the main
-/// process, and the main process informs it when other processes exit.
+/// process, and the main process reports the exit of other processes.
 #[derive(Default)]
 pub struct DeathWatch {
     /// The watched processes, each with its index for the callbacks.
@@ -73,7 +73,7 @@ impl DeathWatch {
         self.processes.is_empty()
     }
 
-    /// Returns whether any watched process has exited. If all processes have descriptors, this is one system call.
+    /// Returns whether any watched process has exited. If all processes have descriptors, the check is one system call.
     pub fn any_died(&self) -> bool {
         let watches = || self.processes.iter().map(|(_, process)| process.as_ref());
         watches().any(|watch| watch.is_none()) || Watch::any_exited(watches().flatten())

@@ -71,8 +71,8 @@ impl<T> OrderedQueue<T> {
     /// Claims submitted items in order. Returns empty lists if no item is available now, and None after the last item.
     ///
     /// There are `sharers` workers. Each worker gets an equal part of the available items, but at least `least` and at
-    /// most `most`. Several items are only returned together if `joins` is true for each item. `take` removes the part
-    /// that the worker needs from an item. The remaining part of the item stays in the slot for `put_some` or
+    /// most `most`. Several items are only returned together if `joins` is true for each item. `take` removes from an
+    /// item the part that the worker needs. The remaining part of the item stays in the slot for `put_some` or
     /// `hand_back`. `joins` and `take` are called under the lock, and must not call this queue.
     pub fn claim_some<X>(
         &self,
@@ -112,8 +112,9 @@ impl<T> OrderedQueue<T> {
         Some((slots, taken))
     }
 
-    /// Stores the outcomes of claimed items. `complete` creates an outcome from the slot's part and the new part, under
-    /// the lock, so it must not call this queue. Returns the new parts of drained slots, which the caller drops.
+    /// Stores the outcomes of claimed items. `complete` creates an outcome from the slot's part and the new part.
+    /// `complete` runs under the lock and must not call this queue. Returns the new parts of drained slots, which the
+    /// caller drops.
     pub fn put_some<X>(
         &self,
         parts: impl IntoIterator<Item = (Slot, X)>,

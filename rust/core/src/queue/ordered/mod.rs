@@ -3,9 +3,9 @@
 //! Several worker threads and one consumer thread of a process share an [`OrderedQueue`]. A worker gets a slot *before*
 //! it computes an item, so there is always space for the result. A worker gets an item in one of two ways:
 //!
-//! - [`OrderedQueue::reserve`]: the worker takes an item from the source. The worker has exclusive use of the source
-//!   until it calls [`OrderedQueue::leave_source`] or stores the result.
-//! - [`OrderedQueue::try_claim`]: the worker takes an item that the consumer has submitted.
+//! - [`OrderedQueue::try_reserve`] lets the worker take an item from the source. The worker has exclusive use of the
+//!   source until it calls [`OrderedQueue::leave_source`] or stores the result.
+//! - [`OrderedQueue::try_claim`] returns an item that the consumer has submitted.
 //!
 //! Alternatively, one worker reserves slots and submits the items of the source ([`OrderedQueue::hand_over`]). Other
 //! workers claim several submitted items at once ([`OrderedQueue::claim_some`]).
@@ -18,9 +18,9 @@
 //! must visit the buffered items, a slot must be reserved before its item exists, and the capacity can change.
 //!
 //! One lock protects all state. The lock is held for a few instructions only, and never during waits or while the
-//! caller's code runs. Contents are dropped after the lock is released. The memory use depends on the buffered items,
-//! not on the capacity. A thread is woken up only if it sleeps, because every wake-up is a system call. If several
-//! workers sleep, one worker is woken up, and this worker wakes up the next one.
+//! caller's code runs. Contents that are removed from the queue are dropped after the lock is released. The memory use
+//! depends on the buffered items, not on the capacity. A thread is woken up only if it sleeps, because every wake-up is
+//! a system call. If several workers sleep, one worker is woken up, and this worker wakes up the next one.
 //!
 //! Every wait has a timeout, and sleeps at most 100 ms at a time.
 
@@ -50,8 +50,8 @@ pub struct OrderedQueue<T> {
 }
 
 impl<T> OrderedQueue<T> {
-    /// Creates an empty queue with up to `capacity` slots, at least one. If `in_order` is false, results are returned
-    /// as they become ready, but the end and an error of the source are always returned last.
+    /// Creates an empty queue with `capacity` slots, or with one slot if `capacity` is 0. If `in_order` is false,
+    /// results are returned as they become ready, but the end and an error of the source are always returned last.
     pub fn new(capacity: usize, in_order: bool) -> Self {
         let [room, work, still, filled] = std::array::from_fn(|_| Condvar::new());
         Self { in_order, state: Mutex::new(State::new(capacity)), room, work, still, filled }
@@ -136,7 +136,7 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Waits up to `timeout` until [`try_reserve`](Self::try_reserve) may have a result. Returns false after the
-    /// timeout. Does not reserve the source, because a worker that then waits for the GIL would block other workers.
+    /// timeout. Does not reserve the source, because a worker that waited for the GIL would block other workers.
     pub fn wait_reservable(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();

@@ -49,7 +49,7 @@ impl Idle {
 pub(super) struct State<T> {
     /// Outcomes in the order of delivery to the consumer.
     pub ready: VecDeque<(Slot, Outcome<T>)>,
-    /// Slots that are not ready or whose turn has not come, ordered by number.
+    /// Slots that are not ready or that must wait for earlier slots, ordered by number.
     pub pending: VecDeque<Pending<T>>,
     /// The numbers of the slots with submitted items that are not claimed.
     pub waiting: VecDeque<Slot>,
@@ -69,8 +69,8 @@ pub(super) struct State<T> {
     /// Workers that wait to reserve a slot. `claiming` contains workers that wait to claim an item.
     pub reserving: Idle,
     pub claiming: Idle,
-    /// The number of consumers that wait for an outcome. `fed` is true if they were woken up but have not run yet.
-    /// There is more than one consumer only if the user makes a mistake.
+    /// The number of consumers that wait for an outcome. `fed` is true if the waiting consumers were woken up but have
+    /// not run yet. There is more than one consumer only if the user makes a mistake.
     pub hungry: usize,
     pub fed: bool,
     /// The maximum number of used slots.
