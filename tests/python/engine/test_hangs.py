@@ -11,7 +11,7 @@ import warnings
 
 import pytest
 
-from hanging import WAYS, Hanging, kill_only_hung
+from hanging import WAYS, HangingAt, kill_only_hung
 from process_checks import MULTIPROCESSING, nothing_is_left  # noqa: F401 - a fixture
 from torchdata._engine.workers.restart import Restarts
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -22,18 +22,6 @@ pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:.*was killed
 
 #: The loader's timeout: seconds after which a process counts as hung.
 SOON = 0.3
-
-
-class HangingAt:
-    """A function that hangs at one item, in the first `times` processes."""
-
-    def __init__(self, way, at, folder, times=1):
-        self.at, self.hang = at, Hanging(way, folder, times)
-
-    def __call__(self, item):
-        if item == self.at:
-            self.hang()
-        return item
 
 
 def hanging(function, dispatched="", items=40, **options):

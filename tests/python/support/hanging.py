@@ -79,6 +79,18 @@ class Hanging:
             return
 
 
+class HangingAt:
+    """A function that hangs at one item, in the first `times` processes."""
+
+    def __init__(self, way: str, at: int, folder: Path | str, times: int = 1) -> None:
+        self.at, self.hang = at, Hanging(way, folder, times)
+
+    def __call__(self, item: int) -> int:
+        if item == self.at:
+            self.hang()
+        return item
+
+
 def hung_in(folder: Path) -> set[int]:
     """Returns the ids of the processes that have begun to hang, according to the files in a folder."""
     texts = [path.read_text() for path in folder.rglob("hung*")]
