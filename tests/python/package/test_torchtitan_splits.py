@@ -14,8 +14,6 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torchtitan trains with PyTorch")
 
-import torch.distributed.checkpoint as dcp  # noqa: E402
-
 from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
 from ranks import gloo_job  # noqa: E402
 
@@ -103,6 +101,8 @@ def test_a_state_resumes_exactly_after_a_repetition(documents: str, workers: int
 
 
 def test_a_checkpoint_of_torch_has_one_entry_at_any_position(documents: str, tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp  # late, because its 47 MB would slow down each fork of earlier tests
+
     with loader(documents) as made:
         whole = read(made, 60)
     with loader(documents) as made:

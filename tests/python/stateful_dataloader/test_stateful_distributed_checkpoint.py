@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import multiprocessing
 from collections.abc import Callable, Iterator
@@ -12,8 +13,6 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 
-import torch.distributed.checkpoint as dcp  # noqa: E402
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict  # noqa: E402
 from torch.utils.data import Dataset, IterableDataset, Sampler, SubsetRandomSampler, get_worker_info  # noqa: E402
 
 from going_on import TakesOnce, Walk, epochs_of, plain, seed_all  # noqa: E402
@@ -22,6 +21,12 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
+
+
+@pytest.fixture(scope="module")
+def dcp() -> Any:
+    """Imports the module late, because its 47 MB would slow down each fork of earlier tests."""
+    return importlib.import_module("torch.distributed.checkpoint")
 
 
 class Plain(IterableDataset[int]):
@@ -132,7 +137,9 @@ def reached(make: Callable[[], Any], moment: Any) -> tuple[Any, Any]:
     ("kind", "workers"),
     [*((kind, 0) for kind in KINDS), *zip(NINE, [1, 2, 2], strict=True), ("iterator with a state", 1)],
 )
-def test_a_new_loader_resumes_from_a_checkpoint_of_the_loader_object(kind: str, workers: int, tmp_path: Path) -> None:
+def test_a_new_loader_resumes_from_a_checkpoint_of_the_loader_object(
+    kind: str, workers: int, tmp_path: Path, dcp: Any
+) -> None:
     def make() -> Any:
         return StatefulDataLoader(num_workers=workers, **KINDS[kind]())
 
@@ -151,11 +158,11 @@ def test_a_new_loader_resumes_from_a_checkpoint_of_the_loader_object(kind: str, 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "another state later"])
-def test_the_keys_of_a_state_are_the_same_before_inside_and_after_an_epoch(kind: str, workers: int) -> None:
+def test_the_keys_of_a_state_are_the_same_before_inside_and_after_an_epoch(kind: str, workers: int, dcp: Any) -> None:
     def make() -> Any:
         return StatefulDataLoader(num_workers=workers, **KINDS[kind]())
 
-    keys = [set(flatten_state_dict(reached(make, moment)[0].state_dict())[0]) for moment in MOMENTS]
+    keys = [set(dcp._nested_dict.flatten_state_dict(reached(make, moment)[0].state_dict())[0]) for moment in MOMENTS]
     if kind == "its own iterator":  # before the iteration begins, the loader cannot know that the dataset has a state
         keys = keys[1:]
     assert all(one == keys[0] for one in keys)
