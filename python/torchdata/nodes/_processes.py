@@ -6,9 +6,9 @@ item, or several small items in one message, and waits for the answers. Each ans
 process exits, only unfinished answers are lost. The first message to a process also contains the seed of its random
 numbers. Each replacement process has its own seed.
 
-A seed is the number that PyTorch's loader would draw from the global generator, but is drawn from a copy of this
-generator. As a result, the main process draws the same random numbers as a program without worker processes. If a
-program restores the global generator before it resumes, the processes get the same seeds as in the uninterrupted run.
+A seed has the value that PyTorch's loader would draw from the global generator. This seed is drawn from a copy of this
+generator, so that the processes do not change the random numbers of the main process. If a program restores the global
+generator before it resumes, the processes get the same seeds as in the uninterrupted run.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Workers(Group):
 
     @property
     def serve_on(self) -> bool:
-        """Whether another run can use the processes: all of them are running, or processes that exit are replaced."""
+        """Whether another run can use the processes, because all are running or exited processes are replaced."""
         return self.restarts is not None or not any(process.ended for process in self.members.processes)
 
     def serve(self, queue: ReadAheadQueue) -> None:
@@ -139,7 +139,7 @@ class MapWorker:
         #: still hold the lock.
         self._calling = threading.Lock()
         self._number = 0
-        #: Seconds that the process spent on the last items, without waiting for the main process.
+        #: Seconds that the process spent on its last items, excluding waits for the main process.
         self.spent = 0.0
 
     def results(self, items: list[Any]) -> Iterator[list[Any] | BaseException | None]:

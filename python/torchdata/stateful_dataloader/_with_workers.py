@@ -201,7 +201,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             for progress, position in zip(self._progress, positions, strict=True):
                 progress.load(position)
         self._is_stateful = any(is_stateful(one) for one in (reading.dataset, reading.collate_fn))
-        #: Workers that have not sent a unit in this epoch yet. The known positions of these workers may be out of date.
+        #: Workers that have not sent a unit in this epoch, so that their recorded positions may be out of date.
         tells = reading.is_iterable or self._is_stateful or self._has_begun
         self._unheard = set(range(self._num_workers)) if tells else set()
         self._has_begun = True
@@ -413,7 +413,7 @@ class RestartingIterator(WorkersIterator):
         super()._reset(loader, first_iter)
 
     def _way_to(self, worker: int) -> tuple[list[tuple[Any, ...]], Any, bool, list[Any]]:
-        """Returns how a new process reaches the position that a worker now has in this epoch.
+        """Returns what a new process needs to reach a worker's current position in this epoch.
 
         Returns:
             Orders that repeat finished epochs, the snapshot to load, whether the epoch of this snapshot is over, and
@@ -426,7 +426,7 @@ class RestartingIterator(WorkersIterator):
         return before, position, self._fresh, since
 
     def _as_it_was_left(self, worker: int) -> list[tuple[Any, ...]]:
-        """Returns orders that make a worker repeat all reads of the abandoned epoch, including outstanding orders."""
+        """Returns orders with which a worker repeats the abandoned epoch, including its outstanding orders."""
         before, position, fresh, since = self._way_to(worker)
         ordered = [] if self._progress[worker].ended else [index for _, index in self._pool.orders[worker]]
         if position is None and not since and not ordered and not self._reading.is_iterable:
@@ -449,7 +449,7 @@ class RestartingIterator(WorkersIterator):
             starts.append(start)
         _, _, fresh, _ = self._way_to(shards[0])
         beginning = self._pool.beginning(self._seed_then, fresh, starts)
-        # There are orders and earlier epochs to repeat only if each worker runs one shard.
+        # If a worker runs several shards, there are neither orders nor earlier epochs to repeat.
         self._pool.instruct(worker, [*before, beginning], received)
 
     def _start_of(self, shard: int, account: Account) -> tuple[list[tuple[Any, ...]], EpochStart, int]:

@@ -30,8 +30,8 @@ class Shard:
         rank: the number of the rank that began the shard.
         ranks: the number of ranks; 1 without ranks.
         of_main: whether the main process began the shard with the loader's own seeds, instead of a worker.
-        moved: whether the shard may run on a rank that did not begin it. A moved shard keeps the items of `rank` among
-            `ranks`, and derives its seeds from the seeds of the whole job.
+        moved: whether the shard may run on a rank that did not begin it. A moved shard keeps the items that belong to
+            rank number `rank`, and derives its seeds from the seeds of the whole job.
         splits: whether the shard is one of a fixed number of splits.
     """
 
@@ -124,7 +124,7 @@ class Position(NamedTuple):
         return [Shard(worker, self.processes.shards) for worker in range(self.processes.shards)]
 
     def at(self, given: int, **known: Any) -> Position:
-        """Returns this position after more items were delivered; `drop` must have been 0 at this position.
+        """Returns the position after further items were delivered. The field `drop` of this position must be 0.
 
         Args:
             given: the number of items that were delivered.
@@ -140,7 +140,7 @@ class Filled(NamedTuple):
     Args:
         seeds: the exported seed generator of the epoch.
         start: the sealed snapshot from the beginning of the epoch; None if the graph had not been used before. `start`
-            is empty if this object is a part of that snapshot.
+            is empty if that snapshot contains this object.
         checksum: the checksum of the items that the snapshot leaves out; None if the snapshot contains all items.
     """
 
