@@ -397,7 +397,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         """Resumes from a state; no item of this loader may have been requested before.
 
         If the loader has a pipe, its graph must have the same pipes, functions and parameters as the graph that saved
-        the state, and read data of the same kind and length. A loader without a pipe uses the pipe of the state, with
+        the state. Its data must have the same kind and length. A loader without a pipe uses the pipe of the state, with
         the loader's own adapters. An iterator that already exists resumes as well. Batch sizes and the adapters
         `ShardingPolicy` and `Shuffle` may differ only if the state was saved between two epochs. A state of torchdata
         0.9 contains no position inside an epoch and no description of its pipe: the epoch starts again with the seed of

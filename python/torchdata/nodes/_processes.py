@@ -128,7 +128,7 @@ class MapWorker:
         #: Worker numbers for seeding. The first number belongs to this process, and each replacement process takes the
         #: next number.
         self._numbers = count(number, group.members.num_workers)
-        #: The base seed and the number of the process, until they are sent.
+        #: The base seed and the number of the process; None after both were sent.
         self._seed: tuple[int, int] | None = None
         self._patience, self._restarts = group.patience, group.restarts
         self._look = group.look_at(number)

@@ -219,9 +219,9 @@ class ReadSource:
         reader = SourceReader(advance_of(source), source.state_dict, Unsaved, frequency, dropped, set(later))
         options = {"in_order": in_order or not repeatable, "place": position, "grows": grows}
         self.work = _Work(name, limit, reader, max(later, default=dropped - 1) + 1, **options)
-        #: Returns the next result. Raises the error of the function or the source in the position of the failed item,
-        #: after which the following results can still be read. Raises StopIteration at the end, and RuntimeError if the
-        #: threads were shut down or belong to another process.
+        #: Returns the next result. If the function or the source has failed for an item, raises its error in place of a
+        #: result, and later results can still be read. Raises StopIteration at the end, and RuntimeError if the threads
+        #: were shut down or belong to another process.
         self.next: Callable[[], Any] = self.work.queue.pop
         work = self.work
         for function in functions:

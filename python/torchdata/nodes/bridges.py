@@ -87,7 +87,7 @@ class NodePipe(IterDataPipe[T]):
         """Begins the next epoch of the node."""
         if self._restored is not None and not self._began_for_state:
             # The program has loaded a state within a pass, but begins the next pass instead of finishing this pass.
-            # Because the node counts epochs, it is first reset to the saved position.
+            # The node counts epochs, so the node must first be reset to the saved position.
             self.source_node.reset(self._restored)
             self._restored = None
 

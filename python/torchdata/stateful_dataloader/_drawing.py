@@ -80,7 +80,7 @@ class Drawing:
         self._at_load: dict[str, tuple[Any, int]] = {}
 
     def now(self, keys: Set[Any] | None = None) -> Moment:
-        """Returns the states of the generators as the loader sees them.
+        """Returns the states of the generators from which the loader draws.
 
         Args:
             keys: the keys of the generators to include; None for all generators.

@@ -1,13 +1,13 @@
 """The iterators of a loader with workers, which distribute indices to the workers and return their batches in turn.
 
-Role: runs in the main process. Indices are drawn at the same times as in PyTorch's loader: at the beginning, the
-indices of all batches that workers may prefetch, and then one index with each batch.
+Role: runs in the main process. Indices are drawn at the same times as in PyTorch's loader. At the beginning, the
+indices of all batches that workers may prefetch are drawn, and then one index with each batch.
 
 `RestartingIterator` replaces workers that exit, or that hang and are killed. For each worker, the iterator stores the
 last snapshot, the batches received after the snapshot, and the outstanding orders. A replacement process loads the
 snapshot, and then reads and drops the batches that the main process has received. Finally, the replacement process
 receives the outstanding orders. A worker that exits before its first batch of an epoch has not sent a snapshot of that
-epoch. The replacement of such a worker first repeats the worker's previous epoch, and then begins the new epoch.
+epoch. Its replacement first repeats the worker's previous epoch, and then begins the new epoch.
 """
 
 from __future__ import annotations

@@ -423,7 +423,7 @@ class Batches(Iterator[Unit]):
 
     @property
     def _tells(self) -> bool:
-        """Whether the shard's snapshots contain state, so that the shard must send them."""
+        """Whether the shard must send its snapshots, because the snapshots contain state."""
         return bool(self._takes_positions or self._shard.watch.moved)
 
     def _position_after(self, now: float, took: float) -> bytes | None:

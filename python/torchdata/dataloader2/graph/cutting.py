@@ -54,7 +54,7 @@ class _DummyIterDataPipe(IterDataPipe[Any]):
     """In 0.9, the placeholder in a worker's graph that the worker's main function connected to the dispatching process.
 
     User-defined replacements of `process_init_fn` search the graph for this pipe, which represents the dispatched
-    items. Graphs now contain a `DispatchedSource` instead, so the search finds no pipe and changes nothing.
+    items. Graphs now contain a `DispatchedSource` instead of this pipe, so this search finds no pipe.
     """
 
 

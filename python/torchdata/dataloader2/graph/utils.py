@@ -1,7 +1,7 @@
 """Reads and modifies the connections of pipe graphs.
 
-Role: concerns only the structure of a graph, not the behavior of its pipes. No function here serializes a pipe, because
-a pipe's attributes may contain any amount of data, locks and open files.
+Role: concerns only the structure of a graph, not the behavior of its pipes. No function of this module serializes a
+pipe, because a pipe's attributes may contain any amount of data, locks and open files.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Role: owned by the program of a worker, and runs between two items. A process ca
 A repeated epoch restores the cached objects only if no code has changed the original objects. A checksum detects
 changes at the beginning of each epoch. Within an epoch, no code can change the cached objects if the cache is the last
 pipe and yields only cached items. In any other graph, only the snapshot at the beginning of an epoch can omit the
-cached items, so no later snapshots are taken. If the cached objects have changed, snapshots contain them.
+cached items, so no later snapshots are taken. Snapshots contain cached objects that have changed.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class ShardPosition(NamedTuple):
 
     @property
     def recomputed(self) -> int:
-        """The number of items to recompute on resuming, because they were sent after the snapshot."""
+        """The number of items that were sent after the snapshot, and that resuming must recompute."""
         return self.given[0] - (self.snapshot[0][0] if self.snapshot else 0)
 
 
@@ -89,7 +89,7 @@ class Position(NamedTuple):
         ended: whether the epoch had ended.
         graph: the positions of the main process's pipes; None if these pipes have no relevant state.
         generators: the states of the global generators, if the main process runs functions of the user.
-        beginning: the states of the generators at the beginning of the epoch, if resuming must begin the epoch anew.
+        beginning: the states of the generators at the beginning of the epoch, if resuming must restart the epoch.
         workers: the positions of the workers.
         in_main: whether no worker processes ran the graph.
         seconds: the duration of the epoch so far.
