@@ -34,8 +34,8 @@ class IteratedLoader(Protocol):
 class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
     """The iterator that `iter(loader)` returns: it yields the items of one epoch.
 
-    A loader has one valid iterator, and the next `iter(loader)` makes it invalid. Other attributes are taken from the
-    pipeline's own iterator.
+    A loader has one valid iterator, and the next `iter(loader)` makes it invalid. Attributes that this class lacks are
+    taken from the pipeline's own iterator.
 
     Args:
         dataloader: the loader.

@@ -41,8 +41,8 @@ __all__ = ["MapWorker", "Workers", "one_reset"]
 
 #: While a thread waits for an answer, it checks at intervals of this many seconds whether the process is running.
 _SLICE = 0.2
-#: If items take longer than this number of seconds, the process returns the items that it has not begun. Other
-#: processes can then compute these items.
+#: If items take longer than this number of seconds, the process returns the items that it has not begun, so that other
+#: processes can compute these items.
 _LONG = 0.01
 
 _local = threading.local()

@@ -333,7 +333,7 @@ def _parse_draws(saved: Any) -> list[list[Any]]:
 
 
 def _parse_position(saved: dict[str, Any], own: dict[str, Any] | None) -> ReadingPosition:
-    """Reads the part of a position under the keys of torchdata 0.11. This package's part fills in missing values."""
+    """Reads a position under the keys of torchdata 0.11, and takes missing values from this package's part."""
     fetcher, more = saved["fetcher_state"], own or {}
     fills = own is not None
     iterator = _filled(fetcher, more, "dataset_iter_state", fills) if fetcher is not None else None

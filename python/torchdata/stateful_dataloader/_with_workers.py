@@ -7,7 +7,7 @@ indices of all batches that workers may prefetch are drawn, and then one index w
 last snapshot, the batches received after the snapshot, and the outstanding orders. A replacement process loads the
 snapshot, and then reads and drops the batches that the main process has received. Finally, the replacement process
 receives the outstanding orders. A worker that exits before its first batch of an epoch has not sent a snapshot of that
-epoch. Its replacement first repeats the worker's previous epoch, and then begins the new epoch.
+epoch. The replacement of the worker first repeats the previous epoch, and then begins the new epoch.
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     def _position_of_program(self, position: ReadingPosition | None, state: EpochState) -> ReadingPosition | None:
         """Converts a position that was saved without workers to a position for a worker.
 
-        Batches before the saved state are recomputed with the generators from the beginning of the epoch. Later batches
-        use the program's generators from the time of the state.
+        Batches before the saved state are recomputed with the generators from the beginning of the epoch. Batches after
+        the saved state are computed with the generators from the time of the state.
         """
         if position is None:
             return None
