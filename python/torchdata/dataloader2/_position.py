@@ -199,8 +199,8 @@ class Tracker:
     def go_on_cut(self) -> None:
         """Records that the loader continues although its last item was interrupted and may be lost in its pipes.
 
-        After this call, the epoch cannot resume from a position before the interruption, because this would yield the
-        lost item. Raises TimeoutError if a thread that reads ahead in the main process does not finish its item.
+        After this call, the epoch cannot resume from a position before the interruption, because the lost item would be
+        yielded. Raises TimeoutError if a thread that reads ahead in the main process does not finish its item.
         """
         delivery = self._delivery
         with self._run.held:

@@ -192,7 +192,7 @@ class LocalShards:
             return list(zip(given, snapshots, strict=True)), turn, None
 
     def _make_snapshots(self) -> None:
-        """Takes a snapshot of every shard, and deletes all but the last two snapshots."""
+        """Takes a snapshot of every shard, and keeps only the first and the last two snapshots."""
         snapshots: list[Kept | None] = []
         total, _, accounts = self._positions[-1]
         for program, given in zip(self._programs, accounts, strict=True):

@@ -373,8 +373,8 @@ class GraphProgram(EpochProgram):
         return None if self._witness is None else self._witness.notes()
 
     def beginning_unread(self) -> AbstractContextManager[None]:
-        """Context in which threads do not read. Otherwise, a thread could wait forever for a dispatched item, because
-        other workers delay this item until this worker has sent its snapshot."""
+        """Context in which threads do not read. Without the context, a thread could wait forever for a dispatched item,
+        because other workers delay this item until this worker has sent its snapshot."""
         return beginning_unread()
 
     def snapshot(self, most: int | None = None, *, begins: bool = False) -> tuple[int, tuple[int, int], bytes] | None:
