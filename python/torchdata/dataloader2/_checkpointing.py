@@ -113,8 +113,8 @@ class StateKeeper:
             raise RuntimeError("the states of all ranks were loaded: call iter(loader) before state_dict()")
 
     def note_left(self, works: bool) -> None:
-        """Records the position of a loader that is being shut down, for states that are requested later. If threads
-        work in the main process (`works`), this method does not wait for these threads."""
+        """Records the position of a loader that is being shut down, for states that are requested later. If `works` is
+        True, pipes in the main process run threads, and this method does not wait for these threads."""
         if self.left is None and is_pipe(self._pipeline.datapipe):
             try:
                 self.left = self._whereabouts(0, looks=not works)

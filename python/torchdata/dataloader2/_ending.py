@@ -43,7 +43,7 @@ class Ending:
     Args:
         loader: the loader, which is not kept alive.
         run: the loader's epochs.
-        note_left: stores the position for states that are requested later; its argument is True if threads work.
+        note_left: `StateKeeper.note_left`, which stores the position for states that are requested after the shutdown.
 
     Attributes:
         changing: the lock that is held to begin an epoch, load a state, or shut the loader down.

@@ -51,8 +51,8 @@ class FinishedIterator(Iterator[Any]):
     Args:
         iterator: the pipeline's iterator, if its attributes can still be read, or None.
         error: the message of the `RuntimeError` that `next` raises; None for a normal end.
-        told: the identifier of the thread in which the error was raised; 0 if the error was not raised yet. In the
-            thread that received the error, a further `next` raises StopIteration instead of the error.
+        told: the identifier of the thread in which the error was raised; 0 if the error was not raised yet. In this
+            thread, further calls of `next` raise StopIteration.
     """
 
     def __init__(self, iterator: Any = None, error: str | None = None, told: int = 0) -> None:
@@ -193,7 +193,7 @@ class EpochRun:
             raise
 
     def _pass_over(self, position: Position, strict: bool) -> None:
-        """Restores the graph at the end of a saved epoch, and begins the next epoch."""
+        """Restores the graph to its state at the end of a saved epoch, and then begins the next epoch."""
         if position.workers is not None or (not position.in_main and position.graph is None):
             self.run(position, strict)
             for _ in self.delivery.source:
@@ -287,7 +287,7 @@ class EpochRun:
 
         Args:
             at_end: whether all items of the epoch were delivered.
-            because: the error that ended the epoch, if any. The user always receives this error.
+            because: the error that ended the epoch, if any. If ending the epoch fails, too, this error gets a note.
         """
         if not self.is_iterating:
             return
@@ -310,8 +310,8 @@ class EpochRun:
                 raise
             because.add_note(f"After that, ending the epoch failed, too: {error!r}")
         finally:
-            # Another thread may still be computing an item, which must be complete before the next epoch resets the
-            # graph. The other thread gets an error after it has computed the item.
+            # Another thread may still be computing an item. The next epoch must not reset the graph until this item is
+            # complete. The other thread then gets an error.
             self.delivery.turn.await_left(self.patience)
         if at_end and counted is not None:
             tell(self.recorder.skipped(counted[0]), counted[1])

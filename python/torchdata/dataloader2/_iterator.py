@@ -3,8 +3,8 @@
 Role: yields the items of one epoch while it is the loader's valid iterator. The code runs in the main process, in the
 threads that read the loader, one after another. The loader owns the epoch, and the iterator owns the item limit.
 
-`__next__` runs for every item, so it is in the extension (`DeliveryIterator`), which checks whether the iterator is
-valid and whether anything unusual has happened, and then requests the next item. This module handles all other cases.
+`__next__` runs for every item, so the native class `DeliveryIterator` implements it. `DeliveryIterator` requests the
+next item if the iterator is valid and nothing unusual has happened. This module handles unusual cases, such as pauses.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class IteratedLoader(Protocol):
 class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
     """The iterator that `iter(loader)` returns: it yields the items of one epoch.
 
-    A loader has one valid iterator, and the next `iter(loader)` makes it invalid. Other attributes are taken from the
-    pipeline's own iterator.
+    A loader has one valid iterator, and the next `iter(loader)` makes it invalid. Attributes that this class lacks are
+    taken from the pipeline's own iterator.
 
     Args:
         dataloader: the loader.

@@ -2,13 +2,14 @@
 
 Role: runs in the main process, in any thread that requests a state, including in a signal handler. The `Delivery` of
 the loader counts the items that the user has received. The engine records the positions of the workers, and a thread
-that waits for an item does not lock these records. Because a save only combines references to recorded positions, it
-does not wait for any thread.
+that waits for an item does not lock these records. Saving does not wait for any thread, because a state only combines
+references to recorded positions.
 
 Pipes that run in the main process can be inspected only between two items. The loader stores *marks*, which are states
 of the main process's part of the graph. A mark is taken between two items, such as at the beginning of the epoch. The
-program may request a state while an item is computed, after Ctrl-C has interrupted an item, or for an earlier item. A
-state contains the newest mark that precedes the requested position, and the number of items delivered after the mark.
+program may request a state while an item is being computed, after Ctrl-C has interrupted an item, or for an earlier
+position. A state contains the newest mark before the requested position, and the number of items delivered since the
+mark.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ class Tracker:
         #: `_is_resumed`: whether this epoch resumed from a state. `_is_strict`: whether recomputed items are compared
         #: with the originals.
         self._is_resumed, self._is_strict = False, True
-        #: `_cut_at`: the number of delivered items when the loader last continued after an interrupted item. `_lost`:
-        #: the number of workers' items that the main process lost by the interruption.
+        #: `_cut_at`: the number of items that had been delivered when Ctrl-C last interrupted an item. `_lost`: the
+        #: number of workers' items that the main process lost by this interruption.
         self._cut_at = self._lost = 0
         #: The number of items that earlier runs of the epoch delivered.
         self._before = 0
@@ -91,7 +92,7 @@ class Tracker:
         self._yielded_before = 0
         #: Marks, oldest first. The first mark is the beginning of the epoch, or the loaded position of a resumed epoch.
         self._marks: list[Position] = []
-        #: Whether the previous epoch was run by the loader that saved the loaded state, instead of by this loader.
+        #: Whether the previous epoch ran in the loader that saved the loaded state, and not in this loader.
         self._is_behind_loaded = False
         #: The seeds at the beginning of the previous epoch, if the loader that saved the loaded state ran this epoch.
         self._ended_seeds: SeedGenerator | None = None
@@ -141,7 +142,7 @@ class Tracker:
 
     @staticmethod
     def _untold(mark: Position, output: WorkerOutput) -> str | None:
-        """Returns the reason why a mark lacks state that pipes kept from earlier passes; None for a complete mark."""
+        """Returns why a mark lacks state that pipes have kept from earlier passes; None if the mark is complete."""
         return output.untold(None) if mark.workers is None else mark.untold
 
     def _beginning(self, output: WorkerOutput) -> Position:
@@ -152,8 +153,8 @@ class Tracker:
         return beginning
 
     def _taken(self, items_ago: int, looks: bool) -> tuple[Position, int]:
-        """Returns the newest mark that is at least `items_ago` items old, and the number of items that were delivered
-        before the last `items_ago` items."""
+        """Returns the newest mark from before the last `items_ago` items, and the number of items that had been
+        delivered before these items."""
         given = self._delivery.given - items_ago
         if given < 0:
             raise ValueError(
@@ -198,8 +199,8 @@ class Tracker:
     def go_on_cut(self) -> None:
         """Records that the loader continues although its last item was interrupted and may be lost in its pipes.
 
-        After this call, the epoch cannot resume from before the interruption, which would yield the lost item. Raises
-        TimeoutError if a thread that reads ahead in the main process does not finish its item.
+        After this call, the epoch cannot resume from a position before the interruption, because the lost item would be
+        yielded. Raises TimeoutError if a thread that reads ahead in the main process does not finish its item.
         """
         delivery = self._delivery
         with self._run.held:
@@ -214,7 +215,7 @@ class Tracker:
         delivery.cut = False
 
     def _lost_in_main(self, output: WorkerOutput) -> int:
-        """Returns the number of workers' items that an interruption lost in the main process. The pipes had read these
+        """Returns the number of workers' items that an interruption lost in the main process. Pipes had read the lost
         items, but neither yielded nor buffered them."""
         if output.is_local:  # no pipe buffers items, and an interruption may have occurred in the shards themselves
             return output.delivered - int(self._delivery.given)
@@ -264,7 +265,7 @@ class Tracker:
             epoch.
         """
         if entry.restores:
-            # After resuming, pipes count workers' items from the start of this run, so earlier items are subtracted.
+            # `entry.yielded` also counts items of earlier runs, which are subtracted to count the items of this run.
             return entry.yielded - self._yielded_before if output.is_in_first_pass else entry.yielded
         if not output.is_in_first_pass or output.delivered or (token_of(output).finished and not output.is_unread):
             return None
@@ -314,7 +315,7 @@ class Tracker:
         graph = Graph(self._pipeline.datapipe)
         self.output = graph.first(lambda pipe: isinstance(pipe, WorkerOutput))
         self.hands_on = self.output is not None and _only_counts(graph)
-        # Positions of shards in the main process are exact only if no thread reads ahead of the user.
+        # If the main process runs the shards, their positions are exact only if no thread reads ahead.
         is_local = self.output is not None and self.output.is_local
         reads_ahead = is_local and any(isinstance(pipe, HOLDING) for pipe in graph.pipes)
         self._may_count = self.hands_on and not reads_ahead
@@ -337,7 +338,7 @@ class Tracker:
         unseeded = self._pipeline.service is None and self._run.seeds.seed is None
         self.own_seeds = unseeded and (resumed is None or resumed.own_seeds is not False)
         output = self.output
-        # If the loaded state contains states of pipes, these pipes may hold items that this run does not count.
+        # Pipes with a loaded state may already hold items, which this run does not count.
         self._only_counts = self._may_count and (resumed is None or resumed.graph is None)
         if output is not None:
             output.resumes = resumed is not None
@@ -398,7 +399,7 @@ class Tracker:
         return iterator
 
     def _note_beginning(self, workers: WorkersPosition | None) -> None:
-        """Stores the state that pipes keep from the previous epoch, if any, in the mark of the epoch's beginning."""
+        """If pipes keep state from the previous epoch, adds this state to the first mark of the epoch."""
         output, (beginning, *_) = self.output, self._marks
         looked = self._look(0, workers) if lasts(self._pipeline.datapipe) else None
         if looked is not None:

@@ -88,7 +88,7 @@ class SavedPositions:
         """Returns the position that a loader resumes from, after its service has taken over the graph.
 
         Args:
-            hands_on: whether the pipes in the main process yield one item for each item of the workers.
+            hands_on: whether the pipes in the main process yield one item for each item that the workers send.
 
         Raises:
             ValueError: the loader cannot resume from these positions; the message gives the reason.
@@ -114,7 +114,7 @@ class SavedPositions:
         """Chooses between seeds that ranks agree on and the seeds of a run without ranks.
 
         Ranks normally draw all seeds from an agreed seed. A resumed epoch uses an agreed seed only if the saved epoch
-        used one.
+        used an agreed seed.
         """
         agreed = self.ranks is not None and not self.ranks[2]
         if not agreed:

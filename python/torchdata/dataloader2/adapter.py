@@ -122,8 +122,8 @@ class ShardingPolicy(Adapter):
             batches for any number of workers; None distributes single items.
         enable: False disables the filters, so that every worker and rank gets all items.
         splits: the number of shards of each epoch, independent of workers and ranks; None for one shard per worker.
-            With `splits`, the items, their order and the batches are the same for any number of workers and ranks up to
-            the number of splits, and a state that is saved within an epoch resumes with any such number. A worker runs
+            With `splits`, the items, their order and the batches do not depend on the number of workers and ranks, up
+            to the number of splits. A state that is saved within an epoch resumes with any such number. A worker runs
             its shards in turn. Each shard has its own buffers, and runs its own copy of the pipes before the
             `sharding_filter`. Additional copies of pipes that are read by index cause no additional reads.
 

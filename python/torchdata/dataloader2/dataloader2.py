@@ -366,8 +366,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         contents.
 
         Args:
-            items_ago: the number of items that you requested and have not used yet; 0 by default. The state is from
-                before these items.
+            items_ago: the number of items that you requested and have not used yet; 0 by default. A loader that resumes
+                from the state yields these items again.
             with_pipe: whether the state contains the pipe, which only `from_state` needs. By default (None), the pipe
                 is included if its pickle has at most 1 MiB.
 
@@ -397,7 +397,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         """Resumes from a state; no item of this loader may have been requested before.
 
         If the loader has a pipe, its graph must have the same pipes, functions and parameters as the graph that saved
-        the state, and read data of the same kind and length. A loader without a pipe uses the pipe of the state, with
+        the state. Its data must have the same kind and length. A loader without a pipe uses the pipe of the state, with
         the loader's own adapters. An iterator that already exists resumes as well. Batch sizes and the adapters
         `ShardingPolicy` and `Shuffle` may differ only if the state was saved between two epochs. A state of torchdata
         0.9 contains no position inside an epoch and no description of its pipe: the epoch starts again with the seed of
@@ -412,8 +412,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             strict: whether another pipeline is an error, and whether recomputed items are compared with the originals;
                 True by default. If `strict` is False, only the classes of the pipes must be the same.
             allow_pickle: whether values that need pickle are unpickled, which may run any code; True by default. If
-                `allow_pickle` is False, such a value raises an error that names the pipe, and the loader must have a
-                pipe.
+                `allow_pickle` is False, a value that needs pickle raises an error that names the pipe, and the loader
+                must have a pipe.
 
         Raises:
             RuntimeError: an item was requested before, or the loader was shut down.

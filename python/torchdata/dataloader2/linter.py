@@ -346,7 +346,7 @@ class _Linter:
         return any(source is pipe for source in self._upstream(reader))
 
     def _fixed_mix(self, pipe: Any) -> tuple[Any, int]:
-        """Returns the pipe that mixes its inputs in a fixed pattern before the filter, and the pattern's length."""
+        """Returns the source of `pipe` that mixes its inputs in a fixed pattern, and the length of the pattern."""
         unfolded = False
         while len(sources := self.sources[id(pipe)]) == 1:
             [pipe] = sources

@@ -1,7 +1,7 @@
 """Adapts a pipe of `torchdata.datapipes` as a Stateful iterable, so that a node can read it.
 
-Role: stores the seed and the number of the epoch, which no node of the graph stores. `PipePosition` owns the pipe's
-iterator.
+Role: stores the seed and the number of the epoch, because no pipe of the graph stores them. `PipePosition` owns the
+pipe's iterator.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["PipePosition"]
 
 
 class PipePosition(PipePasses):
-    """Iterates over a pipe in successive epochs, and saves its exact position.
+    """Iterates over a pipe in successive epochs, and saves the exact position in the pipe.
 
     Args:
         seed: the seed for the random pipes of the graph in each epoch; None draws a new seed for each epoch.

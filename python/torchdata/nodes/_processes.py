@@ -6,9 +6,9 @@ item, or several small items in one message, and waits for the answers. Each ans
 process exits, only unfinished answers are lost. The first message to a process also contains the seed of its random
 numbers. Each replacement process has its own seed.
 
-A seed is the number that PyTorch's loader would draw from the global generator, but is drawn from a copy of this
-generator. As a result, the main process draws the same random numbers as a program without worker processes. If a
-program restores the global generator before it resumes, the processes get the same seeds as in the uninterrupted run.
+A seed has the value that PyTorch's loader would draw from the global generator. This seed is drawn from a copy of this
+generator, so that the processes do not change the random numbers of the main process. If a program restores the global
+generator before it resumes, the processes get the same seeds as in the uninterrupted run.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ __all__ = ["MapWorker", "Workers", "one_reset"]
 
 #: While a thread waits for an answer, it checks at intervals of this many seconds whether the process is running.
 _SLICE = 0.2
-#: If items take longer than this number of seconds, the process returns the items that it has not begun. Other
-#: processes can then compute these items.
+#: If items take longer than this number of seconds, the process returns the items that it has not begun, so that other
+#: processes can compute these items.
 _LONG = 0.01
 
 _local = threading.local()
@@ -109,7 +109,7 @@ class Workers(Group):
 
     @property
     def serve_on(self) -> bool:
-        """Whether another run can use the processes: all of them are running, or processes that exit are replaced."""
+        """Whether another run can use the processes, because all are running or exited processes are replaced."""
         return self.restarts is not None or not any(process.ended for process in self.members.processes)
 
     def serve(self, queue: ReadAheadQueue) -> None:
@@ -128,7 +128,7 @@ class MapWorker:
         #: Worker numbers for seeding. The first number belongs to this process, and each replacement process takes the
         #: next number.
         self._numbers = count(number, group.members.num_workers)
-        #: The base seed and the number of the process, until they are sent.
+        #: The base seed and the number of the process; None after both were sent.
         self._seed: tuple[int, int] | None = None
         self._patience, self._restarts = group.patience, group.restarts
         self._look = group.look_at(number)
@@ -139,7 +139,7 @@ class MapWorker:
         #: still hold the lock.
         self._calling = threading.Lock()
         self._number = 0
-        #: Seconds that the process spent on the last items, without waiting for the main process.
+        #: Seconds that the process spent on its last items, excluding waits for the main process.
         self.spent = 0.0
 
     def results(self, items: list[Any]) -> Iterator[list[Any] | BaseException | None]:

@@ -1,7 +1,7 @@
 """Reads a source ahead in threads, with an exact position, for ParallelMapper, Prefetcher and PinMemory.
 
 Role: the thread that reads a node uses `ReadSource`, and the threads that read ahead use `_Work`. One thread at a time
-takes an item from the source. While this thread calls the function with the item, another thread takes the next item.
+takes an item from the source. While a thread calls the function with its item, another thread takes the next item.
 Items are numbered in the order in which they are taken. The queue stores the results, returns them in order if
 required, and tracks the position: a snapshot of the source, and the numbers of the items that were yielded after the
 snapshot. A state does not contain items in progress, because they are reread after the state is loaded.
@@ -39,7 +39,7 @@ Function = Callable[[Any], Any] | None
 
 #: Maximum number of items per message to a process, and maximum number of seconds to compute these items.
 _MOST_TOGETHER, _TOGETHER = 128, 0.001
-#: Items that take fewer seconds in total are sent to a single process, because more messages would take as long.
+#: Items that together take fewer seconds are sent to one process, because further messages would take as long.
 _WORTH_A_MESSAGE = 0.00005
 #: The number of seconds that `shutdown` waits for threads, which end after their current call.
 _SECONDS = 5.0
@@ -122,7 +122,7 @@ class _Work(ReadAhead):
             most = max(1, min(_MOST_TOGETHER, 2 * most, int(_TOGETHER / pace)))
 
     def _stop(self, slot: int, error: BaseException) -> None:
-        """Stores the end of the source, or its error, in the position of an item."""
+        """Stores the end or the error of the source in a slot of the queue, instead of a result."""
         reader = self.reader
         reader.ended = True
         if not isinstance(error, StopIteration):
@@ -138,7 +138,7 @@ class _Work(ReadAhead):
             self.queue.break_off(slot, ValueError(text))
 
     def _call(self, function: Callable[[Any], Any], slot: int, item: Any, index: int, snapshot: Any) -> int | None:
-        """Calls the function with an item, and stores the result. Returns another slot of the queue if one is free."""
+        """Calls the function with an item, stores the result, and returns another free slot of the queue, or None."""
         try:
             result = function(item)
         except StopIteration as error:
@@ -209,7 +209,7 @@ class ReadSource:
             if grows_to and self.GROWTH_KEY in fields:
                 row, ahead = self._grown(fields)
             source.reset(copied(position[0]))  # `reset` may modify the copy, but not the saved position
-        # Without a fixed order, items cannot be identified by their numbers, so the source's state must be complete.
+        # If the source has no fixed order, a number does not identify an item, so each position needs a snapshot.
         repeatable = is_repeatable(source)
         frequency = node.snapshot_frequency if repeatable else 1
         if type(position[0]) is Unsaved:
@@ -219,9 +219,9 @@ class ReadSource:
         reader = SourceReader(advance_of(source), source.state_dict, Unsaved, frequency, dropped, set(later))
         options = {"in_order": in_order or not repeatable, "place": position, "grows": grows}
         self.work = _Work(name, limit, reader, max(later, default=dropped - 1) + 1, **options)
-        #: Returns the next result. Raises the error of the function or the source in the position of the failed item,
-        #: after which the following results can still be read. Raises StopIteration at the end, and RuntimeError if the
-        #: threads were shut down or belong to another process.
+        #: Returns the next result. If the function or the source has failed for an item, raises its error in place of a
+        #: result, and later results can still be read. Raises StopIteration at the end, and RuntimeError if the threads
+        #: were shut down or belong to another process.
         self.next: Callable[[], Any] = self.work.queue.pop
         work = self.work
         for function in functions:
@@ -237,7 +237,7 @@ class ReadSource:
                 break
 
     def _grown(self, fields: StateFields) -> tuple[int, int]:
-        """Returns the two numbers in a state that determine how far `limit` has grown; see `grows` of `_Work`."""
+        """Returns the two numbers in a state from which the current `limit` follows; see `grows` of `_Work`."""
         growth = fields.list_of(self.GROWTH_KEY)
         if len(growth) != 2 or not all(type(one) is int and 0 <= one <= sys.maxsize for one in growth):
             raise fields.wrong(self.GROWTH_KEY, "must hold two integers from 0 on")
@@ -279,9 +279,9 @@ class ReadSource:
         """Makes the threads stop reading, and waits until no thread uses the source.
 
         Args:
-            read_on: whether to read the source up to the point that read-ahead would have reached, because the next
-                epoch begins from this point. If reading on takes longer than `patience` seconds, the source keeps its
-                current position.
+            read_on: whether to read the source up to the maximum read-ahead, so that the position from which the next
+                epoch begins does not depend on timing. If reading on takes longer than `patience` seconds, the source
+                keeps its current position.
 
         Raises:
             TimeoutError: the source took longer than `patience` seconds for an item.

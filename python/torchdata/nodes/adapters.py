@@ -246,7 +246,7 @@ class IterableWrapper(IteratingNode[T]):
         """Begins an epoch or resumes from a state; see `BaseNode.reset`.
 
         Raises:
-            TypeError: the state was saved within an epoch, over a set that may have another order in this process.
+            TypeError: the state was saved within an epoch, and the iterable is a set without a fixed order.
             ValueError: a field of the state is missing or out of range.
         """
         if initial_state is None:

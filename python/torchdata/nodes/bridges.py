@@ -23,8 +23,8 @@ def from_pipe(pipe: IterDataPipe[T], seed: int | None = None) -> IterableWrapper
     """Creates a node from a pipe. The state of the node is the exact state of the pipe's graph, including the buffers
     and generators of the pipes. As with all nodes, the state does not contain the global random generators.
 
-    A saved state is copied. If the state is large (for example, a shuffle of many items) and a node with threads reads
-    the new node, set the `snapshot_frequency` of the node with threads above 1.
+    A saved state is copied. If the state is large (for example, a shuffle of many items), and a `ParallelMapper` or
+    `Prefetcher` reads the new node, set the `snapshot_frequency` of that reader above 1.
 
     Args:
         pipe: the last pipe of a graph.
@@ -87,7 +87,7 @@ class NodePipe(IterDataPipe[T]):
         """Begins the next epoch of the node."""
         if self._restored is not None and not self._began_for_state:
             # The program has loaded a state within a pass, but begins the next pass instead of finishing this pass.
-            # Because the node counts epochs, it is first reset to the saved position.
+            # The node counts epochs, so the node must first be reset to the saved position.
             self.source_node.reset(self._restored)
             self._restored = None
 

@@ -75,8 +75,8 @@ class Shuffler(BaseNode[T]):
         self._advance = fields.reset(self.source, self.SOURCE_KEY)
         self._buffer: list[T] = list(fields.list_of(self.BUFFER_KEY)) if stored else []
         self._num_yielded, repeated = (count, 0) if stored else (0, count)
-        #: Whether states contain the buffer. After a state with the buffer was loaded, states keep the buffer, because
-        #: the source is already past the buffered items.
+        #: Whether states contain the buffer. If a loaded state contains the buffer, new states also contain the buffer,
+        #: because the source is already past the buffered items.
         self._stores = self.store_buffer or stored or not is_repeatable(self.source)
         #: The states of the source and the generator at the epoch's beginning; None if states contain the buffer.
         self._began = None if self._stores else (position_of(self.source), self._random.getstate())

@@ -27,7 +27,7 @@ _DEAR, _DEAR_PART = 2e-5, 0.01
 
 
 class SnapshotCadence:
-    """Schedules a snapshot after every n-th batch, and fewer snapshots if they are expensive."""
+    """Schedules a snapshot after every n-th batch, or less often if snapshots are expensive."""
 
     def __init__(self, every: int) -> None:
         self._every = every
@@ -92,7 +92,7 @@ def next_due(now: float, took: float) -> float:
     The main process receives batches from the workers in turn, so a snapshot in one worker delays all workers. If the
     workers took their snapshots at different times, the delays would add up. Workers with about equally expensive
     snapshots take these snapshots at the same times, which are multiples of a period of the shared clock. Each period
-    is a power of two times the shortest period, so the times of a long period are also times of all shorter periods.
+    is the shortest period times a power of two, so each time of a long period is also a time of all shorter periods.
 
     Args:
         took: how long the last snapshot took, in seconds.

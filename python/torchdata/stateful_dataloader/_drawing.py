@@ -9,8 +9,8 @@ advances whenever the program draws from the real generator. When the loader dra
 by the same number of words. If the program seeds or sets a global generator, the loader uses the new values.
 
 To resume a sampler without a state, `Replay` creates a new iterator, with the generators in their states from before
-the first index. The new iterator repeats the order if no other code draws from these generators. If the program or the
-dataset also draws from a generator, `Draws` records the generator's position before the sampler's next draw. When a
+the first index. The new iterator repeats the order if only the sampler draws from these generators. If the program or
+the dataset also draws from a generator, `Draws` records the generator's position before the sampler's next draw. When a
 state is loaded, a checksum of some indices is compared with the saved run, to verify that the order is repeated.
 """
 
@@ -48,8 +48,8 @@ from torchdata.stateful_dataloader.sampler import pass_over
 
 __all__ = ["Drawing", "Draws", "Replay"]
 
-#: The maximum number of words that can be drawn between two epochs. If a generator has moved further, the program is
-#: assumed to have set the generator.
+#: The maximum number of words that can be drawn between two epochs. If more words were drawn, the loader assumes that
+#: the program has set the generator.
 _FAR = 1 << 28
 #: The maximum number of words that the program can draw between loading a state and the next loop.
 _NEAR = 1 << 22
@@ -80,7 +80,7 @@ class Drawing:
         self._at_load: dict[str, tuple[Any, int]] = {}
 
     def now(self, keys: Set[Any] | None = None) -> Moment:
-        """Returns the states of the generators as the loader sees them.
+        """Returns the states of the generators from which the loader draws.
 
         Args:
             keys: the keys of the generators to include; None for all generators.
@@ -96,7 +96,7 @@ class Drawing:
         return marks | {number: comparable(read(one)) for number, one in enumerate(self._own)}
 
     def set(self, moment: Moment, but: Any = None) -> None:
-        """Sets all generators except `but` to their states in `moment`. Call it only while the loader draws."""
+        """Sets all generators except `but` to their states in `moment`. Call `set` only while the loader draws."""
         for key, one in self._all.items():
             if key in moment and one is not but:
                 write(one, moment[key])
@@ -143,7 +143,7 @@ class Drawing:
     def restore(self, moment: Moment) -> None:
         """Sets the program's global generators to the states that a loaded state contains.
 
-        If another loader had loaded a state earlier, that loader also draws from the newly set generators.
+        A loader that loaded its state before this call also draws from the newly set generators.
         """
         set_all(moment)
         self._restores.update([*moment])
@@ -168,7 +168,7 @@ class Drawing:
     def has_passed(self, name: str, saved: Any) -> bool:
         """Returns whether a global generator has moved to its saved state, or past it, since a state was loaded.
 
-        A result of True means that the program has restored the generator itself, and may have drawn from it.
+        True means that the program itself has restored the generator, and may then have drawn from the generator.
         """
         then, _ = self._at_load.get(name, (None, 0))
         is_later = then is None or _moved(saved, then, _NEAR) is not None
@@ -178,8 +178,8 @@ class Drawing:
     def going_on(self, moment: Moment) -> Iterator[None]:
         """Context in which the generators continue from their saved states, so that a position can be restored.
 
-        At the end of the context, the program's global generators are restored. Later, the loader continues with the
-        states that the generators had at this end.
+        When the context ends, the program's global generators are restored. Later, the loader continues with the states
+        that the generators had before this restoration.
 
         Args:
             moment: the saved states of the generators.
@@ -213,8 +213,8 @@ class Drawing:
 
         Args:
             moment: the states of the generators.
-            first: earlier states of the same generators, relative to which the states are encoded. Pass the same states
-                to `decoded`.
+            first: earlier states of the same generators, relative to which the states are encoded. `decoded` needs the
+                same states.
         """
         first = first or {}
         plain: dict[Any, Any] = {key: encoded(moment[key], first.get(key)) for key in self._all if key in moment}

@@ -168,8 +168,8 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         #: interrupted.
         self._data: list[Any] = []
         self._is_cut_off = False
-        #: A checksum of some samples up to the previous batch, and a checksum that also covers the current batch, to
-        #: detect an iterable dataset that does not repeat its samples. `digest` is None for a dataset with a state.
+        #: `digest`: a checksum of some samples up to the previous batch, to detect an iterable dataset that does not
+        #: repeat its samples; None for a dataset with a state. `_samples` also covers the current batch.
         self.digest: int | None = None
         self._samples = SampleDigest()
 

@@ -3,7 +3,7 @@
 Role: pure functions in the main process. A state that was saved between two epochs also fits a loader with a larger
 dataset or another number of ranks. Within an epoch, a state can be loaded only by a similar loader, because both the
 dataset and the number of ranks determine the order of the samples. If the state was saved before the first batch of an
-epoch, another order restarts the epoch instead, because no batch can be lost or repeated.
+epoch, no batch can be lost or repeated, so the epoch starts over if the order differs.
 
 The state before the first loop is created without iterating over the dataset or over a user's sampler.
 """

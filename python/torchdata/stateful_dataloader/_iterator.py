@@ -31,7 +31,7 @@ __all__ = ["StatefulIterator", "logger"]
 logger = logging.getLogger("torchdata.stateful_dataloader")
 
 
-#: PyTorch's message for an iterable dataset that returns more samples in workers than its length.
+#: PyTorch's message if the workers return more samples of an iterable dataset than its length.
 _OF_WORKERS = (
     "For multiprocessing data-loading, this could be caused by not properly configuring the IterableDataset replica at "
     "each worker. Please see https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
@@ -70,13 +70,13 @@ class StatefulIterator(_BaseDataLoaderIter):
         #: that resumes from the loaded state.
         self._loading: Any = None
         self._successor: Iterator[Any] | None = None
-        #: `is_finished`: whether the epoch is over. `_lives_on`: whether the loaded state is from the end of an epoch
-        #: of workers that are kept between epochs.
+        #: `is_finished`: whether the epoch is over. `_lives_on`: whether the loaded state is from the end of an epoch,
+        #: and the workers are persistent.
         self.is_finished = self._lives_on = False
         #: The counts of samples skipped in the epoch; None if samples are not skipped.
         self._skipped = Skipped.of(loader, None if state is None or state.is_over else state.skipped)
-        #: Numbers of batches: batches not returned because all their samples were skipped, batches that earlier runs of
-        #: this epoch returned, and batches to read and drop because the state has no position in the dataset.
+        #: Numbers of batches. `_num_empty`: batches with only skipped samples. `_given_before`: batches that earlier
+        #: runs of the epoch returned. `_passing_over`: batches to read and drop, because the state has no position.
         self._num_empty = self._given_before = self._passing_over = 0
         if state is not None and not state.is_over and state.skipped is not None:
             self._num_empty = state.order.yielded - state.given

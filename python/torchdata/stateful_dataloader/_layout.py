@@ -20,8 +20,8 @@ tuple as one value. This package's tuple contains a dict with these keys:
 - "epoch": the epoch of a `DistributedSampler`
 - "skipped": if samples may be skipped, the skipped samples by kind of exception, and the number of all samples
 - "workers", or "reading" without workers: for each worker, the parts of its position that have no key in 0.11
-- "sampler": the states of a user's sampler and its iterator. A checkpoint may drop keys from the states under the keys
-  of 0.11, so the complete states are stored in this package's part, together with the states of datasets.
+- "sampler": the states of a user's sampler and its iterator. A checkpoint may drop parts of the states that have keys
+  of 0.11, so this package's part also contains the complete states of samplers and datasets.
 - "loader": properties that must be the same in a loader that loads the state; see `_fitting`
 - "unstarted": whether no batch had been read when the state was saved
 """
@@ -55,7 +55,7 @@ _WORKERS = 1 << 16
 _AGAIN = 1 << 24
 #: The maximum number of batches between two snapshots of torchdata 0.11.
 _STEPS = 1 << 31
-#: Keys of torchdata 0.11 for dicts with unknown keys, so the value may be missing in the state of a new loader.
+#: Keys of torchdata 0.11 for user-defined dicts. In the state of a new loader, the values may be missing.
 _HIDDEN = "_sampler_iter_state", "dataset_iter_state"
 #: The keys of 0.11 that identify a state without workers, and a state with workers.
 _KINDS = {"_num_yielded", "_snapshot"}
@@ -110,7 +110,7 @@ def _known(value: Any) -> Any:
 
 
 def _shown(order: OrderState) -> Any:
-    """Returns the state of a sampler's iterator. For a user's sampler, returns only keys in a new loader's state."""
+    """Returns the state of a sampler's iterator; for a user's sampler, only the keys that a new loader's state has."""
     if not order.is_users or order.iterator is UNKNOWN:
         return order.iterator
     if not order.is_batched:
@@ -268,7 +268,7 @@ def _parsed(
     if own is not None:
         if len(own) != len(positions):
             raise ValueError(f"the state is damaged: it is of {len(positions)} workers, and has {len(own)} positions")
-        # If all samples of a batch were skipped, the batch was not returned, but `order.yielded` counts it.
+        # `order.yielded` also counts batches that were not returned because all their samples were skipped.
         given = max(found.given, order.yielded)
         positions = [_completed(one, more, given) for one, more in zip(positions, own, strict=True) if one is not None]
     if finished:
@@ -333,7 +333,7 @@ def _parse_draws(saved: Any) -> list[list[Any]]:
 
 
 def _parse_position(saved: dict[str, Any], own: dict[str, Any] | None) -> ReadingPosition:
-    """Reads the part of a position under the keys of torchdata 0.11. This package's part fills in missing values."""
+    """Reads a position under the keys of torchdata 0.11, and takes missing values from this package's part."""
     fetcher, more = saved["fetcher_state"], own or {}
     fills = own is not None
     iterator = _filled(fetcher, more, "dataset_iter_state", fills) if fetcher is not None else None

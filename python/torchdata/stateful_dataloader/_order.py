@@ -102,7 +102,7 @@ class IndexOrder:
         self._at_first: Moment | None = None
         #: Records the draws of a sampler that may draw again after its first index.
         self._draws = Draws(drawing)
-        #: Whether the user's sampler has a state, which is then kept after some of the sampler's indices.
+        #: Whether the user's sampler has a state. If so, `_kept` stores the states after some of the sampler's indices.
         self._is_kept = False
 
     def note_random(self) -> None:
@@ -267,7 +267,7 @@ class IndexOrder:
             self._owed.append(self._draw())
 
     def _kept_state(self, state: OrderState, waiting: list[Any]) -> tuple[OrderState, Moment]:
-        """Adds the state of a user's sampler after the received indices, and returns the generators of this state."""
+        """Adds the sampler's state after the received indices, and returns the generators' states at that time."""
         if not self._kept:
             own, inner = (None if one is UNKNOWN else one for one in unstarted_sampler(self._sampler))
             return state._replace(sampler=own, iterator=inner), {}
@@ -282,8 +282,8 @@ class IndexOrder:
             state = state._replace(indices=waiting[:1])
         elif given > number:
             state = state._replace(indices_since=given - number)
-        # After resuming, the sampler repeats the draws that followed the saved state, so the generators must start from
-        # their states at that time.
+        # After resuming, the sampler repeats the draws that followed the saved state, so the generators must have their
+        # states from the time of the saved state.
         drawn = {key for key, last in self._draws.last.items() if last >= number}
         return state, {key: one for key, one in then.items() if isinstance(key, int) or key in drawn}
 
@@ -298,7 +298,7 @@ class IndexOrder:
         with self._drawing.going_on(now):
             if state.at_iter is None or self._never_ends:
                 self._load(state)
-                # PyTorch's `RandomSampler` redraws the order from its own generator, so this generator is not set.
+                # PyTorch's `RandomSampler` redraws the order from its own generator, which must not be changed here.
                 inner = innermost_of(self._sampler)
                 self._drawing.set(now, but=inner.generator if isinstance(inner, TorchRandomSampler) else None)
                 if self._is_kept and self.drawn:
@@ -400,8 +400,8 @@ class IndexOrder:
             next(self._iterator)
         except StopIteration:
             return
-        # The loaded state of the sampler already belongs to the next epoch. The read has begun this epoch too early, so
-        # the state is loaded again.
+        # The loaded state of the sampler already belongs to the next epoch. The call of `next` has begun that epoch too
+        # early, so the state is loaded again.
         inner = innermost_of(self._sampler)
         if is_stateful(self._sampler) and state.sampler is not None:
             give(self._sampler, state.sampler)

@@ -8,8 +8,8 @@ The main process never blocks on a worker that may itself wait for the main proc
 stays in a queue of the main process until the worker has taken an earlier order.
 
 `PinnedUnits` starts a thread that copies batches to pinned memory before the program requests them. While the pinning
-thread runs, no other thread takes units from the workers. The pinning thread sends no orders, and ends with the
-epoch or when the iterator is deleted, because the thread refers to the workers but not to the iterator.
+thread runs, no other thread takes units from the workers. The pinning thread sends no orders, and ends with the epoch.
+The thread also ends when the iterator is deleted, because the thread does not refer to the iterator.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from torchdata.stateful_dataloader.errors import WorkerTimeoutError
 
 __all__ = ["PinnedUnits", "WorkerPool", "pinned"]
 
-#: Bytes of shared memory for orders that do not fit into the ring. The system allocates only the used part.
+#: Bytes of shared memory for orders that do not fit into the ring. The system allocates only memory that is used.
 _ORDERS = 64 << 20
 
 
@@ -69,16 +69,16 @@ class WorkerPool(Group):
     def __init__(self, loader: Any, job: Job, owner: Callable[[], Any]) -> None:
         self._is_iterable, self._timeout = job.reading.is_iterable, loader.timeout if loader.timeout > 0 else None
         in_order: bool = loader.in_order
-        #: Whether workers read only the indices that the main process orders. Otherwise, workers read ahead while there
-        #: is space. Persistent workers get orders even for an iterable dataset, because they complete their outstanding
-        #: orders if the program leaves an epoch.
+        #: Whether workers read only the indices that the main process orders. If False, workers read ahead as far as
+        #: the main process allows. Persistent workers get orders even for an iterable dataset, because they complete
+        #: their outstanding orders if the program leaves an epoch.
         self.is_ordered = not self._is_iterable or (job.persistent and not job.lasts_one_epoch)
         self._epoch, self._first, num_shards = 0, 0, max(1, job.num_shards)
         context, workers = loader.multiprocessing_context or get_context(), min(num_shards, loader.num_workers)
         full_stats = loader._recorder.full
         super().__init__(context, workers, job, num_shards=num_shards, commands=_ORDERS, full_stats=full_stats)
         #: `orders`: for each shard, the outstanding orders, as pairs of number and index. `_taken`: for each shard, the
-        #: number of outstanding orders that the worker has taken. The other orders wait for space in the link.
+        #: number of outstanding orders that the worker has taken. The remaining orders wait for space in the link.
         self.orders: list[deque[tuple[int, Any]]] = [deque() for _ in range(num_shards)]
         self._taken = [0] * num_shards
         if (restarts := self.replace_exited(_Restarts, Survived.chosen(loader), in_order)) is not None:
@@ -152,7 +152,7 @@ class WorkerPool(Group):
         """Sends the orders of an exited worker to its replacement process.
 
         Args:
-            worker: the number of the worker. If there are orders, each worker runs the shard with its own number.
+            worker: the number of the worker, and also of its only shard if `is_ordered` is True.
             beginning: orders that bring the process to the failed worker's position.
             received: the number of outstanding orders for which units have arrived.
         """
@@ -191,7 +191,7 @@ class WorkerPool(Group):
     def _send_orders(self, worker: int) -> None:
         orders = self.orders[worker]
         while (taken := self._taken[worker]) < len(orders):
-            # A worker without orders waits for the next order, so sending may block.
+            # A worker without orders waits for the next order, so the main process may wait until the order is sent.
             patience = None if taken == 0 else 0.0
             try:
                 self._senders[worker].send_message(self._shown(orders[taken]), patience, None, self._looks[worker])

@@ -49,8 +49,8 @@ class ReadingPosition(NamedTuple):
         dataset: the state of the dataset; None if the dataset has no state or is its own iterator.
         iterator: the state of the dataset's iterator.
         collate: the state of the collate function.
-        random: the states of the generators at the snapshot. Without workers, the states of the generators when the
-            loader's state was saved.
+        random: the states of the generators at the snapshot; without workers, at the time when the loader's state was
+            saved.
         since: the number of batches that were read after the snapshot; for a map-style dataset, the indices of these
             batches.
         ended: whether the dataset had ended.
@@ -130,8 +130,8 @@ class OrderState(NamedTuple):
         is_batched: whether the iterator belongs to a `BatchSampler`, so that the keys of its state are known.
         indices: the indices that the sampler drew before its state, but that the user has not received.
         indices_since: the number of indices that the sampler drew after its state.
-        ahead: for a sampler without a state, the number of indices (or samples, in batches of this package) that it had
-            returned but the user had not received.
+        ahead: for a sampler without a state, the number of returned indices (or samples, in batches of this package)
+            that the user had not received.
         used_up: whether the sampler had ended.
         draws: an entry for each draw that the sampler made after other code had drawn from a generator. An entry
             contains the states of the generators and the number of indices before the sampler's draw.
@@ -226,8 +226,8 @@ class _Trail:
 
     If an iterable dataset has returned no item in an epoch, there is no snapshot within this epoch. The position at
     which the previous epoch was left does not determine how the next epoch begins, because some datasets continue from
-    this position and others start over. Repeating the steps of the trail leads to the same position in both kinds of
-    datasets.
+    this position and others start over. If the steps of the trail are repeated, both kinds of datasets reach the same
+    position again.
 
     Args:
         base: a snapshot, possibly frozen, from within an epoch, its end, or before the first epoch; None if unknown.
@@ -235,7 +235,7 @@ class _Trail:
         later: the number of batches that were read in each later epoch.
         is_whole: whether the dataset loaded this snapshot in this process, or the snapshot is from the end of an epoch.
             If `is_whole` is False, at least one batch must follow the snapshot, because a generator applies a loaded
-            state only with its first item.
+            state only when it yields its first item.
     """
 
     base: ReadingPosition | bytes | None = None
@@ -249,7 +249,7 @@ class _Trail:
         return bool(self.since or self.later)
 
     def position(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns a position with the current states. To reach the position, resuming repeats the trail."""
+        """Returns a position with the current states. Resuming reaches this position by repeating the trail."""
         base = self.thawed()
         bare = base and ReadingPosition(*base[:3], ended=base.ended, unbegun=base.unbegun)
         random = base.random if base else {}

@@ -4,17 +4,17 @@ Role: runs in the process that reads the dataset, which is the main process or a
 of an epoch.
 
 A `ReadingPosition` contains a snapshot of the states, taken within an epoch or at its end, and the batches that were
-read after the snapshot (`since`). Resuming loads the snapshot, and then reads and drops the batches in `since`. With
-this method, no snapshot is needed at each batch.
+read after the snapshot (`since`). Resuming loads the snapshot, and then reads and drops the batches in `since`.
+Therefore, not every batch needs a snapshot.
 
-Until an iterable dataset has returned a batch in its epoch, its next items depend on the positions at which the
-previous epochs were left. A `ReadingPosition` from before the first batch contains the last snapshot before these
-epochs (`base`), and the number of batches of each epoch that began after the snapshot (`later`). Resuming loads `base`,
-and repeats the epochs in `later`. A `base` that was saved before the first epoch has `unbegun=True`, and is loaded only
-if the dataset's current states differ.
+Before the first batch of an epoch, the next items of an iterable dataset depend on how far the previous epochs were
+read. A `ReadingPosition` from before the first batch contains an earlier snapshot (`base`), and the number of batches
+that were read in each later epoch (`later`). Resuming loads `base`, and repeats the epochs in `later`. A `base` that
+was saved before the first epoch has `unbegun=True`, and is loaded only if the dataset's current states differ from
+`base`.
 
-While a batch is being read, the state of an iterable dataset includes a part of the batch. For this reason, a position
-that is requested during a batch contains an earlier snapshot.
+A position that is requested while a batch is being read contains an earlier snapshot, because the current state of an
+iterable dataset already includes a part of the batch.
 """
 
 from __future__ import annotations
@@ -94,13 +94,13 @@ class EpochReader:
         #: `_fetched`: the number of batches requested from this fetcher. `count`: the number of calls of `read` in this
         #: epoch.
         self._fetched = self.count = 0
-        #: `_is_over`: whether the dataset has ended. `_is_uncounted`: whether the trails do not count the last batch
-        #: yet, because the program may not have received the batch. `_is_cut_off`: whether a batch was interrupted, for
+        #: `_is_over`: whether the dataset has ended. `_is_uncounted`: whether the last batch is missing in the trails,
+        #: because the program may not have received this batch. `_is_cut_off`: whether a batch was interrupted, for
         #: example by Ctrl-C.
         self._is_over = self._is_uncounted = self._is_cut_off = False
         #: The snapshot that this epoch resumed from; None if the epoch started from its beginning.
         self._came_from: ReadingPosition | None = None
-        #: Whether a state was loaded into the dataset in this process, which a generator may not have applied yet.
+        #: Whether the dataset has loaded a state in this process. A generator may not have applied this state yet.
         self._was_given_state = False
         self._trial: _Trial | None = None
         #: Whether the reader takes snapshots without a request. `_cadence` determines when.
@@ -204,7 +204,7 @@ class EpochReader:
         later, random, base = position.later, position.random, position.origin
         now: _Now = position.now, position.now_since
         self._trails = Trails(position if self.reading.is_iterable else None)
-        # Loading a dataset's state may set the global generators, if the state contains them. A state from before the
+        # If a dataset's state contains the global generators, loading this state sets them. A state from before the
         # first loop contains generators of the main process, which must not replace the generators of a worker.
         with put_back_afterwards(GLOBAL if position.unstarted or (random is None and later) else ()):
             set_all(random or {})  # `iter(dataset)` may use the generators
@@ -319,7 +319,7 @@ class EpochReader:
             with put_back_afterwards(GLOBAL):
                 if self._read_once_more(None) is None:
                     # When the state was saved at the end of an epoch, the dataset had already prepared the next epoch.
-                    # The read has begun the next epoch too early, so the state is loaded again.
+                    # `_read_once_more` has begun the next epoch too early, so the state is loaded again.
                     if self._of_dataset(base) is not None:
                         give(self._source, self._of_dataset(base))
                     self._trial = None
@@ -466,7 +466,7 @@ class EpochReader:
             return self._came_from
         if not self.restores_position:
             return self._state()
-        # The position includes the current states as well, because user code may inspect them.
+        # The position also includes the dataset's current states, because user code may inspect these states.
         return self._trails.at_the_beginning(self._state())
 
     def took(self, position: ReadingPosition | bytes) -> None:

@@ -1,13 +1,13 @@
 """The iterators of a loader with workers, which distribute indices to the workers and return their batches in turn.
 
-Role: runs in the main process. Indices are drawn at the same times as in PyTorch's loader: at the beginning, the
-indices of all batches that workers may prefetch, and then one index with each batch.
+Role: runs in the main process. Indices are drawn at the same times as in PyTorch's loader. At the beginning, the
+indices of all batches that workers may prefetch are drawn, and then one index with each batch.
 
 `RestartingIterator` replaces workers that exit, or that hang and are killed. For each worker, the iterator stores the
 last snapshot, the batches received after the snapshot, and the outstanding orders. A replacement process loads the
 snapshot, and then reads and drops the batches that the main process has received. Finally, the replacement process
 receives the outstanding orders. A worker that exits before its first batch of an epoch has not sent a snapshot of that
-epoch. The replacement of such a worker first repeats the worker's previous epoch, and then begins the new epoch.
+epoch. The replacement of the worker first repeats the previous epoch, and then begins the new epoch.
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     def _position_of_program(self, position: ReadingPosition | None, state: EpochState) -> ReadingPosition | None:
         """Converts a position that was saved without workers to a position for a worker.
 
-        Batches before the saved state are recomputed with the generators from the beginning of the epoch. Later batches
-        use the program's generators from the time of the state.
+        Batches before the saved state are recomputed with the generators from the beginning of the epoch. Batches after
+        the saved state are computed with the generators from the time of the state.
         """
         if position is None:
             return None
@@ -201,7 +201,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             for progress, position in zip(self._progress, positions, strict=True):
                 progress.load(position)
         self._is_stateful = any(is_stateful(one) for one in (reading.dataset, reading.collate_fn))
-        #: Workers that have not sent a unit in this epoch yet. The known positions of these workers may be out of date.
+        #: Workers that have not sent a unit in this epoch, so that their recorded positions may be out of date.
         tells = reading.is_iterable or self._is_stateful or self._has_begun
         self._unheard = set(range(self._num_workers)) if tells else set()
         self._has_begun = True
@@ -413,7 +413,7 @@ class RestartingIterator(WorkersIterator):
         super()._reset(loader, first_iter)
 
     def _way_to(self, worker: int) -> tuple[list[tuple[Any, ...]], Any, bool, list[Any]]:
-        """Returns how a new process reaches the position that a worker now has in this epoch.
+        """Returns what a new process needs to reach a worker's current position in this epoch.
 
         Returns:
             Orders that repeat finished epochs, the snapshot to load, whether the epoch of this snapshot is over, and
@@ -426,7 +426,7 @@ class RestartingIterator(WorkersIterator):
         return before, position, self._fresh, since
 
     def _as_it_was_left(self, worker: int) -> list[tuple[Any, ...]]:
-        """Returns orders that make a worker repeat all reads of the abandoned epoch, including outstanding orders."""
+        """Returns orders with which a worker repeats the abandoned epoch, including its outstanding orders."""
         before, position, fresh, since = self._way_to(worker)
         ordered = [] if self._progress[worker].ended else [index for _, index in self._pool.orders[worker]]
         if position is None and not since and not ordered and not self._reading.is_iterable:
@@ -449,7 +449,7 @@ class RestartingIterator(WorkersIterator):
             starts.append(start)
         _, _, fresh, _ = self._way_to(shards[0])
         beginning = self._pool.beginning(self._seed_then, fresh, starts)
-        # There are orders and earlier epochs to repeat only if each worker runs one shard.
+        # If a worker runs several shards, there are neither orders nor earlier epochs to repeat.
         self._pool.instruct(worker, [*before, beginning], received)
 
     def _start_of(self, shard: int, account: Account) -> tuple[list[tuple[Any, ...]], EpochStart, int]:

@@ -9,8 +9,8 @@ dataset, the main process sends no orders, but limits the number of batches that
 A worker runs one shard: a part of the dataset, with its own reader, random generators and worker info. If a loader with
 more workers saved the state, a worker runs several shards in turn, each with a copy of the dataset.
 
-A message to the main process is a unit: (shard, number of the order, batch, news). `news` contains the fields of `News`
-or, in most units, None.
+Each message to the main process is called a unit, which is the tuple (shard, number of the order, batch, news). In most
+units, `news` is None; otherwise, `news` contains the fields of `News`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class EpochStart:
     Args:
         position: the snapshot to resume from; None starts from the beginning.
         account: the number of units received, and their checksum.
-        again: the indices of received units that were read after the snapshot.
+        again: the indices to reread after the snapshot was loaded.
         ended: whether the iterable dataset had ended.
     """
 
@@ -159,8 +159,8 @@ class ShardReader:
         Args:
             iterates: whether the epoch runs without orders.
             shared_seed: the epoch's seed for pipes of torch.
-            fresh: whether the snapshot was saved outside of an epoch. If True, only state that is kept between epochs
-                is loaded.
+            fresh: whether the snapshot was saved outside of an epoch. If `fresh` is True, only state that is kept
+                between epochs is loaded.
             start: the snapshot at the beginning of the epoch, and the batches that were already received.
         """
         position, again = start.position, start.again
@@ -307,8 +307,8 @@ class Job(Program):
     persistent: bool
     #: The number of batches between two snapshots of a worker.
     every: int = 1
-    #: The number of shards; 0 for a worker that resumes an epoch of a loader without workers. Such a worker has the
-    #: program's global generators, and no worker info.
+    #: The number of shards; 0 for a worker that resumes an epoch of a loader without workers. A worker with 0 shards
+    #: has the program's global generators, and no worker info.
     num_shards: int = 0
     generators: Moment = field(default_factory=dict)
     #: Whether the workers exit after their first epoch, because the next epoch has another number of shards.
@@ -360,7 +360,7 @@ class Batches(Iterator[Unit]):
         #: Units that are sent before all other units.
         self._owed: list[Unit] = []
         self._order = NO_ORDER
-        #: `news`: the `News` of the next unit. `_brought`: the `News` of the last unit.
+        #: `news`: the `News` to send with the next unit. `_brought`: the `News` of the last unit.
         self.news = self._brought = NO_NEWS
         #: `is_over`: whether all batches were read. `_takes_positions`: whether snapshots contain the position in the
         #: dataset, and not only the generators.
@@ -376,8 +376,7 @@ class Batches(Iterator[Unit]):
 
         Args:
             reader: the reader, after the beginning of its epoch.
-            went_on: whether the epoch resumes from a saved position. If `went_on` is True, the main process has this
-                position.
+            went_on: whether the epoch resumes from a saved position, which the main process already has.
             told: whether the main process has unprocessed units of this epoch. If `told` is True, no snapshot is taken,
                 because the main process would assign the snapshot to the wrong unit.
         """
@@ -424,7 +423,7 @@ class Batches(Iterator[Unit]):
 
     @property
     def _tells(self) -> bool:
-        """Whether the shard's snapshots contain state, so that the shard must send them."""
+        """Whether the shard must send its snapshots, because the snapshots contain state."""
         return bool(self._takes_positions or self._shard.watch.moved)
 
     def _position_after(self, now: float, took: float) -> bytes | None:
@@ -481,5 +480,5 @@ class Batches(Iterator[Unit]):
         return news._replace(skipped=skipped, seen=seen)
 
     def failed_to_leave(self, failure: tuple[Any, ...]) -> None:
-        """Replaces a unit that could not be sent with an error."""
+        """Queues an error, which is sent in place of a unit that could not be sent."""
         self._owed.append(self._unit(None, self._brought._replace(failure=failure)))

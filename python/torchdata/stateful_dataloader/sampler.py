@@ -283,8 +283,8 @@ class BatchIndices(Iterator[list[int]]):
             pass_over(self._iterator, self.samples_yielded)
         self.has_ended = bool(state_dict.get("ended"))
         if self.has_ended and next(self._iterator, _NONE) is not _NONE and is_stateful(sampler):
-            # The sampler has already prepared the next epoch. Iterating over the sampler would begin this epoch too
-            # early.
+            # The sampler had already prepared the next epoch. The call of `next` has begun that epoch too early, so the
+            # state is loaded again.
             give(sampler, state_dict["sampler_state"])
 
 

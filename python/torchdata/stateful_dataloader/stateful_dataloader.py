@@ -104,7 +104,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             `KeyboardInterrupt`, `SystemExit` and worker exits are never skipped. Skipped samples are counted by kind of
             exception. The state contains the counts, and a `RuntimeWarning` reports the counts at the end of an epoch.
         error_limit: the number of samples that all workers together may skip per epoch. A float is a fraction of the
-            samples, which is checked from the 100th sample on and at the end. If more samples are skipped,
+            samples, and is checked from the 100th sample on and at the end of the epoch. If more samples are skipped,
             `TooManySkipped` is raised. None for no limit.
         error_log: the path of a file; a JSON line is appended for each skipped sample of a returned batch: `epoch` (of
             this loader, from 0), `worker` (its number, or null), `dataset` (your code that reads samples, with its file
@@ -200,8 +200,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         self.error_log = None if error_log is None else os.fspath(error_log)
         #: The number of epochs that have begun, which `error_log` contains.
         self._epochs_begun = 0
-        # PyTorch's loader refuses to replace its samplers. `vars` bypasses this check, because the new samplers have
-        # the same order.
+        # PyTorch's loader refuses to replace its samplers. Setting them through `vars` bypasses this check, which is
+        # safe because the new samplers have the same order.
         own = vars(self)
         if sampler is None and type(self.sampler) is torch.utils.data.RandomSampler:
             own["sampler"] = RandomSampler(self.sampler.data_source, generator=generator)

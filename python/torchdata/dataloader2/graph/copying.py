@@ -197,8 +197,8 @@ _SHARED_TYPES = (type, FunctionType, BuiltinFunctionType, ModuleType, GeneratorT
 def replica(obj: T) -> T:
     """Returns a copy of a graph for another shard in the same process, which is independent of this graph.
 
-    The graph is copied by pickle, as for another process. Both graphs share large data, and also open files, locks,
-    functions and running generators, which cannot be copied. A graph that cannot be pickled is copied by `duplicate`.
+    The graph is copied by pickle, as for another process. Both graphs share large data, and objects that cannot be
+    copied, such as open files, locks and running generators. A graph that cannot be pickled is copied by `duplicate`.
     """
     shared: list[Any] = []
 

@@ -54,7 +54,7 @@ class _DummyIterDataPipe(IterDataPipe[Any]):
     """In 0.9, the placeholder in a worker's graph that the worker's main function connected to the dispatching process.
 
     User-defined replacements of `process_init_fn` search the graph for this pipe, which represents the dispatched
-    items. Graphs now contain a `DispatchedSource` instead, so the search finds no pipe and changes nothing.
+    items. Graphs now contain a `DispatchedSource` instead of this pipe, so this search finds no pipe.
     """
 
 
@@ -152,7 +152,7 @@ def find_replicable_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
 
     A pipe with `is_replicable()` False, and each pipe that reads from it directly or indirectly, must exist only once.
     The remaining pipes form branches. If one branch contains another branch, only the end of the larger branch is
-    returned. In a cycle, a pipe does not count as a reader of pipes closer to the end of the graph.
+    returned. If pipes read from each other in a cycle, reads from pipes closer to the end of the graph are ignored.
 
     Args:
         graph: the graph, or a result of `traverse_dps`.

@@ -1,7 +1,7 @@
 """Reads and modifies the connections of pipe graphs.
 
-Role: concerns only the structure of a graph, not the behavior of its pipes. No function here serializes a pipe, because
-a pipe's attributes may contain any amount of data, locks and open files.
+Role: concerns only the structure of a graph, not the behavior of its pipes. No function of this module serializes a
+pipe, because a pipe's attributes may contain any amount of data, locks and open files.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
 
 def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
     """Replaces a pipe of a graph, and returns the new end of the graph."""
-    # In a cycle, a reader of the old pipe may also be one of its sources, and must also read the new pipe.
+    # If pipes form a cycle, a reader of the old pipe may also be its source, and must still read the new pipe.
     kept = _reached(new_datapipe, old_datapipe, sources_of)
     for pipe_id, pipe in _reached(graph.end, old_datapipe, graph.sources).items():
         if pipe_id not in kept:
@@ -305,7 +305,7 @@ def _require_member(pipes: list[DataPipe], datapipe: DataPipe) -> None:
 def _rewire(datapipe: DataPipe, choose: Callable[[Any], Any]) -> None:
     """Replaces every source of the pipe by the result of `choose`.
 
-    Modifies only attributes in which the bounded search has found a pipe to replace.
+    Only attributes in which `pipes_in` finds a pipe to replace are modified.
     """
     opened: set[int] = set()
     for name, value in list(vars(datapipe).items()):

@@ -5,9 +5,9 @@ Role: owned by the program of a worker, and runs between two items. A process ca
 `snapshot_budget`, a snapshot contains the seeds of that epoch instead, and a new process repeats that epoch.
 
 A repeated epoch restores the cached objects only if no code has changed the original objects. A checksum detects
-changes at the beginning of each epoch. Within an epoch, changes are impossible if the cache is the last pipe of the
-graph and reads no source. In any other graph, only the snapshot at the beginning of an epoch can omit the cached items,
-so no later snapshots are taken. If the cached objects have changed, snapshots contain them.
+changes at the beginning of each epoch. Within an epoch, no code can change the cached objects if the cache is the last
+pipe and yields only cached items. In any other graph, only the snapshot at the beginning of an epoch can omit the
+cached items, so no later snapshots are taken. Snapshots contain cached objects that have changed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Caches:
 
     def __init__(self, most: int | None) -> None:
         self._most = most
-        #: The graph, and its caches. A cache is given by a pipe and the name of the attribute that holds the items.
+        #: The graph, and its caches. Each cache is a pair: a pipe, and the name of the attribute with the items.
         self._graph: DataPipe | None = None
         self._caches: Sequence[tuple[Any, str]] = ()
         #: `_is_new`: whether no epoch has begun yet. `_was_empty`: whether all caches were empty when the epoch began.

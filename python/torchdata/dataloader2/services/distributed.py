@@ -183,8 +183,8 @@ class DistributedReadingService(ReadingServiceInterface):
         """
         if self._datapipe is None or self._pg is None:
             raise RuntimeError("DistributedReadingService.initialize must be called before initialize_iteration")
-        # The reset ends the read-ahead of the last epoch before any other message is sent, so that no message of
-        # `fullsync` is in transit.
+        # The reset ends the read-ahead of the last epoch, so that no message of `fullsync` is in transit when the seed
+        # is broadcast.
         self._fullsync.reset()
         self._keeps_seeds, self._keeps_next = self._keeps_next, False
         seed = (copy.copy(seed_generator) if self._keeps_seeds else seed_generator).generate_shared_seed()

@@ -69,9 +69,8 @@ class ReadingServiceInterface(ABC):
 
     Attributes:
         _pause: a method `_pause(pause_fn=None)` that stops reading ahead; a function that `pause_fn` returns is applied
-            to the graph. The attribute is None if the service cannot be paused.
-        _resume: a method `_resume(resume_fn=None)` that continues to read ahead; the attribute is None if the service
-            cannot be paused.
+            to the graph. `_pause` is None if the service cannot be paused.
+        _resume: a method `_resume(resume_fn=None)` that continues to read ahead; None if the service cannot be paused.
         _limit: a method `_limit(num_batches, limit_fn=None)` that receives each limit; None if the service does not
             receive limits. The loader, not the service, counts the items.
 
@@ -248,7 +247,7 @@ class CheckpointableReadingServiceInterface(ReadingServiceInterface):
 
 
 class _NoService(ReadingServiceInterface):
-    """The placeholder for a missing service. The graph stays as it is, with the seeds of its pipes."""
+    """The placeholder for a missing service, which leaves the graph and the seeds of its pipes unchanged."""
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
         return datapipe

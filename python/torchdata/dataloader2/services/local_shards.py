@@ -1,8 +1,8 @@
 """Runs the remaining shards of an epoch in the main process, if workers began the epoch and the loader has no workers.
 
-Role: replaces the worker processes for a `WorkerOutput`. The code runs in the threads that read the loader, one at a
-time, and owns a copy of the pipes for each shard. While a shard runs, the process has the shard's worker info and
-global generators. Between two items, the process's own worker info and generators are restored.
+Role: a `WorkerOutput` reads these shards instead of worker processes. The code runs in the threads that read the
+loader, one at a time, and owns a copy of the pipes for each shard. While a shard runs, the process has the shard's
+worker info and global generators. Between two items, the process's own worker info and generators are restored.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class LocalShards:
         #: The positions after the latest items. An item is recorded by one call of `append`, which Ctrl-C cannot
         #: interrupt.
         self._positions: deque[_Delivered] = deque(maxlen=_REMEMBERED)
-        #: Snapshots of all shards, each with the number of items delivered before it: the position where this run
-        #: began, and at most the last two snapshots.
+        #: The number of delivered items, and the snapshots of all shards at this point: first for the beginning of this
+        #: run, and then for at most the last two snapshots.
         self._snapshots: list[tuple[int, Sequence[Kept | None]]] = []
         #: `_is_busy`: whether an item is being computed. `_is_stopped`: whether an item was interrupted. Both flags
         #: prevent snapshots.
@@ -192,7 +192,7 @@ class LocalShards:
             return list(zip(given, snapshots, strict=True)), turn, None
 
     def _make_snapshots(self) -> None:
-        """Takes a snapshot of every shard, and keeps only the last two snapshots."""
+        """Takes a snapshot of every shard, and keeps only the first and the last two snapshots."""
         snapshots: list[Kept | None] = []
         total, _, accounts = self._positions[-1]
         for program, given in zip(self._programs, accounts, strict=True):

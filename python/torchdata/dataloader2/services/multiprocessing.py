@@ -373,11 +373,11 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         set_graph_random_seed(end, copy.copy(seed_generator))  # the seeds drawn here must not change the next epoch
         if self._worker_output is not None:
             generator = copy.copy(seed_generator)
-            # Seeds are sent as bytes, because pickling an object would call the reducers that torch has registered.
+            # Seed generators are sent as bytes, because pickling them would call reducers that torch has registered.
             in_workers, dispatching = (epochs.and_then(iter_reset_fn) for epochs in self._epochs)
             self._divide_anew(self._worker_output)
-            # The last generator is for the dispatching process. The number of the dispatching process is irrelevant,
-            # because this process draws only shared seeds.
+            # The last generator is for the dispatching process, for which any number is valid, because it draws shared
+            # seeds.
             seeds = [*(seeds_of(generator, shard) for shard in self._shards), generator.spawn(len(self._shards))]
             number = len(self._shards)
             self._worker_output.start_epoch(
@@ -454,7 +454,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
 
 def _limit(limit_fn: Callable[[DataPipe, int | None], DataPipe], num_batches: int | None, datapipe: DataPipe) -> None:
-    """Limits the graph of a child."""
+    """Applies `limit_fn` to the graph of one process."""
     limit_fn(datapipe, num_batches)
 
 

@@ -1,9 +1,9 @@
 """Compares the orders of the items that workers read.
 
 Role: runs in the main process. Receives the samples that each worker takes before its `sharding_filter`
-(`_pipe/witnessing.py`), and raises an exception if workers read the same items in different orders. A different value
-at one position proves nothing, because a source may augment its items at random. A value at another position proves
-that the orders differ, unless the workers agree at all positions that both workers have sampled.
+(`_pipe/witnessing.py`), and raises an exception if workers read the same items in different orders. Different values at
+one position prove nothing, because a source may augment its items at random. The same value at different positions
+proves that the orders differ, unless the workers agree at all positions that both have sampled.
 
 If a source is assumed to split itself among the workers, equal items in two workers are an error.
 """
@@ -28,9 +28,9 @@ class _Order:
         #: For each worker, two dicts of its samples: from checksum to position, and from position to checksum.
         self._positions: dict[int, dict[int, int]] = {}
         self._at: dict[int, dict[int, int]] = {}
-        #: Each key stands for two neighboring workers, and is the number of the first worker. `_differs` counts
-        #: positions with different items. `_moved` counts items that have different positions in two workers. For each
-        #: pair of workers, a position or an item is counted only once.
+        #: Each key is the smaller number of two neighboring workers. `_differs` counts positions with different items.
+        #: `_moved` counts items that have different positions in two workers. A position or an item counts only once
+        #: for each pair of workers.
         self._differs: Counter[int] = Counter()
         self._moved: Counter[int] = Counter()
         #: For each worker, the checksums of its samples, until the length of the source is known.
@@ -38,8 +38,8 @@ class _Order:
         self._whole: dict[int, list[int]] = {}
 
     def differs(self, worker: int, note: Note) -> tuple[int, int, int] | None:
-        """Compares a worker's samples with the samples of its neighbors. If the orders differ, returns an item's
-        position, another worker, and the item's position in that worker."""
+        """Compares a worker's samples with the samples of its neighbors. If the orders differ, returns the position of
+        an item, the other worker, and the position of the same item in that worker."""
         found: tuple[int, int, int] | None = None
         positions, at = self._positions.setdefault(worker, {}), self._at.setdefault(worker, {})
         for position, checksum in note.samples:

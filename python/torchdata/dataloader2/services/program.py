@@ -341,7 +341,7 @@ class GraphProgram(EpochProgram):
             custom_reset_fn=self.reset_fn,
         )
         self._search_anew()
-        # An epoch can be repeated only if this process alone computes it, and no reset function depends on the epoch.
+        # An epoch can be repeated only if no items are dispatched and there is no `iter_reset_fn`.
         is_alone = not self._child.dispatches and self._child.share is None
         self._caches.begin(self.datapipe, seeds if is_alone and iter_reset_fn is None else None)
         self._begun_with = seeds, iter_reset_fn
@@ -373,16 +373,16 @@ class GraphProgram(EpochProgram):
         return None if self._witness is None else self._witness.notes()
 
     def beginning_unread(self) -> AbstractContextManager[None]:
-        """Context that keeps threads from reading. This prevents a deadlock, in which a thread waits for a dispatched
-        item that other workers delay until this worker has sent its snapshot."""
+        """Context in which threads do not read. Without the context, a thread could wait forever for a dispatched item,
+        because other workers delay this item until this worker has sent its snapshot."""
         return beginning_unread()
 
     def snapshot(self, most: int | None = None, *, begins: bool = False) -> tuple[int, tuple[int, int], bytes] | None:
         """Returns the state of the graph and of the global generators after the last item.
 
-        Returns None if the graph cannot be saved, in the second and later passes over an epoch's items, and if code may
-        have changed cached items that the snapshot would omit. If no snapshot is made, resuming starts from an earlier
-        snapshot, or from the beginning of the epoch.
+        Returns None in three cases: the graph cannot be saved, a pipe is rereading the epoch, or code may have changed
+        cached items that the snapshot would omit. If no snapshot is made, resuming starts from an earlier snapshot, or
+        from the beginning of the epoch.
 
         Raises:
             TooLargeError: the state has more than `most` bytes, so it is not kept in memory.
@@ -410,11 +410,11 @@ class GraphProgram(EpochProgram):
             raise
         except Exception as error:
             self._unsaved = error
-            # The reason is sent only without an earlier snapshot, because a snapshot is more useful.
+            # If an earlier snapshot was sent, the reason is not sent, because the snapshot is more useful.
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
     def _share_in(self, graph: Graph, entries: Sequence[PipeEntry]) -> _Share | None:
-        """Returns the position in the dispatched items that matches a state of the graph."""
+        """Returns the position in the dispatched items at which the graph had the given state."""
         if self._child.share is None:
             return _Share(0)
         reached, read = self._child.share()
@@ -528,12 +528,12 @@ def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None
 
 
 def _seed_torch(torch: Any, seed: int) -> None:
-    """Does the same as `torch.manual_seed(seed)`, without creating texts of the stack.
+    """Does the same as `torch.manual_seed(seed)`, but does not format the caller's stack as text.
 
-    `torch.manual_seed` also seeds devices that were not used yet. For each kind of device, `torch.manual_seed` stores
-    the text of the caller's stack, for the error message of a device that cannot be seeded later. Creating the texts of
-    stacks (by walking the stack and checking each source file on disk) takes ten to fifty times as long as the seeding
-    itself. A worker seeds at the start of every epoch, while the main process waits for the first item.
+    `torch.manual_seed` also seeds devices that were not used yet. For each kind of device, `torch.manual_seed` formats
+    the caller's stack as text, which is part of the error message if the device cannot be seeded later. Formatting
+    (which checks each source file on disk) takes ten to fifty times as long as the seeding itself. A worker seeds at
+    the start of every epoch, while the main process waits for the first item.
     """
     missing = object()
     limit = getattr(sys, _LIMIT, missing)

@@ -69,7 +69,7 @@ class WorkerOutput(IterDataPipe[Any]):
         self.in_order = in_order
         self._lasts_in_workers, self._lasts_dealt = lasts_in_workers, lasts_dealt
         self._commands: Callable[[int], tuple[Any, Any]] | None = None
-        #: Whether iteration only restores the end of a pass, and therefore does not begin an epoch.
+        #: Whether an iteration only restores the state at the end of a pass, instead of beginning an epoch.
         self.is_between_epochs = False
         self._fresh = False
         #: Whether the epoch that begins now resumes an epoch of an earlier run.
@@ -121,7 +121,7 @@ class WorkerOutput(IterDataPipe[Any]):
 
         Args:
             position: a result of `position`.
-            strict: whether the recomputed items are compared, with an error if the graph does not repeat itself.
+            strict: whether recomputed items are compared, so that an error is raised if they differ.
 
         Raises:
             ValueError: the position belongs to other processes.
@@ -130,7 +130,7 @@ class WorkerOutput(IterDataPipe[Any]):
         self._resume_at = position if strict else unverified(position), strict
 
     def start_epoch(self, commands: Callable[[int], tuple[Any, Any]]) -> None:
-        """Starts an epoch in the workers, which begin to compute items. The next iteration returns these items."""
+        """Starts an epoch in the workers. The next iteration over this pipe returns the items of the epoch."""
         self._commands = commands
         self._epochs += 1
         self._passes_before = self._passes
@@ -153,7 +153,7 @@ class WorkerOutput(IterDataPipe[Any]):
         self.run = WorkersEpoch(children, iter(children.collector))
 
     def follow(self, delivery: Delivery | None) -> None:
-        """Makes the engine's records use the counter of delivered items, or no counter if `delivery` is None."""
+        """Connects the engine's records to the counter of delivered items; None disconnects the counter."""
         if delivery is not self._delivery:  # a thread that is reading may hold the lock of the collector
             self._delivery = delivery
             self._children.collector.follow(delivery)
@@ -189,8 +189,8 @@ class WorkerOutput(IterDataPipe[Any]):
     def shares(self) -> list[int] | None:
         """The number of items that each shard has yielded; None if a shard without items may still yield an item.
 
-        If items are taken from the workers in turn, and any worker yields a second item, every worker without an item
-        has ended. A dispatching process distributes items evenly among all workers.
+        If items are taken from the workers in turn, a second item of any worker shows that all workers without an item
+        have ended. A dispatching process distributes items evenly among all workers.
         """
         run = self.run
         if not self.in_order or self.dispatches:
@@ -231,7 +231,7 @@ class WorkerOutput(IterDataPipe[Any]):
     def read_out(self) -> None:
         """If the epoch resumed after its last item, waits until the workers end the epoch.
 
-        The wait is necessary, because no pipe requests another item from the workers.
+        Without this wait, the epoch would not end, because no pipe requests another item from the workers.
 
         Raises:
             RuntimeError: the workers yielded another item instead of ending the epoch.

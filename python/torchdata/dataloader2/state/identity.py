@@ -45,8 +45,8 @@ class Identity:
     @property
     def outline(self) -> Outline:
         """The part of the identity that is stored in a state: the fingerprint, and the size of the pickled pipe in
-        bytes, or 0 if the pipe was not pickled. Without the pipe, a state does not contain a hash of the pipe's bytes
-        either, because such a hash would help to guess a password in the pipe."""
+        bytes, or 0 if the pipe was not pickled. A state without the pipe also contains no hash of the pipe's bytes,
+        because a hash would help to guess a password in the pipe."""
         if self._in_words is None:
             self._in_words = json.dumps(self._fingerprint, separators=(",", ":"))
         return Outline(self._in_words, 0 if self._pickled is None else len(self._pickled))

@@ -1,7 +1,7 @@
 """The layout of a loader's state: `dump` converts its values to plain data, and `parse` converts them back.
 
-Role: pure functions. No other module contains the keys of the layout. Values that could run code are never unpickled
-here.
+Role: pure functions. No other module contains the keys of the layout. This module never unpickles values that could run
+code.
 
 States are stored in files and downloaded from hubs. The checksums of the fields detect damage, but do not prove who
 wrote the state. Because a state may be forged, `parse` checks the type and range of each value, also in snapshots,

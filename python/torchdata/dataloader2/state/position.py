@@ -30,8 +30,8 @@ class Shard:
         rank: the number of the rank that began the shard.
         ranks: the number of ranks; 1 without ranks.
         of_main: whether the main process began the shard with the loader's own seeds, instead of a worker.
-        moved: whether the shard may run on a rank that did not begin it. A moved shard keeps the items of `rank` among
-            `ranks`, and derives its seeds from the seeds of the whole job.
+        moved: whether the shard may run on a rank that did not begin it. A moved shard keeps the items that belong to
+            rank number `rank`, and derives its seeds from the seeds of the whole job.
         splits: whether the shard is one of a fixed number of splits.
     """
 
@@ -57,7 +57,7 @@ class ShardPosition(NamedTuple):
 
     @property
     def recomputed(self) -> int:
-        """The number of items to recompute on resuming, because they were sent after the snapshot."""
+        """The number of items that were sent after the snapshot, and that resuming must recompute."""
         return self.given[0] - (self.snapshot[0][0] if self.snapshot else 0)
 
 
@@ -89,7 +89,7 @@ class Position(NamedTuple):
         ended: whether the epoch had ended.
         graph: the positions of the main process's pipes; None if these pipes have no relevant state.
         generators: the states of the global generators, if the main process runs functions of the user.
-        beginning: the states of the generators at the beginning of the epoch, if resuming must begin the epoch anew.
+        beginning: the states of the generators at the beginning of the epoch, if resuming must restart the epoch.
         workers: the positions of the workers.
         in_main: whether no worker processes ran the graph.
         seconds: the duration of the epoch so far.
@@ -124,7 +124,7 @@ class Position(NamedTuple):
         return [Shard(worker, self.processes.shards) for worker in range(self.processes.shards)]
 
     def at(self, given: int, **known: Any) -> Position:
-        """Returns this position after more items were delivered; `drop` must have been 0 at this position.
+        """Returns the position after further items were delivered. The field `drop` of this position must be 0.
 
         Args:
             given: the number of items that were delivered.
@@ -140,7 +140,7 @@ class Filled(NamedTuple):
     Args:
         seeds: the exported seed generator of the epoch.
         start: the sealed snapshot from the beginning of the epoch; None if the graph had not been used before. `start`
-            is empty if this object is a part of that snapshot.
+            is empty if that snapshot contains this object.
         checksum: the checksum of the items that the snapshot leaves out; None if the snapshot contains all items.
     """
 

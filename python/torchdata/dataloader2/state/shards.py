@@ -91,7 +91,7 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False) ->
         pipes: the number of pipes that the worker runs, while the other pipes stay in the main process; None if still
             unknown.
         alone: whether the result must not contain state of pipes that stay in the main process. If the position
-            contains state of such pipes, the shard starts from its beginning and recomputes the delivered items.
+            contains state of these pipes, the shard starts from its beginning and recomputes the delivered items.
 
     Raises:
         ValueError: the pipes drew their own seeds, which workers cannot repeat.

@@ -93,7 +93,7 @@ def _of_dispatching(
 
 def unverified(place: WorkersPosition) -> WorkersPosition:
     """Returns the same position without the checksums of items that will be recomputed. States that are saved later in
-    the epoch also lack these checksums.
+    the epoch also lack the checksums of these items.
     """
     dealt = [None] * len(place.shards) if place.dispatching is None else place.dispatching[1]
     shards = []
