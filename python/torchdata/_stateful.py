@@ -1,25 +1,27 @@
 """Defines the protocol of iterables that save their own positions, and a reader for successive epochs of such an
 iterable. All loaders share this module.
 
-Role: runs in the process that reads an iterable. The user's code owns the iterable, a `StatefulStream` the iterator.
+Role: runs in the process that reads an iterable. The user's code owns the iterable, and a `StatefulStream` owns the
+iterator.
 
 An iterable may report its position at any time, but the position is only correct while the current epoch is being read.
 If `__iter__` is a generator function, the iterable reports the position where the last epoch was left until an item is
-requested, even if a state was loaded. Therefore, the stream uses the iterable's own state only after an item was
-requested. Before that, the stream's position is the loaded position, or the position where the last epoch was left.
+requested, even if a state was loaded. The stream therefore uses the iterable's own state only after an item was
+requested. Before the first item, the stream's position is the loaded position, or the position where the last epoch was
+left.
 
 `load_state_dict` restores a position within an epoch. A position between two epochs is reached as in the saved run: the
 iterable is moved to the position where the last epoch was left, takes one step (which ends that epoch, or yields an
-item that is dropped), and is then iterated a second time. As a result, the iterable counts epochs and random draws as
-in the run that saved the state. Some iterables continue in the next iteration where the last iteration stopped. If an
-iterable continues in this way, the dropped item would be missing, so the position is loaded a second time.
+item that is dropped), and is then iterated a second time. This procedure makes the iterable count epochs and random
+draws as in the run that saved the state. If an iterable continues in the next iteration where the last iteration
+stopped, the dropped item would be missing, so the position is loaded a second time.
 
 Some iterables, such as those of Hugging Face, apply a loaded state in each later iteration instead of only once. The
 stream detects an iterable that applies a state repeatedly by comparing two states: the state after the first item of a
-new epoch, and the state after the first item that followed the load. If both states are equal, the stream loads the
-iterable's initial state and restarts the epoch. Other iterables prepare the next epoch as soon as an epoch ends. If a
-state from the end of an epoch was loaded, but the next step yields an item, the iterable has prepared the next epoch.
-In this case, the stream loads the state a second time.
+new epoch, and the state after the first item that followed the load. If the iterable applies a state repeatedly, the
+stream loads the iterable's initial state and restarts the epoch. Some iterables prepare the next epoch as soon as an
+epoch ends. If a state from the end of an epoch was loaded, but the next step yields an item, the iterable has prepared
+the next epoch, so the stream loads the state a second time.
 """
 
 from __future__ import annotations
@@ -183,7 +185,7 @@ class StatefulStream:
         #: epoch was loaded. `_turns`: the iterable must still be moved to a loaded position between two epochs.
         self._unread, self._loaded, self._turns = True, False, False
         #: `_base` is a pair of the iterable's state and its iterator's state, which is valid while `_unread` is True.
-        #: `_follows_end` is whether the previous epoch had ended when `_base` was taken.
+        #: `_follows_end` is whether the previous epoch had ended when `_base` was stored.
         self._base: Any = _UNKNOWN
         self._follows_end = False
         #: Whether the iterable has loaded no state and returned no item.
@@ -304,10 +306,11 @@ class StatefulStream:
         """Puts the iterable into the state that it would have if an epoch had been abandoned at the loaded position.
 
         Some iterables continue at the loaded position in the next iteration. For an iterable that continues, the
-        position is loaded a second time, because the method has read items to determine the kind of iterable. All other
-        iterables begin the next iteration at the start, after one step has made them apply the position. To distinguish
-        both kinds, the method compares two states: after one step and the first item of a new iteration, and after two
-        steps from the loaded position. If both states are equal, the iterable continues at the loaded position.
+        position is loaded a second time, because the method has read items to determine the kind of iterable. The other
+        kind of iterable begins the next iteration at the start, after one step has made it apply the position. To
+        distinguish the two kinds, the method compares two states: after one step and the first item of a new iteration,
+        and after two steps from the loaded position. If the two states are equal, the iterable continues at the loaded
+        position.
 
         Returns the item that the last step has yielded, or `_END`.
         """
@@ -337,8 +340,8 @@ class StatefulStream:
         return item
 
     def _is_first(self, item: Any) -> bool:
-        """Returns whether a step has returned the first item of an epoch. In this case, the stream's iterator yields
-        this item again, so that it is not lost.
+        """Returns whether a step has returned the first item of an epoch. The stream's iterator then yields this first
+        item again, so that the item is not lost.
 
         Some iterables treat a position before the first item as a position within an epoch, whereas others treat it as
         the end of the previous epoch.

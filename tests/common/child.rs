@@ -75,8 +75,8 @@ pub fn inherited() -> (Link, Arc<BellBoard>) {
     (Link::attach(inherited_fd(0)).unwrap(), BellBoard::attach(inherited_fd(1)).unwrap())
 }
 
-/// Runs this test binary a second time with the portable fallbacks. Fails unless the second run includes the test
-/// `caller`, which calls this function.
+/// Runs this test binary a second time with the portable fallbacks. Fails if the second run does not execute `caller`,
+/// the test that calls this function.
 pub fn run_again_portably(caller: &str) {
     if portable() {
         return;

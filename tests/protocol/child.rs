@@ -405,8 +405,8 @@ impl World {
         }
     }
 
-    /// Passes an item of the graph to the sender. The sender sends the item to the next reader in turn, or drops the
-    /// item.
+    /// Passes an item of the graph to the sender, which sends the item to the next reader in turn, or drops an item
+    /// that must be skipped.
     fn hand_over(&mut self, setting: &Setting, index: usize, item: (u32, u8)) {
         let child = &mut self.children[index];
         child.doing = Doing::Pumping;

@@ -91,8 +91,8 @@ impl Child {
         Graph { epoch: self.epoch, read: self.read, pass: self.pass, made: self.made, exhausted: self.exhausted }
     }
 
-    /// Returns the position in the dispatched items that a worker's snapshot contains. Returns None after the first
-    /// pass, because a worker takes no snapshot there.
+    /// Returns the position in the dispatched items that a worker's snapshot contains. A worker takes no snapshot after
+    /// the first pass, so the function returns None for later passes.
     fn share_at(&self, setting: &Setting) -> Option<Share> {
         match self.share.receiving.stream() {
             _ if !setting.dispatches => Some(Share::default()),

@@ -84,7 +84,7 @@ class Judge:
 
 
 def without(epoch: list[Any], given: list[Any], in_order: bool) -> list[Any]:
-    """Returns the items of an epoch that are not in `given`, the items that the program has received."""
+    """Returns the items of an epoch that the program has not received. `given` contains the received items."""
     if in_order:
         return epoch[len(given) :]
     left = Counter(map(json.dumps, epoch))

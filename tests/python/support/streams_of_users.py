@@ -23,8 +23,8 @@ reads = Reads()
 
 
 class TakesOnce(IterableDataset[Any]):
-    """A stream with a generator function as `__iter__`, which applies a loaded position once, in its first line. Every
-    other epoch starts at the beginning.
+    """A stream with a generator function as `__iter__`, which applies a loaded position once, in its first line. All
+    epochs without a loaded position start at the beginning.
     """
 
     def __init__(self, size: int) -> None:

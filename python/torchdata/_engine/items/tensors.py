@@ -450,9 +450,9 @@ def _holders(tensor: Any) -> tuple[int, ...]:
 def _sole_holders() -> tuple[tuple[int, int], tuple[int, ...]]:
     """Returns the reference counts of a tensor that nothing else can access.
 
-    The counts of a new tensor are measured, because they depend on the release of torch. The array has three
-    The array has three references: in the storage, in a variable, and in the call that counts references. From Python
-    3.14 on, this call adds no reference. The array has one weak reference, from `_rooms`.
+    The counts of a new tensor are measured, because they depend on the release of torch. The array that provides the
+    tensor's memory has three references: in the storage, in a variable, and in the call that counts references. From
+    Python 3.14 on, this call adds no reference. The array has one weak reference, from `_rooms`.
     """
     import torch
 

@@ -88,7 +88,7 @@ class RemoteSetup:
 
     @classmethod
     def of(cls, setup: ChildSetup, budget: int) -> RemoteSetup:
-        """Creates the setup that corresponds to a child's setup on the main process's machine."""
+        """Creates the setup of a worker on another machine from the setup of a child on the main process's machine."""
         return cls(
             name=setup.name,
             worker_id=setup.worker_id,
@@ -259,7 +259,7 @@ class _WorkerLane:
 
         Args:
             most: if a frame has at least this many bytes, no further units are added to it.
-            look: returns the state of the worker if a report is due. For the last report, `look` is called with True.
+            look: a function that returns the worker's state if a report is due, and that gets True for the last report.
             exitcode: returns the exit code of the worker.
         """
         with self._pulling:

@@ -111,7 +111,7 @@ class EpochRunner:
         return step != "end"
 
     def _obey(self, command: tuple[Any, ...]) -> str:
-        """Carries out a command. Returns the step that was executed, such as "run" or "apply". After the step "leave",
+        """Carries out a command. Returns the step that was executed, such as "run" or "apply". If the step is "leave",
         the command stays pending until the running epoch has ended."""
         kind, serial, number, *content = command
         step, before, behind = self.obedience.obey(kind, number)
@@ -128,7 +128,7 @@ class EpochRunner:
         return step
 
     def _exchange(self, left: int, entered: int) -> None:
-        """Switches the process to the program of another shard, if more than the globals must be exchanged."""
+        """Leaves the program of one shard, and enters the program of another shard."""
         self.programs[left].leave()
         self.programs[entered].enter()
 
@@ -274,7 +274,7 @@ class EpochRunner:
         return True
 
     def _meets_superseding(self) -> bool:
-        """Executes commands until the command that interrupted the graph was executed. Returns False if this command
+        """Executes commands up to the command that interrupted the graph. Returns False if the interrupting command
         does not arrive in time."""
         while (command := self.child.command_within(ORDERED)) is not None:
             if self._obey(command) == "leave":

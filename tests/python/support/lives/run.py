@@ -277,7 +277,7 @@ class Run:
                 "generators were drawn from"
             )  # the random numbers that the interrupted attempt has drawn are lost
         # If the interrupt arrived after the previous epoch was left, processes may have changed state that is kept
-        # between epochs. In this case, a new loader resumes from the loader's state.
+        # between epochs, so a new loader may resume from the loader's state.
         if not self.has_left and (self.life.lasts or self.dice.random() < 0.5):
             try:
                 state = pickle.loads(pickle.dumps(self.state()))
@@ -353,7 +353,7 @@ def go_on_from(
         expected: the expected epochs.
         number: the number of the epoch in which the state was saved.
         state: the pickled state.
-        came: the received items of the epoch. They include all items before the state, and may include later items.
+        came: the received items of the epoch: all items before the state, and possibly some later items.
         workers: the number of workers, if it differs from the number in the plan.
 
     Raises:
