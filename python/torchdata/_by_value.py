@@ -1,7 +1,7 @@
 """Pickles objects by value, and refuses objects that would lose attributes.
 
-Role: pickles items, states and programs that plain pickle does not support, in the process that has these objects. The
-module is imported when an object is first pickled by value, because it imports cloudpickle.
+Role: pickles items, states and programs that plain pickle does not support, in the process that has these objects. This
+module is imported only when an object is first pickled by value, because this module imports cloudpickle.
 
 Unlike plain pickle, cloudpickle supports classes that cannot be imported. If a library derives a class at run time, the
 `__reduce__` of the base class may omit attributes of the derived class. For example, the `__reduce__` of

@@ -47,9 +47,10 @@ _ATOMS = frozenset({type(None), bool, int, float, str, bytes})
 class Stateful(Protocol):
     """An object with `state_dict` and `load_state_dict`.
 
-    If a dataset, an iterator, a sampler or a collate function has these methods, they save and restore its position, so
-    that its items are not reread. An object is not `Stateful` if its `state_dict` requires arguments. The result of
-    `state_dict` must not change when the iteration continues, so return copies of mutable values.
+    If a dataset, an iterator, a sampler or a collate function has the methods of `Stateful`, a loader saves and
+    restores its position, instead of rereading its items. An object is not `Stateful` if its `state_dict` requires
+    arguments. The result of `state_dict` must not change when the iteration continues, so return copies of mutable
+    values.
 
     Example:
         >>> from torchdata.nodes import Stateful

@@ -52,7 +52,7 @@ impl Setting {
     }
 
     /// Returns whether a worker must postpone a call because it still recomputes items. The main process has received
-    /// these items before it made the call.
+    /// the recomputed items before it made the call.
     fn holds_call(&self, index: usize, child: &Child) -> bool {
         let owes = child.obedience.runs() && child.pump.sending[0].owed() > 0;
         let epoch = child.pump.stream().epoch();

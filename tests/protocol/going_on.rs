@@ -231,8 +231,8 @@ impl Setting {
     }
 }
 
-/// Returns the first `count` items. Returns all items if there are fewer, which can happen if the protocol has an
-/// error.
+/// Returns the first `count` items. If the protocol has an error, there may be fewer than `count` items, and the
+/// function returns all of them.
 fn first(items: &[u8], count: u64) -> &[u8] {
     &items[..items.len().min(count as usize)]
 }

@@ -1,8 +1,8 @@
 //! A small model of a loader: the main process, workers and optionally the dispatching process, with rings of a few
 //! units.
 //!
-//! The model leaves all decisions to the state machines in `torchdata_core::protocol`, which are tested in this way.
-//! The model itself adds the shared memory and the processes.
+//! The model leaves all decisions to the state machines in `torchdata_core::protocol`, so the exploration tests these
+//! state machines. The model itself adds the shared memory and the processes.
 
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};

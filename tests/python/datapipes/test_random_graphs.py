@@ -1,6 +1,6 @@
 """Random graphs of pipes (see `random_graphs`) are saved and resume exactly.
 
-`make fuzz` runs more of these graphs for some minutes.
+`make fuzz` runs more random graphs for some minutes.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class ItsOwnIterator(TakesOnce):
 
 
 class LiveState(CountsEpochs):
-    """A stream with a dict as its state. The stream modifies this dict after it was returned or loaded."""
+    """A stream with a dict as its state. The stream modifies its state dict after the dict was returned or loaded."""
 
     def __init__(self, size: int) -> None:
         self.live: dict[str, Any] = {"place": 0, "epoch": 0, "history": [[0]]}

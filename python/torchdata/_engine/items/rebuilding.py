@@ -2,9 +2,9 @@
 
 Role: a child sends several forms of an exception, best form first (`forms_of`). The main process uses the first form
 that it can rebuild (`rebuilt`). Pickle alone is not sufficient, because it calls the class with the arguments that the
-exception has stored. If the constructor has other parameters, this call fails or creates an exception with another
-message. A child checks each form by rebuilding the exception, and compares the type, the results of `str` and `repr`,
-and the attributes with the original. The forms are
+exception has stored. If the constructor has other parameters, the call of the class fails, or creates an exception with
+another message. A child checks each form by rebuilding the exception, and compares the type, the results of `str` and
+`repr`, and the attributes with the original. The forms are
 
 - "pickle": the exception's own pickle;
 - "parts": the exception's class, arguments and attributes, rebuilt without the constructor. An attribute that cannot be

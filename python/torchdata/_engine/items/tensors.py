@@ -452,7 +452,7 @@ def _sole_holders() -> tuple[tuple[int, int], tuple[int, ...]]:
 
     The counts of a new tensor are measured, because they depend on the release of torch. The array that provides the
     tensor's memory has three references: in the storage, in a variable, and in the call that counts references. From
-    Python 3.14 on, this call adds no reference. The array has one weak reference, from `_rooms`.
+    Python 3.14 on, the counting call adds no reference. The array has one weak reference, from `_rooms`.
     """
     import torch
 

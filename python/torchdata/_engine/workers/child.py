@@ -188,8 +188,8 @@ def run_child(setup: ChildSetup) -> None:
     if not setup.common.enter(setup.name, links, setup.stats.shared):
         return
     name_process("td_dispatch" if setup.dispatches else f"td_worker_{setup.number}")
-    # This import does not delay a shutdown, because a shutdown waits only for children that have opened their control
-    # links.
+    # Importing the program does not delay a shutdown, because a shutdown waits only for children that have opened their
+    # control links.
     module, name = setup.program_class
     runner: type[Runner] = getattr(importlib.import_module(module), name).runner
     child = ChildLoop(setup, runner.is_interrupted)
@@ -264,7 +264,7 @@ class ChildLoop:
             The command; None if it did not arrive in time.
 
         Raises:
-            SystemExit: the memory of a link is damaged. The exit code reports this damage to the main process.
+            SystemExit: the memory of a link is damaged. The exit code reports the damaged link to the main process.
         """
         try:
             return self.commands.receive(0, seconds or (IDLE if self.sender.tidy() else None))  # type: ignore[no-any-return]

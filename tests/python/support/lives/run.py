@@ -93,7 +93,7 @@ class Run:
             self.loader.seed(life.loader_seed)
         self.iterator: Any = None
         blow = life.blow
-        #: The epoch in which the fault happens that ends the run; None if there is no such fault.
+        #: The epoch in which a fault ends the run; None if no fault ends the run.
         self.last = None if blow is None else self.dice.randrange(len(life.epochs) + 1)
 
     def live(self) -> None:
@@ -213,7 +213,7 @@ class Run:
         return state
 
     def put_aside(self, *states: dict[str, Any]) -> None:
-        """Stores states. At the end of the run, other loaders resume from some of these states."""
+        """Stores states. At the end of the run, other loaders resume from some of the saved states."""
         self.aside += [(self.epoch, state, list(self.given)) for state in states]
 
     def go_on(self, between: bool = False, reads_on: bool = True) -> None:
@@ -329,7 +329,7 @@ class Run:
             self.compare_kept()
 
     def check_aside(self) -> int:
-        """Resumes from some of the states that were saved at arbitrary moments. Some of these states are loaded in
+        """Resumes from some of the states that were saved at arbitrary moments. Some of the saved states are loaded in
         another process. Returns how many states were tested.
         """
         chosen = self.dice.sample(self.aside, min(3, len(self.aside)))
