@@ -203,8 +203,8 @@ def _values_at_risk(obj: Any) -> list[str]:
     """Returns the names of the attributes of an object that pickling may omit.
 
     The class that defines how the object is pickled may not know the `__slots__` of derived classes. If the defining
-    class is written in C, it may also omit attributes in `__dict__`. If a class written in Python omits attributes in
-    `__dict__`, the omission is assumed to be intentional.
+    class is written in C, pickling may also omit attributes in `__dict__`. If a class written in Python omits
+    attributes in `__dict__`, the omission is assumed to be intentional.
     """
     cls = type(obj)
     way = _way_of(cls)

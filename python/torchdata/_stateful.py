@@ -36,7 +36,7 @@ from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from torchdata._signatures import signature_of
 
-#: `_UNKNOWN` stands for a state that was not requested or is not available, and `_END` for the end of an iteration.
+#: `_UNKNOWN` stands for a state that was not requested or is unavailable. `_END` stands for the end of an iteration.
 _UNKNOWN, _END = object(), object()
 
 #: Types of immutable values.
@@ -288,7 +288,7 @@ class StatefulStream:
             give(self._iterable, own)  # `iter` has moved the iterable to the beginning
 
     def _arrive(self) -> None:
-        """Moves the iterable to the loaded position between two epochs, unless it is already there."""
+        """Moves the iterable to the loaded position between two epochs, unless the iterable is already there."""
         if not self._turns:
             return
         is_end = self.ended or self._follows_end

@@ -64,7 +64,8 @@ pub fn role() -> String {
     std::env::var(ROLE).expect("this test is run by other tests, with a role")
 }
 
-/// In a child process, returns the inherited descriptor number `index`. May be called only once per descriptor.
+/// In a child process, returns the inherited descriptor number `index`. The caller may request each descriptor only
+/// once.
 pub fn inherited_fd(index: i32) -> OwnedFd {
     // SAFETY: the parent passed the descriptor, and no other code in this process owns it.
     unsafe { OwnedFd::from_raw_fd(FIRST_FD + index) }

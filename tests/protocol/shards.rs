@@ -250,7 +250,8 @@ impl Shards {
             .map(|worker| (0..self.shards).all(|shard| has_ended(worker + shard * self.workers)))
             .collect();
         for worker in world.replacing.wanted(&dead, &ended) {
-            // A replacement does not know whose turn it is in the main process, so it begins with its first shard.
+            // A replacement does not know whose turn it is in the main process, so the replacement begins with its
+            // first shard.
             let start = self.start(world, &accounts, worker, 0);
             self.renew(world, worker, start);
         }

@@ -116,8 +116,8 @@ pub struct Child {
     pub may_save: bool,
     /// The link on which the next snapshot will be sent.
     pub next_link: usize,
-    /// `share_account` describes the dispatched items that the worker has read in this pass, and `share_start` the
-    /// items that were read before the position from which the worker has resumed.
+    /// `share_account` describes the dispatched items that the worker has read in this pass, and `share_start`
+    /// describes the items that were read before the position from which the worker has resumed.
     pub share_account: Account,
     pub share_start: Account,
     /// The snapshot of the dispatching process that the worker must still relay.
@@ -210,8 +210,8 @@ pub enum Ended {
 /// reference.
 #[derive(Debug, Clone, Hash)]
 pub struct Kept {
-    /// For each child that was started as a replacement, the number of its items that the main process had received at
-    /// this time.
+    /// For each child that was started as a replacement, the number of its items that the main process had received
+    /// when the replacement was started.
     pub had: Part<Vec<u64>>,
     pub books: Part<Books<Graph>>,
     /// Complete records, which are compared with `books`, because `books` drops old entries.
@@ -227,7 +227,8 @@ pub struct Kept {
 /// The links of workers on other machines, if any.
 #[derive(Debug, Clone, Hash)]
 pub struct Elsewhere {
-    /// `far` contains the copies of the workers' links on the other machines, and `carriers` copy between these links.
+    /// `far` contains the copies of the workers' links on the other machines, and `carriers` transfer units and words
+    /// between the links and their copies.
     pub far: Links,
     pub carriers: Shared<Carrier, WORKERS>,
     /// `dealing` contains the dispatching process's copies of its links to the workers, and `lanes` transfer items and

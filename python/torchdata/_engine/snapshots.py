@@ -153,5 +153,5 @@ def is_sealed(sealed: Any) -> bool:
 
 
 def seal_of(sealed: bytes) -> bytes:
-    """Returns the header of a snapshot. The header contains a checksum, and therefore distinguishes snapshots."""
+    """Returns the header of a snapshot, which differs between snapshots because the header contains a checksum."""
     return sealed[: _HEADER.size]

@@ -1,5 +1,4 @@
-"""StatefulDataLoader resumes exactly in a few random programs. `python -m drivers stateful` runs more random programs.
-"""
+"""StatefulDataLoader resumes exactly in a few random programs. `python -m drivers stateful` runs more programs."""
 
 from __future__ import annotations
 

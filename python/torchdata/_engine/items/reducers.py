@@ -128,7 +128,7 @@ def program_table(pickling: Any) -> Reducers:
 
 
 def _reduce_array(array: Any) -> Any:
-    """Stores arrays out of band that NumPy would put into the pickle element by element."""
+    """Stores an array out of band if NumPy would put the array into the pickle element by element."""
     if not array.flags.forc:
         array = array.copy()
     if array.dtype.kind in "mM" and array.dtype.isnative:

@@ -34,7 +34,7 @@ from torchdata._threads import Latch
 AHEAD = 2
 #: The maximum number of bytes of one message with commands to a host.
 TOLD = 1 << 20
-#: The bit that marks the order to stop, which makes this order greater than the order of any epoch. The lower bits of
+#: This bit marks the order to stop, and makes the order to stop greater than the order of any epoch. The lower bits of
 #: an order are the number of the epoch.
 _END = 1 << 32
 #: `LOOK`: seconds between two checks during a wait. `JOINED`: seconds for which `close` waits for the thread.

@@ -131,7 +131,7 @@ class ChildSetup:
 
     #: The child's name in messages.
     name: str
-    #: Index of the child's bell. Workers count from 1; the dispatching process has the last index.
+    #: Index of the child's wake-up word. Workers have indices from 1, and the dispatching process has the last index.
     index: int
     #: Index of the child's page of counters.
     page: int

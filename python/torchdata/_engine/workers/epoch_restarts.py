@@ -113,7 +113,7 @@ class EpochRestarts(Restarts):
         self._repeating |= {index}
 
     def await_repeated(self) -> None:
-        """Waits for children that finish the previous epoch, if the next epoch depends on their state."""
+        """Waits for children that finish the previous epoch, if the next epoch depends on these children's state."""
         members, deadline = self._members, time.monotonic() + REPEATED
         while self._repeating:
             index = min(self._repeating)

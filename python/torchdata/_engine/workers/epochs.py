@@ -212,7 +212,7 @@ class Children(Group):
         return 0 if had else self.stats.oversized()
 
     def call(self, function: Callable[[Any], Any]) -> None:
-        """Applies `function` to the graph of every child, between two items, and waits until every child has done so.
+        """Applies `function` to the graph of every child between two items, and waits until all have applied it.
 
         A running epoch continues. After this call, the exit of a child is an error, because a replacement would lack
         the effect of the function.

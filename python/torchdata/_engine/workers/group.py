@@ -262,8 +262,8 @@ class Group(OwnsChildren):
         return collector
 
     def watch(self, collector: Collector) -> None:
-        """Makes a collector replace children that exit or hang while the collector waits for an item, or raise their
-        error."""
+        """Makes a collector handle children that exit or hang while it waits for an item: the children are replaced, or
+        their error is raised."""
         signs = [(index, process.sign) for index, process in enumerate(self.members.processes)]
         if self.restarts is not None:
             # A strong reference would be circular, because the shutdown may refer to the collector.

@@ -56,7 +56,7 @@ class Program(ABC):
     item: ClassVar[str] = "item"
     counted: ClassVar[str] = " in the epoch"
     mended: ClassVar[str] = "pipe"
-    #: The names of the modules that unpickling the program imports and that need much memory.
+    #: The names of modules that need much memory, and that are imported when the program is unpickled.
     modules: Sequence[str] = ()
 
     @abstractmethod

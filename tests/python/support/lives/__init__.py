@@ -8,7 +8,6 @@ other processes. Iterators are replaced, statistics are read, and processes are 
 numbers, a model computes the expected items as well.
 
 `pipelines` contains steps of pipelines, `plans` generates plans, `epochs` reads the items of an epoch, `model` computes
-the expected items, `run` executes a plan, and `events` contains the events. `blows` contains the faults that end a run,
-in which a process is killed, stopped or interrupted, and is not replaced. `graphs` runs plans on the graphs of
-`random_graphs`.
+the expected items, `run` executes a plan, and `events` contains the events. `blows` contains the faults that end a run:
+a process is killed, stopped or interrupted, and is not replaced. `graphs` runs plans on the graphs of `random_graphs`.
 """
