@@ -306,8 +306,7 @@ class Replacing:
     def judge(
         self, child: int, process: int, epoch: int, received: Sequence[int], halted: bool
     ) -> tuple[int, bool, bool]:
-        """Counts an exit. Returns the number of exits at this item, whether this exit is new, and whether to give
-        up."""
+        """Counts an exit. Returns the number of exits at this item, whether it is new, and whether to give up."""
     def item_of(self, child: int, received: Sequence[int]) -> int: ...
     def repeats(self, child: int, ended: Sequence[bool]) -> bool: ...
 

@@ -1,14 +1,12 @@
 """Defines the protocol of iterables that save their own positions, and a reader for successive epochs of such an
 iterable. All loaders share this module.
 
-Role: runs in the process that reads an iterable. The user's code owns the iterable, and a `StatefulStream` owns the
-iterator.
+Role: runs in the process that reads an iterable. A `StatefulStream` owns the iterator, but not the iterable.
 
 An iterable may report its position at any time, but the position is only correct while the current epoch is being read.
 If `__iter__` is a generator function, the iterable reports the position where the last epoch was left until an item is
 requested, even if a state was loaded. The stream therefore uses the iterable's own state only after an item was
-requested. Before the first item, the stream's position is the loaded position, or the position where the last epoch was
-left.
+requested. Before the first item, the stream's position is the loaded position, or the last position of the last epoch.
 
 `load_state_dict` restores a position within an epoch. A position between two epochs is reached as in the saved run: the
 iterable is moved to the position where the last epoch was left, takes one step (which ends that epoch, or yields an
@@ -47,10 +45,9 @@ _ATOMS = frozenset({type(None), bool, int, float, str, bytes})
 class Stateful(Protocol):
     """An object with `state_dict` and `load_state_dict`.
 
-    If a dataset, an iterator, a sampler or a collate function has the methods of `Stateful`, a loader saves and
-    restores its position, instead of rereading its items. An object is not `Stateful` if its `state_dict` requires
-    arguments. The result of `state_dict` must not change when the iteration continues, so return copies of mutable
-    values.
+    If a dataset, an iterator, a sampler or a collate function has these two methods, a loader saves and restores its
+    position instead of rereading its items. An object is not `Stateful` if its `state_dict` requires arguments. The
+    result of `state_dict` must not change when the iteration continues, so return copies of mutable values.
 
     Example:
         >>> from torchdata.nodes import Stateful
@@ -307,11 +304,10 @@ class StatefulStream:
         """Puts the iterable into the state that it would have if an epoch had been abandoned at the loaded position.
 
         Some iterables continue at the loaded position in the next iteration. For an iterable that continues, the
-        position is loaded a second time, because the method has read items to determine the kind of iterable. The other
-        kind of iterable begins the next iteration at the start, after one step has made it apply the position. To
-        distinguish the two kinds, the method compares two states: after one step and the first item of a new iteration,
-        and after two steps from the loaded position. If the two states are equal, the iterable continues at the loaded
-        position.
+        position is loaded a second time, because the method has read items to determine the kind of iterable. Other
+        iterables begin the next iteration at the start, once a step has applied the position. To distinguish the two
+        kinds, the method compares two states: after one step and the first item of a new iteration, and after two steps
+        from the loaded position. If the two states are equal, the iterable continues at the loaded position.
 
         Returns the item that the last step has yielded, or `_END`.
         """

@@ -263,7 +263,7 @@ class Life:
     def arm(self, epoch: int, is_reference: bool = False) -> None:
         """Decides whether functions fail in an epoch, by creating or deleting the file `flag`.
 
-        The reference run has no failures if items arrive in any order, because it is unknown which items a failure
+        If items arrive in any order, the reference run has no failures, because it is unknown which items a failure
         leaves out.
         """
         self.set_flag(self.blow is None and self.armed[epoch] and not (is_reference and self.free))
