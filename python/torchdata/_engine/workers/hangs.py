@@ -29,7 +29,7 @@ from torchdata._engine.workers.members import Members
 STARTING = 60.0
 #: A process counts as working if its threads run, or wait for a processor, for at least this fraction of the time.
 WORKING = 0.1
-#: If no counters of a process on another machine arrive for the limit plus this number of seconds, the process hangs.
+#: A process on another machine hangs if its counters do not arrive for the limit plus this number of seconds.
 UNHEARD = 5.0
 
 
