@@ -1,5 +1,5 @@
 //! Tests the effects of killing a process. The published units of a killed process stay available, and its unpublished
-//! units are lost. The exit is detected, and no resources leak.
+//! units are lost. The exit of a killed process is detected, and no resources leak.
 //!
 //! A child sends SIGKILL to itself at a named point. The kernel ends the child as abruptly as if another process sent
 //! the signal, but at a reproducible point.
@@ -130,7 +130,7 @@ fn a_killed_producer_leaves_exactly_what_it_had_published() {
                 _ => assert_eq!(unit.inline, b"batch", "{point}"),
             }
         }
-        // The producer was killed, so nobody reuses returned blocks, and leased items stay readable without the
+        // The producer was killed, so no process reuses returned blocks, and leased items stay readable without the
         // receiver.
         drop(receiver);
         assert!(arrived[0].item() == item(0));

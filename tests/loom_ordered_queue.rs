@@ -69,7 +69,7 @@ impl Shared {
         }
     }
 
-    /// Takes `count` items from the source, and submits each item for other workers.
+    /// Takes `count` items from the source, and offers each item to the other workers.
     fn hand_over(&self, count: usize) {
         let mut reserved = None;
         for item in 0..=count {

@@ -1,5 +1,5 @@
-//! Tests how often a waiting thread yields. The thread must always yield as long as yields end its waits, and must
-//! rarely yield if unrelated threads use the time.
+//! Tests how often a waiting thread yields. The thread must always yield if yielding ends its waits, and must rarely
+//! yield if only unrelated threads use the yielded time.
 
 use proptest::prelude::*;
 use torchdata_core::process::turns::Turns;

@@ -1,4 +1,4 @@
-"""Keeps pickles in memory up to a maximum size. If a pickle is larger, only its size is measured.
+"""Keeps pickles in memory up to a maximum size. If a pickle exceeds the maximum size, only its size is measured.
 
 Role: all pickling functions of this package write to the file that `pickle_file` provides. Inside a `bounded` context,
 the bytes of all pickles are counted. Once there are too many bytes, the pickles are no longer stored, but only
@@ -79,7 +79,7 @@ class _BoundedFile(io.BytesIO):
 def bounded(most: int | None) -> Iterator[None]:
     """A context manager. Pickles are kept only while they have at most `most` bytes together; None for no limit.
 
-    If the pickles have more bytes, they are incomplete, and TooLargeError is raised at the end of the context.
+    If the pickles exceed this limit, they are incomplete, and TooLargeError is raised at the end of the context.
     """
     if most is None:
         yield

@@ -1,7 +1,7 @@
 """Pickles objects by value, and refuses objects that would lose attributes.
 
-Role: pickles items, states and programs that plain pickle does not support, in the process that has these objects. The
-module is imported when an object is first pickled by value, because it imports cloudpickle.
+Role: pickles items, states and programs that plain pickle does not support, in the process that has these objects. This
+module is imported only when an object is first pickled by value, because this module imports cloudpickle.
 
 Unlike plain pickle, cloudpickle supports classes that cannot be imported. If a library derives a class at run time, the
 `__reduce__` of the base class may omit attributes of the derived class. For example, the `__reduce__` of
@@ -32,8 +32,8 @@ import cloudpickle
 
 from torchdata._bounded_pickles import pickle_file
 
-#: Maps each class to sets of attribute names. `_check` has found that pickles contain all attributes in these sets. A
-#: class is mapped to None if its objects need no check.
+#: For each class, the sets of attribute names for which `_check` has found that pickles contain all attributes. A class
+#: is mapped to None if its objects need no check.
 _seen: WeakKeyDictionary[type, set[frozenset[str]] | None] = WeakKeyDictionary()
 
 
@@ -87,7 +87,7 @@ def dumps(obj: Any) -> bytes:
 
 #: The type of the object that `lazy import` binds to a name until the name is used (Python 3.15).
 _LAZY_IMPORT = getattr(types, "LazyImportType", None)
-#: The type that stands for an annotation in a dataclass that cannot be evaluated (Python 3.14). A `ForwardRef` refers
+#: In a dataclass, a `ForwardRef` replaces an annotation that cannot be evaluated (Python 3.14). A `ForwardRef` refers
 #: to the dataclass and to variables that pickle may not support.
 _FORWARD_REFERENCE = typing.ForwardRef if sys.version_info >= (3, 14) else None
 
@@ -192,8 +192,8 @@ def _check(obj: Any, faithful: set[frozenset[str]]) -> None:
 
 
 def _way_of(cls: type) -> type:
-    """Returns the class that defines how objects of a class are pickled. The default is `object`, which pickles all
-    attributes.
+    """Returns the class that defines how objects of a class are pickled. If only `object` defines pickling, all
+    attributes are pickled.
     """
     ways = ("__reduce_ex__", "__reduce__", "__getstate__")
     return next(base for base in cls.__mro__ if not vars(base).keys().isdisjoint(ways))
@@ -203,8 +203,8 @@ def _values_at_risk(obj: Any) -> list[str]:
     """Returns the names of the attributes of an object that pickling may omit.
 
     The class that defines how the object is pickled may not know the `__slots__` of derived classes. If the defining
-    class is written in C, it may also omit attributes in `__dict__`. If a class written in Python omits attributes in
-    `__dict__`, the omission is assumed to be intentional.
+    class is written in C, pickling may also omit attributes in `__dict__`. If a class written in Python omits
+    attributes in `__dict__`, the omission is assumed to be intentional.
     """
     cls = type(obj)
     way = _way_of(cls)

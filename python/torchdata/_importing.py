@@ -4,7 +4,7 @@ Role: the package does not import NumPy or PyTorch itself. After other code has 
 seeds the library's random generators, and registers classes there. The finder also publishes modules of this package
 that are imported only when they are used. The finder is at the front of `sys.meta_path`, and is removed when no module
 is awaited. If an arriving item contains arrays or tensors, the engine imports NumPy or PyTorch at an arbitrary time,
-possibly while another thread forks. The code runs in the process and thread that imports. This module owns the finder.
+possibly while another thread forks. The code runs in the importing process and thread. This module owns the finder.
 """
 
 from __future__ import annotations

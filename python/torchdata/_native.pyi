@@ -306,7 +306,7 @@ class Replacing:
     def judge(
         self, child: int, process: int, epoch: int, received: Sequence[int], halted: bool
     ) -> tuple[int, bool, bool]:
-        """Counts an exit. Returns the exits at this item, whether this exit is new, and whether to give up."""
+        """Counts an exit. Returns the number of exits at this item, whether it is new, and whether to give up."""
     def item_of(self, child: int, received: Sequence[int]) -> int: ...
     def repeats(self, child: int, ended: Sequence[bool]) -> bool: ...
 
@@ -541,7 +541,7 @@ class ReadAheadHold:
 
 @final
 class SourceReader:
-    """Reads a source. All members except the numbers belong to the thread that has reserved the source."""
+    """Reads a source. Only the thread that has reserved the source may use members other than the numbers."""
     def __new__(
         cls,
         advance: Callable[[], Any],

@@ -4,7 +4,7 @@ Role: makes code work that imports from inside torchdata (`from torchdata.datapi
 InMemoryCacheHolderIterDataPipe`). A finder at the end of `sys.meta_path` creates an old module when it is first
 imported. Python asks this finder only if no file with that name exists. When code uses a name of an old module, the
 name is looked up at its present location. The table contains private names if public code imports or patches them.
-Patching an old name also patches the present name if the name's entry in the table contains a colon. The code runs in
+If the table's entry for a name contains a colon, patching the old name also patches the present name. The code runs in
 any process that imports the package.
 """
 
@@ -154,15 +154,15 @@ def homes_of(old: str) -> dict[str, tuple[str, str]]:
 
 
 def _patched_here(old: str) -> frozenset[str]:
-    """Returns the names of an old module that are also set in their present module."""
+    """Returns the names for which setting the name in an old module also changes the present module."""
     return frozenset(entry.partition("=")[0] for entry in OLD_MODULES[old][1].split() if ":" in entry)
 
 
 class _OldModule(ModuleType):
-    """An old module. Deleting a name that was also set in its present module restores the previous value.
+    """A module at an import path of torchdata 0.9, which looks up its names at their present locations.
 
-    `unittest.mock` and pytest end a patch by deleting the name, if the module's dictionary did not contain the name
-    before. Deleting a name of such a module restores the value in the present module.
+    `unittest.mock` and pytest end a patch by deleting the patched name, unless the module's dictionary contained the
+    name before. Deleting the name therefore restores the previous value in the present module.
     """
 
     def __init__(self, name: str) -> None:

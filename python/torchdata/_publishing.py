@@ -1,4 +1,4 @@
-"""Makes public classes and functions report the public package that exports them as their module, for use in pickles.
+"""Sets the `__module__` of public classes and functions to the public package that exports them, for use in pickles.
 
 Role: a pickle, and therefore a saved state, refers to a class by the module of the class. A reference to the defining
 file would break when the file is moved, whereas a reference to the public package remains valid. Each public package

@@ -2,8 +2,8 @@
 
 Role: a `ReadAhead` contains the data that the threads of one iteration share. Pipes, nodes and StatefulDataLoader
 derive their own classes from `ReadAhead`. `ReadAhead` has no reference to the pipe or to the consumer's end of the
-queue, so that the threads end when these objects are freed. The queue, which is written in Rust, returns the results in
-order, stores positions, and implements suspending, waiting and closing.
+queue, so that the threads end when the pipe or the consumer's end is freed. The queue, which is written in Rust,
+returns the results in order, stores positions, and implements suspending, waiting and closing.
 
 `close` makes each thread end after its current call, and callers choose how long to wait. The threads are daemons, and
 are stopped when the interpreter exits. A forked child does not have the threads of its parent.

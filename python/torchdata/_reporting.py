@@ -60,8 +60,8 @@ def place_outside() -> tuple[str, int, str]:
 
 
 def begin_at(place: tuple[str, int, str]) -> None:
-    """Shows warnings of this process at the line that started the process, because the user's program is not on its
-    stack."""
+    """Makes warnings in this process refer to the line that started the process, because the process's stack does not
+    contain the user's program."""
     global _begun_at
     _begun_at = place
 
@@ -69,8 +69,8 @@ def begin_at(place: tuple[str, int, str]) -> None:
 def warn_outside(message: str, category: type[Warning] = UserWarning) -> None:
     """Warns at the line of the program that called this package.
 
-    In a worker, the warning refers to the line that started the process. In a forked process, this line is also on the
-    stack, below the frames of `multiprocessing`.
+    In a worker, the warning refers to the line that started the process. In a forked worker, the stack contains the
+    line that started the worker, below the frames of `multiprocessing`.
     """
     frame, level = _outside()
     if _begun_at is None or frame.f_back is not None:
@@ -178,8 +178,8 @@ def fold(error: BaseException) -> None:
 
 
 def _folded(frames: TracebackType | None, wholly: bool) -> TracebackType | None:
-    """Returns a traceback without the frames of this package. If `wholly` is True, the last frame is also removed if it
-    belongs to the package.
+    """Returns a traceback without the frames of this package. Unless `wholly` is True, the last frame is kept even if
+    it belongs to the package.
     """
     first: TracebackType | None = None
     last: TracebackType | None = None

@@ -1,25 +1,25 @@
 """Defines the protocol of iterables that save their own positions, and a reader for successive epochs of such an
 iterable. All loaders share this module.
 
-Role: runs in the process that reads an iterable. The user's code owns the iterable, a `StatefulStream` the iterator.
+Role: runs in the process that reads an iterable. A `StatefulStream` owns the iterator, but not the iterable.
 
 An iterable may report its position at any time, but the position is only correct while the current epoch is being read.
 If `__iter__` is a generator function, the iterable reports the position where the last epoch was left until an item is
-requested, even if a state was loaded. Therefore, the stream uses the iterable's own state only after an item was
-requested. Before that, the stream's position is the loaded position, or the position where the last epoch was left.
+requested, even if a state was loaded. The stream therefore uses the iterable's own state only after an item was
+requested. Before the first item, the stream's position is the loaded position, or the last position of the last epoch.
 
 `load_state_dict` restores a position within an epoch. A position between two epochs is reached as in the saved run: the
 iterable is moved to the position where the last epoch was left, takes one step (which ends that epoch, or yields an
-item that is dropped), and is then iterated a second time. As a result, the iterable counts epochs and random draws as
-in the run that saved the state. Some iterables continue in the next iteration where the last iteration stopped. If an
-iterable continues in this way, the dropped item would be missing, so the position is loaded a second time.
+item that is dropped), and is then iterated a second time. This procedure makes the iterable count epochs and random
+draws as in the run that saved the state. If an iterable continues in the next iteration where the last iteration
+stopped, the dropped item would be missing, so the position is loaded a second time.
 
 Some iterables, such as those of Hugging Face, apply a loaded state in each later iteration instead of only once. The
 stream detects an iterable that applies a state repeatedly by comparing two states: the state after the first item of a
-new epoch, and the state after the first item that followed the load. If both states are equal, the stream loads the
-iterable's initial state and restarts the epoch. Other iterables prepare the next epoch as soon as an epoch ends. If a
-state from the end of an epoch was loaded, but the next step yields an item, the iterable has prepared the next epoch.
-In this case, the stream loads the state a second time.
+new epoch, and the state after the first item that followed the load. If the iterable applies a state repeatedly, the
+stream loads the iterable's initial state and restarts the epoch. Some iterables prepare the next epoch as soon as an
+epoch ends. If a state from the end of an epoch was loaded, but the next step yields an item, the iterable has prepared
+the next epoch, so the stream loads the state a second time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from torchdata._signatures import signature_of
 
-#: `_UNKNOWN` stands for a state that was not requested or is not available, and `_END` for the end of an iteration.
+#: `_UNKNOWN` stands for a state that was not requested or is unavailable. `_END` stands for the end of an iteration.
 _UNKNOWN, _END = object(), object()
 
 #: Types of immutable values.
@@ -45,9 +45,9 @@ _ATOMS = frozenset({type(None), bool, int, float, str, bytes})
 class Stateful(Protocol):
     """An object with `state_dict` and `load_state_dict`.
 
-    If a dataset, an iterator, a sampler or a collate function has these methods, they save and restore its position, so
-    that its items are not reread. An object is not `Stateful` if its `state_dict` requires arguments. The result of
-    `state_dict` must not change when the iteration continues, so return copies of mutable values.
+    If a dataset, an iterator, a sampler or a collate function has these two methods, a loader saves and restores its
+    position instead of rereading its items. An object is not `Stateful` if its `state_dict` requires arguments. The
+    result of `state_dict` must not change when the iteration continues, so return copies of mutable values.
 
     Example:
         >>> from torchdata.nodes import Stateful
@@ -183,7 +183,7 @@ class StatefulStream:
         #: epoch was loaded. `_turns`: the iterable must still be moved to a loaded position between two epochs.
         self._unread, self._loaded, self._turns = True, False, False
         #: `_base` is a pair of the iterable's state and its iterator's state, which is valid while `_unread` is True.
-        #: `_follows_end` is whether the previous epoch had ended when `_base` was taken.
+        #: `_follows_end` is whether the previous epoch had ended when `_base` was stored.
         self._base: Any = _UNKNOWN
         self._follows_end = False
         #: Whether the iterable has loaded no state and returned no item.
@@ -285,7 +285,7 @@ class StatefulStream:
             give(self._iterable, own)  # `iter` has moved the iterable to the beginning
 
     def _arrive(self) -> None:
-        """Moves the iterable to the loaded position between two epochs, unless it is already there."""
+        """Moves the iterable to the loaded position between two epochs, unless the iterable is already there."""
         if not self._turns:
             return
         is_end = self.ended or self._follows_end
@@ -304,10 +304,10 @@ class StatefulStream:
         """Puts the iterable into the state that it would have if an epoch had been abandoned at the loaded position.
 
         Some iterables continue at the loaded position in the next iteration. For an iterable that continues, the
-        position is loaded a second time, because the method has read items to determine the kind of iterable. All other
-        iterables begin the next iteration at the start, after one step has made them apply the position. To distinguish
-        both kinds, the method compares two states: after one step and the first item of a new iteration, and after two
-        steps from the loaded position. If both states are equal, the iterable continues at the loaded position.
+        position is loaded a second time, because the method has read items to determine the kind of iterable. Other
+        iterables begin the next iteration at the start, once a step has applied the position. To distinguish the two
+        kinds, the method compares two states: after one step and the first item of a new iteration, and after two steps
+        from the loaded position. If the two states are equal, the iterable continues at the loaded position.
 
         Returns the item that the last step has yielded, or `_END`.
         """
@@ -337,8 +337,8 @@ class StatefulStream:
         return item
 
     def _is_first(self, item: Any) -> bool:
-        """Returns whether a step has returned the first item of an epoch. In this case, the stream's iterator yields
-        this item again, so that it is not lost.
+        """Returns whether a step has returned the first item of an epoch. The stream's iterator then yields this first
+        item again, so that the item is not lost.
 
         Some iterables treat a position before the first item as a position within an epoch, whereas others treat it as
         the end of the previous epoch.

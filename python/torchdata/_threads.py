@@ -74,8 +74,8 @@ class Latch:
             if left <= 0:
                 return False
             if self._gate.acquire(timeout=left):
-                # passes the lock to the next waiting thread; if Ctrl-C prevents this, that thread sees the flag at its
-                # next check
+                # `_open` passes the lock to the next waiting thread. If Ctrl-C prevents this, the next thread sees the
+                # flag at its next check.
                 self._open()
         return True
 

@@ -64,7 +64,8 @@ pub fn role() -> String {
     std::env::var(ROLE).expect("this test is run by other tests, with a role")
 }
 
-/// In a child process, returns the inherited descriptor number `index`. May be called only once per descriptor.
+/// In a child process, returns the inherited descriptor number `index`. The caller may request each descriptor only
+/// once.
 pub fn inherited_fd(index: i32) -> OwnedFd {
     // SAFETY: the parent passed the descriptor, and no other code in this process owns it.
     unsafe { OwnedFd::from_raw_fd(FIRST_FD + index) }
@@ -75,8 +76,8 @@ pub fn inherited() -> (Link, Arc<BellBoard>) {
     (Link::attach(inherited_fd(0)).unwrap(), BellBoard::attach(inherited_fd(1)).unwrap())
 }
 
-/// Runs this test binary a second time with the portable fallbacks. Fails unless the second run includes the test
-/// `caller`, which calls this function.
+/// Runs this test binary a second time with the portable fallbacks. Fails if the second run does not execute `caller`,
+/// the test that calls this function.
 pub fn run_again_portably(caller: &str) {
     if portable() {
         return;

@@ -1,4 +1,4 @@
-//! Maps the memory of a link a second time, so that a test can damage it like a faulty process.
+//! Maps the memory of a link a second time, so that a test can damage the memory as a faulty process would.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 

@@ -193,7 +193,7 @@ impl Receiver {
         Ok(Some((unit.kind, Arrived { inline: unit.payload, buffers: unit.buffers })))
     }
 
-    /// Waits for the next item, and returns its buffers without copying. Frees the buffers of the previous item first.
+    /// Frees the buffers of the previous item, waits for the next item, and returns its buffers without copying.
     pub fn next_unit(&mut self) -> &Unit {
         self.unit.buffers.clear();
         loop {
@@ -226,7 +226,7 @@ pub fn bytes(buffer: &Buffer) -> &[u8] {
 }
 
 impl Arrived {
-    /// Returns a copy for comparison with the sent item.
+    /// Returns a copy of the received item, for comparison with the sent item.
     pub fn item(&self) -> Item {
         Item { inline: self.inline.clone(), buffers: self.buffers.iter().map(|b| bytes(b).to_vec()).collect() }
     }

@@ -78,7 +78,7 @@ impl Carrier {
 }
 
 impl Setting {
-    /// Passes the possible steps of a worker's carriers to `take`, including the exit of the worker's host.
+    /// Calls `take` with each possible step of a worker's carriers, including the exit of the worker's host.
     pub fn carrier_steps(&self, world: &World, index: usize, take: &mut Take<'_>) {
         let Some(carrier) = world.elsewhere.carriers.get(index) else { return };
         if world.main == Main::Gone {

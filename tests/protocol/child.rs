@@ -52,7 +52,7 @@ impl Setting {
     }
 
     /// Returns whether a worker must postpone a call because it still recomputes items. The main process has received
-    /// these items before it made the call.
+    /// the recomputed items before it made the call.
     fn holds_call(&self, index: usize, child: &Child) -> bool {
         let owes = child.obedience.runs() && child.pump.sending[0].owed() > 0;
         let epoch = child.pump.stream().epoch();
@@ -405,8 +405,8 @@ impl World {
         }
     }
 
-    /// Passes an item of the graph to the sender. The sender sends the item to the next reader in turn, or drops the
-    /// item.
+    /// Passes an item of the graph to the sender, which sends the item to the next reader in turn, or drops an item
+    /// that must be skipped.
     fn hand_over(&mut self, setting: &Setting, index: usize, item: (u32, u8)) {
         let child = &mut self.children[index];
         child.doing = Doing::Pumping;

@@ -21,7 +21,7 @@ pub trait Model {
 
     /// The initial state.
     fn start(&self) -> Self::State;
-    /// Passes every possible step to `take` one at a time. Most steps lead to visited states, which the caller drops
+    /// Calls `take` once for every possible step. Most steps lead to visited states, which the caller drops
     /// immediately.
     fn steps(&self, state: &Self::State, take: &mut Take<'_, Self::Step, Self::State>);
     /// Replaces parts of a new state with equal parts of earlier states, so that more states fit into caches and
@@ -206,7 +206,7 @@ pub fn explore<M: Model>(model: &M) -> Result<Explored, String> {
     let most = 20_000_000;
     let start = model.start();
     let mut known = Known::new(&start);
-    // For each state, the previous state on the path by which the explorer found the state.
+    // For each state, the number of the state from which the explorer first reached it.
     let mut before: Vec<u32> = vec![0];
     let mut first: Vec<usize> = Vec::new();
     let mut after: Vec<u32> = Vec::new();

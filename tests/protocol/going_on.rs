@@ -113,8 +113,8 @@ impl Setting {
         for ago in 0..=u64::from(world.given) {
             let (found, all) = (self.place(world, &world.kept.books, ago), self.place(world, &world.kept.all, ago));
             let Some(place) = found else {
-                // If the main process does not know how many items the user has received, the log must also cover items
-                // that the user has not received yet.
+                // If the main process does not know how many items the user has received, the log must also contain
+                // items that the user has not received yet.
                 if ago <= sure as u64 && (sure > 0 || ago + held <= self.look_back as u64) {
                     return Err(format!("nobody knows where everything was {ago} items ago"));
                 }
@@ -212,7 +212,7 @@ impl Setting {
         made
     }
 
-    /// Passes to `take` all steps in which the user leaves the epoch and resumes from a state, with the same processes
+    /// Calls `take` with each step in which the user leaves the epoch and resumes from a state, with the same processes
     /// or with new processes.
     pub fn going_on_steps(&self, world: &World, take: &mut Take<'_>) {
         for ago in 0..=world.given.min(1) {
@@ -231,8 +231,8 @@ impl Setting {
     }
 }
 
-/// Returns the first `count` items. Returns all items if there are fewer, which can happen if the protocol has an
-/// error.
+/// Returns the first `count` items. If the protocol has an error, there may be fewer than `count` items, and the
+/// function returns all of them.
 fn first(items: &[u8], count: u64) -> &[u8] {
     &items[..items.len().min(count as usize)]
 }

@@ -34,7 +34,7 @@ impl Lane {
 }
 
 impl Setting {
-    /// Passes the possible steps of a worker's second lane to `take`.
+    /// Calls `take` with each possible step of a worker's second lane.
     pub fn lane_steps(&self, world: &World, index: usize, take: &mut Take<'_>) {
         let Some(lane) = world.elsewhere.lanes.get(index) else { return };
         if world.main == Main::Gone || world.children[index].doing == Doing::Gone {

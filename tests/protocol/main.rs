@@ -65,8 +65,8 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
     };
     let mut all = vec![
         ("nothing in particular", setting.clone()),
-        // If `looks` is set, the worker may open its dispatched items early. The worker may also request an item first,
-        // so this setting includes both orders.
+        // If `looks` is set, the worker may open its dispatched items early. The worker may also request an item before
+        // it looks for a snapshot, so this setting includes both orders.
         ("a look into the share, breaks", with(&|s| (s.looks, s.breaks) = (s.dispatches, true))),
         ("an error", with(&|s| s.fails_at = Some(1))),
         ("an error, two passes", with(&|s| (s.fails_at, s.passes) = (Some(1), 2))),

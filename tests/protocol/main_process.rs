@@ -274,7 +274,7 @@ impl World {
         Some((asked, after))
     }
 
-    /// Executes the step `next`, which `Collecting` has chosen, of receiving an item.
+    /// Executes one step of receiving an item: the step `next`, which `Collecting` has chosen.
     fn collect(&mut self, setting: &Setting, next: Next, finds_death: bool) -> Asked {
         // The main process detects the exit of a child while it waits for an item. Units that the exited child has sent
         // may still be unread.
@@ -339,8 +339,8 @@ impl World {
         self.held[peer].push_back(unit);
     }
 
-    /// While the main process waits for the answers to a call, takes a received unit, or permits workers to send one
-    /// more item each. Returns whether the main process has taken a unit or permitted an item.
+    /// Takes a received unit, or permits each worker to send one more item, while the main process waits for the
+    /// answers to a call. Returns whether the main process has taken a unit or permitted an item.
     fn relieve(&mut self, setting: &Setting) -> bool {
         let arrived = self.arrived().unwrap_or_else(|| {
             self.drop_old();

@@ -39,8 +39,8 @@ pub struct Resumption {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Ordered {
     pub command: Command,
-    /// The number of the epoch in the user's program, which determines the items. A resumed epoch has the same number,
-    /// although its streams have a new number.
+    /// The number of the epoch in the user's program, which determines the items. A resumed epoch keeps its number,
+    /// although its streams get a new number.
     pub epoch: u32,
     pub start: Option<Part<Resumption>>,
 }
@@ -91,8 +91,8 @@ impl Child {
         Graph { epoch: self.epoch, read: self.read, pass: self.pass, made: self.made, exhausted: self.exhausted }
     }
 
-    /// Returns the position in the dispatched items that a worker's snapshot contains. Returns None after the first
-    /// pass, because a worker takes no snapshot there.
+    /// Returns the position in the dispatched items that a worker's snapshot contains. A worker takes no snapshot after
+    /// the first pass, so the function returns None for later passes.
     fn share_at(&self, setting: &Setting) -> Option<Share> {
         match self.share.receiving.stream() {
             _ if !setting.dispatches => Some(Share::default()),

@@ -32,8 +32,8 @@ struct Shards {
     snapshots: u8,
     /// The number of times that an epoch is left, and is resumed in new processes from the main process's state.
     resumes: u8,
-    /// Whether the main process stores units that arrive before their peer's turn, as the current protocol does. A
-    /// worker may send another item for each stored unit, because a stored unit no longer occupies the link.
+    /// Whether the main process stores units that arrive out of turn, as in the current protocol. A stored unit no
+    /// longer occupies the link, so the worker may send another item.
     keeps: bool,
     counts: bool,
 }
@@ -250,7 +250,8 @@ impl Shards {
             .map(|worker| (0..self.shards).all(|shard| has_ended(worker + shard * self.workers)))
             .collect();
         for worker in world.replacing.wanted(&dead, &ended) {
-            // A replacement does not know whose turn it is in the main process, so it begins with its first shard.
+            // A replacement does not know whose turn it is in the main process, so the replacement begins with its
+            // first shard.
             let start = self.start(world, &accounts, worker, 0);
             self.renew(world, worker, start);
         }

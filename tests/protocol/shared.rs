@@ -1,5 +1,5 @@
-//! States share their parts, because most steps change only a few parts. If a step changes a part, it first makes its
-//! own copy of this part.
+//! States share their parts, because most steps change only a few parts. If a step changes a part, the new state gets
+//! its own copy of the part.
 //!
 //! Millions of states consist of only some thousands of different parts. A pool stores each part once, and new states
 //! refer to the stored parts.

@@ -1,8 +1,8 @@
 //! A small model of a loader: the main process, workers and optionally the dispatching process, with rings of a few
 //! units.
 //!
-//! The model leaves all decisions to the state machines in `torchdata_core::protocol`, which are tested in this way.
-//! The model itself adds the shared memory and the processes.
+//! The model leaves all decisions to the state machines in `torchdata_core::protocol`, so the exploration tests these
+//! state machines. The model itself adds the shared memory and the processes.
 
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
@@ -39,13 +39,12 @@ pub struct Setting {
     pub header: Option<u8>,
     pub leavers: usize,
     pub in_order: bool,
-    /// Whether the first worker may open its dispatched items early, to look for a snapshot before its graph requests
-    /// an item.
+    /// Whether the first worker may open its dispatched items before its graph requests an item, to look for a
+    /// snapshot.
     pub looks: bool,
     /// Whether the main process may leave an epoch after any item.
     pub breaks: bool,
-    /// Whether the main process may pause all children once, after any item. It then calls a function in all children,
-    /// and resumes.
+    /// Whether the main process may once, after any item, pause all children, call a function in them, and resume.
     pub pauses: bool,
     /// Whether the main process may once call all children, after any item.
     pub calls: bool,
@@ -63,8 +62,8 @@ pub struct Setting {
     pub follows: bool,
     /// Whether a thread in the main process reads one item ahead.
     pub reads_ahead: bool,
-    /// The number of the source item at which the graph fails. In a loader with a dispatching process, the graph of the
-    /// dispatching process fails. Otherwise, the graph of a worker fails.
+    /// The number of the source item at which the graph fails. If the loader has a dispatching process, the graph of
+    /// the dispatching process fails; otherwise, the graph of a worker fails.
     pub fails_at: Option<u8>,
     /// Fingerprints of the main process's positions that were already checked.
     pub checked: RefCell<HashSet<Fingerprint, ByFingerprint>>,
@@ -77,7 +76,7 @@ pub enum Doing {
     Idle,
     /// Sending items.
     Pumping,
-    /// Running its graph to compute an item. In this state, a worker may be waiting for a dispatched item.
+    /// Running its graph to compute an item. A worker that runs its graph may be waiting for a dispatched item.
     InGraph,
     /// The dispatching process has finished a pass, and is waiting until another pass is requested.
     Between,
@@ -95,7 +94,7 @@ pub struct Child {
     /// How many times the child has applied a function that the main process called.
     pub applied: u8,
     pub pump: Pump,
-    /// `target` is the index of the link for the graph's next item, and `skips` is whether this item is dropped.
+    /// `target` is the index of the link for the graph's next item, and `skips` is whether the next item is dropped.
     pub target: usize,
     pub skips: bool,
     /// A worker's reading end of the link from the dispatching process.
@@ -117,8 +116,8 @@ pub struct Child {
     pub may_save: bool,
     /// The link on which the next snapshot will be sent.
     pub next_link: usize,
-    /// `share_account` describes the dispatched items that the worker has read in this pass, and `share_start` the
-    /// items that were read before the position from which the worker has resumed.
+    /// `share_account` describes the dispatched items that the worker has read in this pass, and `share_start`
+    /// describes the items that were read before the position from which the worker has resumed.
     pub share_account: Account,
     pub share_start: Account,
     /// The snapshot of the dispatching process that the worker must still relay.
@@ -207,12 +206,12 @@ pub enum Ended {
     Failed,
 }
 
-/// The parts of a world that few steps change, which are stored together. Most steps copy only one reference to all
-/// these parts.
+/// The parts of a world that change in few steps. These parts are stored together, so that most steps copy only one
+/// reference.
 #[derive(Debug, Clone, Hash)]
 pub struct Kept {
-    /// For each child that was started as a replacement, the number of its items that the main process had received at
-    /// this time.
+    /// For each child that was started as a replacement, the number of its items that the main process had received
+    /// when the replacement was started.
     pub had: Part<Vec<u64>>,
     pub books: Part<Books<Graph>>,
     /// Complete records, which are compared with `books`, because `books` drops old entries.
@@ -220,19 +219,20 @@ pub struct Kept {
     /// The saved position from which the next epoch resumes.
     pub going_on: Option<Part<GoingOn>>,
     pub replacing: Part<Replacing>,
-    /// A bit mask with a bit for each child. The bit is set if the child is a replacement that received the command for
-    /// the epoch when it was started.
+    /// A bit mask in which each child's bit is set if the child is a replacement that received the command for the
+    /// epoch when it was started.
     pub told: u8,
 }
 
 /// The links of workers on other machines, if any.
 #[derive(Debug, Clone, Hash)]
 pub struct Elsewhere {
-    /// `far` contains the copies of the workers' links on the other machines, and `carriers` copy between these links.
+    /// `far` contains the copies of the workers' links on the other machines, and `carriers` transfer units and words
+    /// between the links and their copies.
     pub far: Links,
     pub carriers: Shared<Carrier, WORKERS>,
     /// `dealing` contains the dispatching process's copies of its links to the workers, and `lanes` transfer items and
-    /// grants between both copies.
+    /// grants between these copies and the workers' copies.
     pub dealing: Links,
     pub lanes: Shared<Lane, WORKERS>,
 }

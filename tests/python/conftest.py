@@ -47,8 +47,7 @@ ALONE = (
 
 
 def pytest_configure() -> None:
-    """Lets Ctrl-C interrupt the processes of tests. This is necessary because a shell makes background processes ignore
-    SIGINT.
+    """Lets Ctrl-C interrupt the processes of tests, because a shell makes background processes ignore SIGINT.
 
     Also disables the warning about long epochs, because any epoch may be long on a busy machine.
     """

@@ -169,8 +169,8 @@ impl Explorer {
         if !job.harmed {
             steps.push(Step::Harm);
         }
-        // The timeout is longer than all other durations in the job. Therefore, time passes only if no other step is
-        // possible.
+        // Time passes only if no other step is possible, because the timeout is longer than all other durations in the
+        // job.
         let wait = job
             .ranks
             .iter()

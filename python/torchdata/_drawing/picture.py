@@ -31,8 +31,8 @@ _STYLE = (
 
 
 def _tint_of(node: Node) -> tuple[str, float]:
-    """Returns the tint of a pipe and the strength of this tint. Both depend on the pipe's share of the work, or on the
-    kind of the pipe if the share is unknown."""
+    """Returns the tint of a pipe and the strength of this tint. The tint and its strength depend on the pipe's share of
+    the work, or on the kind of the pipe if the share is unknown."""
     if node.heat is None:
         return _TINTS[node.kind]
     return _HOT, _HOTTEST * min(1.0, max(0.0, node.heat))
@@ -163,7 +163,7 @@ class Picture:
         tail, head = self._boxes[arrow.tail], self._boxes[arrow.head]
         if self._row_of[arrow.head] - self._row_of[arrow.tail] > 1:
             return self._curve_beside(arrow, tail, head)
-        # If an arrow comes from another process, it ends above the text of the target's process.
+        # An arrow from another process ends above the text of the process that contains its target.
         start = (tail.middle, tail.y + tail.height)
         end = (head.middle, self._top_of[arrow.head] if arrow.crosses else head.y)
         bend = (end[1] - start[1]) / 2

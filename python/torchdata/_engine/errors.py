@@ -12,9 +12,9 @@ class WorkerExitedError(RuntimeError):
         exitcode: the exit code; a negative one is the number of the signal that killed the process. The exit code is
             None if it is not known.
         stage: what the process was doing.
-        item: the number of the item at which the process exited, from 0 in its epoch. For a worker, this is the next
-            item that the worker would have sent; for the dispatching process, the next item that the workers would have
-            received. `item` is None if processes are not restarted.
+        item: the number of the item at which the process exited, from 0 in its epoch. If a worker exited, `item` is the
+            next item that the worker would have sent. If the dispatching process exited, `item` is the next item that
+            the workers would have received. `item` is None if processes are not restarted.
 
     Example:
         >>> from torchdata.dataloader2 import WorkerExitedError

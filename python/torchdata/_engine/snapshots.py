@@ -27,7 +27,7 @@ from torchdata._plain_pickles import loads_plain
 SECONDS, FACTOR = 0.02, 250.0
 #: The maximum number of processes that delay the reader one after another when they take snapshots. If a snapshot takes
 #: longer than an item, a reader that takes items in strict order waits for each process that is taking a snapshot. With
-#: more than this many processes, the reader is busy with items of other processes during a snapshot.
+#: more than `ADDING_UP` processes, the reader is busy with items of other processes during a snapshot.
 ADDING_UP = 4
 
 #: `BUDGET` is the default for the number of bytes of all snapshots in the main process. `COPIES` is the approximate
@@ -55,7 +55,7 @@ class Announced:
     NONE = 0
     #: The child's own snapshot.
     OWN = 1
-    #: The dispatching process's snapshot and then the child's own snapshot. The child waits for the former.
+    #: The child waits for the dispatching process's snapshot, sends this snapshot, and then sends its own snapshot.
     DEALT = 2
 
 
@@ -119,7 +119,7 @@ def unseal(sealed: Any, what: str) -> Any:
 
 
 def reason(error: Exception) -> bytes:
-    """Returns bytes with the reason why no snapshot could be taken. These bytes are sent instead of a snapshot."""
+    """Returns the bytes that are sent instead of a snapshot: the reason why no snapshot could be taken."""
     return _REASON + str(error).encode()[:_LONGEST_REASON]
 
 
@@ -153,5 +153,5 @@ def is_sealed(sealed: Any) -> bool:
 
 
 def seal_of(sealed: bytes) -> bytes:
-    """Returns the header of a snapshot. The header contains a checksum, and therefore distinguishes snapshots."""
+    """Returns the header of a snapshot, which differs between snapshots because the header contains a checksum."""
     return sealed[: _HEADER.size]

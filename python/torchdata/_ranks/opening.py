@@ -1,8 +1,8 @@
 """Connects ranks: rank 0 publishes its addresses in the job's store, and all other ranks connect to rank 0.
 
 Role: runs once for each group, in the main process of every rank. The store is used only for the addresses, in a
-separate thread, because an operation on the store never ends if the store's process is stopped. In this case, the
-thread sleeps in torch until the program ends.
+separate thread, because an operation on the store never ends if the store's process is stopped. A thread that waits for
+a stopped store sleeps in torch until the program ends.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Opening:
         return max(self._until - time.monotonic(), 0.0)
 
     def meet(self) -> tuple[Meeting | Blame, float]:
-        """Returns a pair. The first value is the meeting, or the reason why rank 0 has already given up. The second
-        value is the number of seconds that remain until all ranks must have joined.
+        """Returns a pair: the meeting (or the reason why rank 0 has already given up), and the number of seconds that
+        remain until all ranks must have joined.
 
         Raises:
             PrefetchTimeoutError: rank 0, and possibly other ranks, did not begin to iterate in time.
@@ -250,7 +250,7 @@ def _address_of_interface(name: str) -> str:
     have an address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
         try:
-            # SIOCGIFADDR (see netdevice(7)) passes a name of 16 bytes. The kernel writes an address after the name.
+            # SIOCGIFADDR (see netdevice(7)) takes an interface's name in 16 bytes, and appends the address.
             answer = fcntl.ioctl(asks, 0x8915, struct.pack("16s16x8x", name.encode()[:15]))
         except OSError as error:
             raise RuntimeError(

@@ -27,7 +27,7 @@ from torchdata._ranks.opening import Opening
 #: How many groups this process has opened, by their ranks. All ranks open their groups in the same order.
 _numbers: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(itertools.count)
 
-#: The largest signed 64-bit value. The smallest vote counts, so this vote leaves the decision to the other ranks.
+#: The largest 64-bit value. Because the smallest vote counts, this vote leaves the decision to the other ranks.
 _LARGEST = 2**63 - 1
 
 #: Descriptions of the failures of ranks, by the name that the meeting uses for each failure.

@@ -41,8 +41,7 @@ pytestmark = [
 FEW = {"arrays", "random", "arrays, dealt", "two passes"}
 #: The number of items in a pipeline of a test that kills a process.
 LONG = 900
-#: Skips the backend with Ray on one node, which runs only tests of the order, and tests of states and exits without
-#: dispatching.
+#: Skips the backend with Ray on one node, which runs only some of the tests.
 not_on_one_node = pytest.mark.parametrize("backend", MOST_BACKENDS, indirect=True)
 
 

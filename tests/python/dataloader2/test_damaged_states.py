@@ -50,7 +50,7 @@ def damaged(field, part, change):
 
 
 def refused(state):
-    """Checks that two ways to load a state refuse the state, and do not change the loader."""
+    """Checks that `from_state` and `load_state_dict` refuse the state, and that the loader stays unchanged."""
     with pytest.raises(ValueError, match=r"state") as caught:
         DataLoader2.from_state(state, services())
     loader = DataLoader2(IterableWrapper([1, 2, 3]))
@@ -91,7 +91,7 @@ def test_truncated_states_are_reported_as_damaged_with_and_without_checksums(fie
 @given(value=st.one_of(st.none(), st.integers(), st.text(), st.binary(max_size=40), st.lists(st.integers())))
 def test_any_other_value_in_a_field_is_refused_by_name(field, value):
     assert "state" in refused({**STATE, field: value})
-    # Without checksums, wrong values are detected only in two fields: the service's state, and the states of random
+    # If a state has no checksums, wrong values are detected only in the service's state, and in the states of random
     # generators unless the value is None.
     if field == "serialized_datapipe" or (field == "randomness_state" and value is not None):
         assert "state" in refused({**STATE, field: value, "checksums": None})

@@ -127,8 +127,8 @@ def test_ranks_that_a_user_brings_are_used_as_they_are() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_items_that_a_rank_had_read_ahead_are_in_its_state_and_are_voted_on_again(late: bool, tmp_path: Path) -> None:
-    """A rank has read an item ahead, and has voted for this item. If another rank votes late, the state must include
-    the item."""
+    """A rank has read an item ahead, and has voted for this item. If another rank votes late, the first rank's state
+    must include the item."""
     body = f"""
     late = {late}
     from torchdata.datapipes.state import is_restorable, load_state, save_state

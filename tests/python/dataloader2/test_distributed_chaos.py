@@ -1,5 +1,4 @@
-"""A job ends in time if a rank is killed, stopped or hangs at any moment. This is also true for rank 0, which holds the
-job's store.
+"""A job ends in time if any rank, including rank 0 with the job's store, is killed, stopped or hangs at any moment.
 
 `rank_chaos.py` contains the jobs, and the rules for their results. Every rank that did not fail must either receive all
 items, or raise an error in time that names the failed rank. The processes of the ranks that did not fail must exit soon
@@ -68,7 +67,7 @@ def run_chaos(folder: Path, *arguments: str) -> list[dict[str, Any]]:
 def outcomes_of(make: Callable[[], Path], plans: list[dict[str, Any]], strikes: bool) -> list[dict[str, Any]]:
     """Returns the results of jobs with the given plans. An inconclusive run is repeated up to three times.
 
-    A run is also repeated if its ranks were too late, which may happen on a busy machine.
+    A run in which ranks reacted too late is also repeated, because ranks may be slow on a busy machine.
 
     `make` creates a folder for the jobs in `plans`. With `strikes`, a job in which the fault did not occur is
     inconclusive.

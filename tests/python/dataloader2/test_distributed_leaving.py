@@ -303,7 +303,7 @@ def _left_loop(group: Records) -> Any:
 def _last_vote(group: Records) -> int:
     """Returns the vote of a rank that has left its loop.
 
-    The function waits for this vote, because a thread sends it.
+    The function waits for the vote, because a thread sends the vote.
     """
     until = time.monotonic() + 120
     while group.votes[-1] == _HAS and time.monotonic() < until:

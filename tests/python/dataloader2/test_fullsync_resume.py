@@ -76,9 +76,9 @@ def main(rank):
     return found
 """
 
-#: For each case, the number of items before the saved state. The two ranks differ in one property, which the name of
-#: the case indicates: whether pipes have snapshots, whether the graph is replayed, how many items are kept after
-#: `fullsync`, or whether workers send snapshots.
+#: For each case, the number of items before the saved state. The two ranks of a case differ in one property: whether
+#: pipes have snapshots, whether the graph is replayed, how many items are kept after `fullsync`, or whether workers
+#: send snapshots. The case's name indicates this property.
 CASES = {"looked at": 5, "replayed on one": 5, "held behind": 6, "workers": 5}
 
 

@@ -359,8 +359,8 @@ def test_what_reads_from_a_non_replicable_pipe_stays_in_main():
 
 
 def circle():
-    """Returns a pipe that reads three branches: a single pipe, two forks, and a source that refers to the pipe that
-    reads it."""
+    """Returns three branches (a single pipe, two joined forks, and two pipes that refer to each other), and the pipe
+    that reads all branches."""
     single = source()
     left, right = source().fork(2)
     forked = left.zip(right)

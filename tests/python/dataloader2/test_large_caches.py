@@ -103,8 +103,8 @@ _expected: dict[tuple[str, int], list[list[Any]]] = {}
 
 
 def expected(kind: str, workers: int) -> list[list[Any]]:
-    """Returns the items of each epoch of an uninterrupted loader. The loader's snapshots may contain all cached
-    items."""
+    """Returns the items of each epoch of an uninterrupted loader. The loader has no snapshot budget, so its snapshots
+    may contain all cached items."""
     if (kind, workers) not in _expected:
         with loader_of(kind, workers, None) as loader:
             _expected[kind, workers] = [contents(loader) for _ in range(EPOCHS + 1)]

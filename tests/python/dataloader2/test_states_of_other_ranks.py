@@ -50,7 +50,7 @@ def saved(workers: int, count: int | None) -> list[Any]:
 
 
 def resumed(ranks: int, workers: int, items: int, states: dict[int, Any]) -> list[Any]:
-    """Returns for each rank the items after its state.
+    """Returns for each rank the items after the rank's state.
 
     A rank for which no state is given resumes from the state of rank 0.
     """

@@ -165,7 +165,7 @@ KINDS: dict[str, Bad] = {
 
 
 class AnyPath(dict[str, str]):
-    """A dict that returns the same value for every key, as a table of hashes for files at any path."""
+    """A dict that returns the same hash for every path, so that it can replace a table of the files' hashes."""
 
     def __init__(self, digest: str) -> None:
         self.digest = digest

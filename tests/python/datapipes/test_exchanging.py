@@ -31,8 +31,8 @@ def _generators_are_put_back() -> Any:
 
 @pytest.fixture(params=["memory", "public functions"])
 def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The way in which generators are copied. Their memory is copied directly, or public functions are used if the
-    memory has an unknown layout."""
+    """The way in which generators are copied: as memory, or by public functions if the layout of the memory is
+    unknown."""
     monkeypatch.setattr(exchanging, "_known", None)
     if request.param != "memory":
         monkeypatch.setattr(exchanging, "_is_copied", lambda *_: False)

@@ -1,6 +1,6 @@
 """Random graphs of pipes (see `random_graphs`) are saved and resume exactly.
 
-`make fuzz` runs more of these graphs for some minutes.
+`make fuzz` runs more random graphs for some minutes.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def test_a_thread_that_waits_for_a_dispatched_item_keeps_no_later_epoch_waiting(
 ) -> None:
     """In an earlier version, a worker and the main process waited for each other until a timeout of one minute.
 
-    The worker's snapshot waited for a dispatched item. This item waited for space in the link to another worker. The
-    main process waited for the snapshot.
+    The main process waited for the worker's snapshot, the snapshot waited for a dispatched item, and the item waited
+    for space in the link to another worker.
     """
     monkeypatch.setattr(Prefetcher, "patience", 1000.0)
     monkeypatch.setattr(snapshots, "SECONDS", 0.0)

@@ -95,7 +95,7 @@ def kept_pointer(array):
 
 
 #: For each case, a function that returns two objects with the same memory. The producer sends the first object, and
-#: then writes through the second object.
+#: then writes to the shared memory through the second object.
 KEPT = {
     "the array": lambda array: (array, array),
     "a view": lambda array: (array, array[:]),

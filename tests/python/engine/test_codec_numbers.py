@@ -190,7 +190,7 @@ def damage(generator):
 def test_damaged_numbers_raise_an_error_or_change(number):
     """A long item is sent in a block of shared memory without a checksum.
 
-    Because such a block has no checksum, damage may change values without an error.
+    Damage may change values without an error, because a block of shared memory has no checksum.
     """
     generator, loopback = random.Random(number), Loopback(budget=1 << 20)
     expected = told(DAMAGED[number])

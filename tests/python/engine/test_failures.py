@@ -38,7 +38,7 @@ _met: list[BaseException] = []
 @pytest.fixture(autouse=True)
 def _files_of_exceptions_are_closed():
     """Closes the files of exceptions. From Python 3.14 on, an HTTPError warns if it is deleted with an open file.
-    Copies of exceptions that the package creates and deletes must not cause this warning.
+    The package creates and deletes copies of exceptions, which must not cause a warning about open files.
     """
     yield
     while _met:

@@ -56,7 +56,7 @@ class Kills:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_worker_that_is_killed_is_reported_after_what_it_had_sent(method, tmp_path):
-    # The killed worker waits for this file, because it might otherwise exit before the other worker has started.
+    # The worker that will be killed waits for this file, so that it does not exit before the other worker has started.
     others_are_up = tmp_path / "up"
     datapipe = IterableWrapper(range(40)).sharding_filter().map(Kills(13, signal.SIGKILL, others_are_up))
     received = []

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 #: Forks a process for each attempt, because a process receives its first array only once. The worker sends a signal
-#: while it creates this array. The handler of this signal raises an exception. The main process receives the signal
-#: while it decodes the array, or shortly before.
+#: while it creates its first array. The signal's handler in the main process raises an exception. The main process
+#: receives the signal while it decodes the array, or shortly before.
 TRIES = """
 import os, signal, sys, time
 if {loaded}:

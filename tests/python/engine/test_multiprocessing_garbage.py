@@ -87,7 +87,7 @@ def with_the_name_of_its_process(_):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_names_of_processes_change_nothing_where_they_are_sent(method):
-    """If a program joins all children in multiprocessing's list, it must not wait for the loader's workers."""
+    """If a program joins all children in multiprocessing's list, the program must not wait for the loader's workers."""
     before = gc.get_threshold()
     with loader(IterableWrapper([0]).map(with_the_name_of_its_process), 1, multiprocessing_context=method) as dl:
         received = list(dl)

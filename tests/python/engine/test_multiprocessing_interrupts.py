@@ -1,4 +1,5 @@
-"""Ctrl-C in a terminal raises one KeyboardInterrupt in the main process at once, and leaves no output or process."""
+"""Ctrl-C in a terminal immediately raises one KeyboardInterrupt in the main process, and leaves no output or
+process."""
 
 from __future__ import annotations
 

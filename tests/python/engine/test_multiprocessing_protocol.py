@@ -1,6 +1,7 @@
 """The main process, workers and the dispatching process exchange messages without hanging or losing items.
 
-In each of these tests, an earlier version of the loader hung, lost items, or did not name the responsible process.
+Each test reproduces a case in which an earlier version of the loader hung, lost items, or did not name the responsible
+process.
 """
 
 from __future__ import annotations

@@ -360,8 +360,8 @@ def test_all_held_signals_are_delivered_in_order_although_the_first_raises(raisi
 
 
 def test_a_handler_that_the_program_puts_back_later_works(raising):
-    """While signals are recorded, `signal.signal` returns the recording handler. The program may install this handler
-    again later.
+    """While signals are recorded, `signal.signal` returns the recording handler. The program may later install the
+    handler that `signal.signal` has returned.
     """
     with InterruptsDeferred():
         found = signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,4 +1,5 @@
-"""The garbage collector frees reference cycles that contain objects of the extension, even while these are in use."""
+"""The garbage collector frees reference cycles that contain objects of the extension, even while these objects are in
+use."""
 
 from __future__ import annotations
 
@@ -181,7 +182,7 @@ def saved_globals(holder):
     return found
 
 
-#: Functions that create an object of the extension. Each of these objects refers to the given `holder`.
+#: Functions that create an object of the extension. Each created object refers to the given `holder`.
 WAYS = {
     "delivery": delivery,
     "hold on a queue": lambda holder: queue_of_items(holder).hold(),

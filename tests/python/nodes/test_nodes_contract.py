@@ -144,8 +144,8 @@ def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) 
     assert sorted(map(repr, left)) == sorted(map(repr, whole[0]))
     assert "L" not in recorder.notes
     assert asks or "g" not in recorder.notes
-    # When a state is loaded, the node must receive this state once, unchanged. The reset at the beginning of the next
-    # epoch has no state.
+    # When a state is loaded, the node must receive this state once, unchanged. At the beginning of the next epoch, the
+    # node must be reset without a state.
     recorder, resumed = Recorder(), Recorder()
     with make(recorder) as loader:
         iterator = iter(loader)

@@ -1,4 +1,4 @@
-"""Nodes resume exactly in a few random programs. `python -m drivers nodes` runs more of these programs."""
+"""Nodes resume exactly in a few random programs. `python -m drivers nodes` runs more random programs."""
 
 from __future__ import annotations
 

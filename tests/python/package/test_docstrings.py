@@ -16,7 +16,7 @@ import torchdata
 #: The compiled extension, which is skipped because it cannot be searched for docstrings.
 SKIPPED = ("torchdata._native",)
 
-#: Packages that import PyTorch. The docstrings of these packages are skipped if PyTorch is not installed.
+#: Packages that import PyTorch. The docstrings of the packages in `OF_TORCH` are skipped if PyTorch is not installed.
 OF_TORCH = ("torchdata.nodes", "torchdata.stateful_dataloader")
 TORCH = importlib.util.find_spec("torch") is not None
 

@@ -1,6 +1,6 @@
 """Programs of the guides that need several ranks, a bucket or other libraries work.
 
-`test_docs.py` does not run these programs.
+`test_docs.py` does not run the programs that this file tests.
 """
 
 from __future__ import annotations

@@ -351,7 +351,7 @@ ENDS = ["", "os._exit(0)", "os.kill(os.getpid(), 9)", "raise SystemExit"]
 
 def test_workers_end_with_the_program_however_it_ends(tmp_path: Path) -> None:
     # To import torch only once, the program forks a child for each way to exit. Each child creates a loader, and then
-    # exits in one of these ways.
+    # exits in one of the ways in `ENDS`.
     first = f"for end in {ENDS}:\n    if os.fork() == 0: break\n    os.wait()\nelse:\n    os._exit(0)\n"
     with run_program(tmp_path, "print(*iterator._pool.pids, flush=True)\nexec(end)", first) as program:
         out, err = program.communicate(timeout=250)

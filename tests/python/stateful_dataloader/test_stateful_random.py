@@ -1,6 +1,4 @@
-"""StatefulDataLoader resumes exactly in a few random programs. `python -m drivers stateful` runs more of these
-programs.
-"""
+"""StatefulDataLoader resumes exactly in a few random programs. `python -m drivers stateful` runs more programs."""
 
 from __future__ import annotations
 

@@ -126,8 +126,8 @@ def test_bytes_memory_and_copies_are_those_of_the_items():
         assert stats.shared_memory_peak >= 500_000
     stats = dl.stats()
     assert 40 * 50_000 < stats.bytes < 40 * 50_200 + 50_000, "states travel with the items"
-    # The program keeps all items. Ten of these items fill half of the memory budget, so the other items were copied out
-    # of the shared memory, or were sent as fragments.
+    # The program keeps all items. Ten items fill half of the memory budget, so the other items were copied out of the
+    # shared memory, or were sent as fragments.
     assert stats.copies + stats.fragments >= 25
     assert stats.copied_bytes == 50_000 * stats.copies
     assert [int(item[0]) for item in kept] == list(range(40))

@@ -130,7 +130,8 @@ def odd_is_slow(x):
 
 
 def counted(pipe):
-    """Returns the statistics of an epoch with two workers. The tests replace some numbers in these statistics."""
+    """Returns the statistics of an epoch with two workers. The tests replace some numbers in the returned
+    statistics."""
     with loader(pipe) as dl:
         list(dl)
         return dl.stats()

@@ -80,7 +80,8 @@ def test_a_child_that_is_forked_while_a_thread_ends_the_last_loader_keeps_reused
 ):
     """The child is forked before the memory for stacks is closed, so the child inherits the memory's descriptor.
 
-    The program opens a file, which gets the number of the closed descriptor. The child must not close this file.
+    The program opens a file, which gets the number of the closed descriptor. The child must not close the file that the
+    program has opened.
     """
     board, page = answering()
     real_close, closed = os.close, []
@@ -131,7 +132,8 @@ class Refusing(MultiProcessingReadingService):
 
 
 def test_workers_that_never_come_to_an_epoch_leave_no_memory():
-    """`nothing_is_left`, which other test files use, tolerates a few open descriptors, so it could miss this leak."""
+    """`nothing_is_left`, which other test files use, tolerates a few open descriptors, so it could miss the leak of a
+    descriptor for each loader."""
     pipe = IterableWrapper(range(4)).sharding_filter()
     service = MultiProcessingReadingService(1, multiprocessing_context="fork")
     service.initialize(pipe)

@@ -51,7 +51,7 @@ class Judge:
 
     Args:
         limit: the seconds after which a run counts as hung.
-        server: creates fresh processes; by default, a separate server with that interpreter.
+        server: the server that creates fresh processes; by default, a separate server with the given interpreter.
     """
 
     #: The modules that a fresh process imports.
@@ -84,7 +84,7 @@ class Judge:
 
 
 def without(epoch: list[Any], given: list[Any], in_order: bool) -> list[Any]:
-    """Returns the items of an epoch that are not in `given`, the items that the program has received."""
+    """Returns the items of an epoch that the program has not received. `given` contains the received items."""
     if in_order:
         return epoch[len(given) :]
     left = Counter(map(json.dumps, epoch))
@@ -98,7 +98,7 @@ def difference(found: list[Any], expected: list[Any], in_order: bool, cut: bool 
 
     Args:
         found: epochs as lists of items or batches.
-        expected: the expected epochs, also as lists of items or batches.
+        expected: the expected epochs as lists of items or batches.
         in_order: whether the items must be in a fixed order.
         cut: whether the end of the last found epoch may be missing.
     """

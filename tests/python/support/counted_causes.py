@@ -1,7 +1,7 @@
 """Simulates loaders that are slow for one known cause, and computes their counters from the work of each process.
 
 A cause defines the milliseconds per item in each stage. The module computes the working and waiting time of each
-process from these milliseconds. No process runs, so other programs cannot affect a diagnosis.
+process from the milliseconds that a cause defines. No process runs, so other programs cannot affect a diagnosis.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ class FreshProcesses:
 
     def __init__(self, *modules: str, python: str = sys.executable, limit: float = 60.0) -> None:
         self.python, self.limit = python, limit
-        #: The number of the last call. If an answer has another number, it belongs to an interrupted call, and is
-        #: skipped.
+        #: The number of the last call. If an answer has another number, the answer belongs to an interrupted call, and
+        #: is skipped.
         self._number = 0
         self._server = subprocess.Popen(
             [python, "-m", "fresh_processes", *modules],
@@ -198,8 +198,8 @@ def seed_from_the_system() -> None:
 
 
 def in_child(order: dict[str, Any]) -> dict[str, Any]:
-    """Returns the answer of a child to an order. The child and all its processes are killed after the answer or the
-    timeout.
+    """Returns the answer of a child process to a request. The child and all its processes are killed after the answer
+    or the timeout.
     """
     reader, writer = os.pipe()
     child = os.fork()

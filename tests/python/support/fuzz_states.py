@@ -1,7 +1,7 @@
 """Manipulated states, counter boards and rank messages, for `fuzz_files`.
 
-States are changed in two ways. A disk error is simulated by changing some bytes. An attack is simulated by replacing a
-nested value and adapting all seals and checksums. If a changed state can be loaded, the loader resumes from it.
+A disk error is simulated by changing some bytes. An attack is simulated by replacing a nested value and adapting all
+seals and checksums. If a changed state can be loaded, the loader resumes from it.
 """
 
 from __future__ import annotations

@@ -90,8 +90,8 @@ def shared_files(ended=()):
     """Returns the names of the shared memory files that belong to this process and its descendants.
 
     A file belongs to these processes if one of them has opened or mapped the file, or if the file's name contains the
-    id of one of them. Names of torch and this package begin with the id, so leftovers of processes that have exited are
-    found, too. Numbers in the names of MPI's files are not process ids.
+    id of one of them. File names of torch and this package begin with the process id, so leftovers of processes that
+    have exited are found, too. Numbers in the names of MPI's files are not process ids.
 
     Args:
         ended: ids of descendants that may have exited.

@@ -51,7 +51,7 @@ class Epochs:
 
 
 class Places:
-    """An iterable with a state. After a state was loaded, only the loading process can read the iterable."""
+    """An iterable with a state, which begins each iteration with the first item unless a state was loaded."""
 
     def __init__(self, size: int) -> None:
         self.size, self.place, self.begun, self.loaded = size, 0, 0, False

@@ -145,7 +145,8 @@ def strides_on_arrival(tensor):
 
 
 def significant(tensor, strides):
-    """Returns the strides of all dimensions with more than one element. Strides of other dimensions have no effect."""
+    """Returns the strides of all dimensions with more than one element. The strides of dimensions with fewer elements
+    have no effect."""
     return [stride for size, stride in zip(tensor.shape, strides, strict=True) if size > 1] if tensor.numel() else []
 
 

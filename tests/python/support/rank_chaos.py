@@ -307,8 +307,8 @@ def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
             if plan.action == "stop and go on soon" and now > struck + plan.timeout / 4:
                 victim.signal(signal.SIGCONT)
                 resumed = now
-            # The victim must not continue while the other ranks exit. CPython before 3.14 aborts if a thread returns
-            # from torch during interpreter exit.
+            # The victim must not continue while the other ranks exit, because CPython before 3.14 aborts if a thread
+            # returns from torch during interpreter exit.
             others_gone = all(rank.exit is not None for rank in ranks if rank is not victim)
             late = struck + 2 * plan.timeout + (1 if others_gone else 12)
             if plan.action == "stop and go on late" and now > late:
@@ -414,8 +414,7 @@ def check(plan: Plan) -> int:
     return len(lines)
 
 
-#: In a process that a plan has forked, this set contains the process id (see `begin`). In all other processes, this set
-#: is empty.
+#: Contains the id of this process if a plan has forked the process (see `begin`), and is otherwise empty.
 _ranks: set[int] = set()
 
 

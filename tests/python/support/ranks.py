@@ -84,7 +84,7 @@ class Job:
     def start_in_network(self, command: list[str], cut: str) -> None:
         """Starts a program that creates a separate network, and starts the ranks of this job in this network.
 
-        Each rank can disconnect this network.
+        Each rank can disconnect the separate network.
         """
         self.processes.append(_start([*command, str(self.folder / "job.py"), cut], _environment(self.folder)))
 

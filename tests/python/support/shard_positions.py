@@ -49,7 +49,8 @@ class Plan:
     """Describes the loader that saves the states. `kind` is "workers", "splits" or "stateful".
 
     `form` names a pipeline in `test_shards.FORMS`, or for the kind "stateful" a dataset in `STATEFUL`. `old` is the
-    number of workers. For the kind "splits", `old` is a pair of the number of ranks and the number of workers per rank.
+    number of workers of the loader that saves the states. For the kind "splits", `old` is a pair: the number of ranks,
+    and the number of workers per rank.
     """
 
     kind: str

@@ -23,8 +23,8 @@ reads = Reads()
 
 
 class TakesOnce(IterableDataset[Any]):
-    """A stream with a generator function as `__iter__`, which applies a loaded position once, in its first line. Every
-    other epoch starts at the beginning.
+    """A stream with a generator function as `__iter__`, which applies a loaded position once, in its first line. All
+    epochs without a loaded position start at the beginning.
     """
 
     def __init__(self, size: int) -> None:
@@ -136,7 +136,7 @@ class ItsOwnIterator(TakesOnce):
 
 
 class LiveState(CountsEpochs):
-    """A stream with a dict as its state. The stream modifies this dict after it was returned or loaded."""
+    """A stream with a dict as its state. The stream modifies its state dict after the dict was returned or loaded."""
 
     def __init__(self, size: int) -> None:
         self.live: dict[str, Any] = {"place": 0, "epoch": 0, "history": [[0]]}

@@ -51,9 +51,9 @@ def _formatted(error: BaseException) -> str:
     try:
         return _by_traceback(error)
     except Warning:
-        # Python 3.15 warns about a module without a loader, such as the program in a spawned process. If warnings are
-        # errors, this warning must not end the process. The filter also suppresses warnings of other threads for a
-        # moment.
+        # Python 3.15 warns about a module without a loader, such as the program in a spawned process. The warning about
+        # the missing loader must not end the process, even if warnings are errors. The filter also suppresses warnings
+        # of other threads for a moment.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:

@@ -3,8 +3,8 @@
 Role: runs in the main process when it pickles a program for workers that inherit nothing, and in each worker when it
 loads the program.
 
-A writable array is pickled with its contents. After the workers have started, the main process may write to a writable
-array. A worker must not see writes of the main process, and must not change the file.
+A writable array is pickled with its contents, because the main process may write to the array after the workers have
+started. A worker must not see writes of the main process, and must not change the file.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Takes an exception apart so that another process can rebuild it, regardless of how its class is implemented.
 
 Role: a child sends several forms of an exception, best form first (`forms_of`). The main process uses the first form
-that it can rebuild (`rebuilt`). Pickle alone is not sufficient, because it calls the class with the arguments that the
-exception has stored. If the constructor has other parameters, this call fails or creates an exception with another
-message. A child checks each form by rebuilding the exception, and compares the type, the results of `str` and `repr`,
-and the attributes with the original. The forms are
+that it can rebuild (`rebuilt`). Pickle alone is not sufficient, because unpickling calls the class with the arguments
+that the exception has stored. If the constructor has other parameters, the call of the class fails, or creates an
+exception with another message. A child checks each form by rebuilding the exception, and compares the type, the results
+of `str` and `repr`, and the attributes with the original. The forms are
 
 - "pickle": the exception's own pickle;
 - "parts": the exception's class, arguments and attributes, rebuilt without the constructor. An attribute that cannot be
@@ -33,7 +33,7 @@ _LARGEST = 1 << 20
 #: Maximum depth of nested groups.
 _DEEPEST = 8
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
-#: Types of values that are compared with `==`. For values of other types, nothing is known about what `==` returns.
+#: Types of values that are compared with `==`. The `==` of other types may return anything.
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
 

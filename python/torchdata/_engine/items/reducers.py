@@ -53,15 +53,15 @@ def has_own_reducer(cls: type) -> bool:
 class Reducers(dict[type, Reducer]):
     """A pickler's table: the reducer of each exact type, determined when an object of the type is first pickled.
 
-    A pickler looks up every object in its table. A missing entry, or a call of the method `reducer_override`, takes
-    longer than pickling a small object.
+    A pickler looks up every object in its table. A lookup without a result, or a call of the method `reducer_override`,
+    takes longer than pickling a small object.
     """
 
     def __init__(self, base: Any, users: dict[type, Reducer]) -> None:
         super().__init__(users)
         #: The registered reducers, from the table of a pickler class or from `copyreg`.
         self.base = base
-        #: The value that `Tables._seen` had when this table was created. None means that this table must not be reused.
+        #: The value that `Tables._seen` had when this table was created. If None, this table must not be reused.
         self.made_for: object = None
         #: The tensors of the object that is being pickled.
         self.tensors = DepartingTensors()
@@ -83,9 +83,9 @@ class Reducers(dict[type, Reducer]):
 class Tables:
     """Reducer tables that are used for several items. Only one pickler at a time uses a table.
 
-    The tables are rebuilt when a type is registered with `copyreg`, and when a module is imported. Reducers that users
-    register with the pickler of multiprocessing are not compared for each item, because this pickler returns a copy of
-    its registrations. If a table already contains a type, its new reducer takes effect at the next import.
+    The tables are rebuilt when a type is registered with `copyreg`, and when a module is imported. The tables are not
+    rebuilt when users register reducers with the pickler of multiprocessing, because checking these registrations for
+    each item would copy them. If a table already contains a type, its new reducer takes effect at the next import.
     """
 
     #: A larger table is not reused, because it would keep its types alive, and users may create types repeatedly.
@@ -128,7 +128,7 @@ def program_table(pickling: Any) -> Reducers:
 
 
 def _reduce_array(array: Any) -> Any:
-    """Stores arrays out of band that NumPy would put into the pickle element by element."""
+    """Stores an array out of band if NumPy would put the array into the pickle element by element."""
     if not array.flags.forc:
         array = array.copy()
     if array.dtype.kind in "mM" and array.dtype.isnative:

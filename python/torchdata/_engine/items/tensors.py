@@ -41,7 +41,7 @@ class DepartingTensors:
 
     The positions of the tensors in the blocks are determined after all tensors of the item were collected. Tensors that
     share elements are placed in one block, so that they also share these elements in the receiving process. Each tensor
-    that shares no elements with others gets a separate block. The unused parts of a storage are not sent.
+    that shares no elements with other tensors gets a separate block. The unused parts of a storage are not sent.
     """
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class DepartingTensors:
         return groups
 
     def _with_elements_in_common(self, numbers: list[int]) -> list[list[int]]:
-        """Groups tensors that share elements. Tensors without common elements, such as two columns, are separated.
+        """Groups tensors that share elements. Tensors without common elements, such as two columns, are not grouped.
 
         If a dataclass contains two columns of a matrix of 1,000 x 1,000, sending the columns separately takes 65 µs (8
         KB), whereas sending the whole matrix takes 530 µs (4 MB).
@@ -240,8 +240,8 @@ class Arrived:
 
 
 class _Arrivals(threading.local):
-    #: The item that this thread is unpickling. While unpickling an object in the item unpickles another item,
-    #: `innermost` is that inner item.
+    #: The item that this thread is unpickling. If an object in the item unpickles another item, `innermost` is the
+    #: inner item in the meantime.
     innermost: Arrived | None = None
 
 
@@ -313,8 +313,8 @@ def _parts_of_sparse(tensor: Any) -> tuple[Any, ...]:
 def _sparse_tensor(layout: str, tensors: Any, shape: Any, coalesced: bool | None, requires_grad: bool) -> Any:
     """Creates a sparse tensor from its parts.
 
-    Torch's own function is not used, because it adds each sparse tensor to a list that only `torch.load` clears. A
-    process that receives sparse tensors would keep all of them forever.
+    Torch's own function is not used, because it adds each sparse tensor to a list that only `torch.load` clears. With
+    torch's own function, a process that receives sparse tensors would keep these tensors forever.
     """
     torch: Any = import_whole("torch")
     options = {"check_invariants": False, "device": "cpu", "requires_grad": requires_grad}
@@ -450,9 +450,9 @@ def _holders(tensor: Any) -> tuple[int, ...]:
 def _sole_holders() -> tuple[tuple[int, int], tuple[int, ...]]:
     """Returns the reference counts of a tensor that nothing else can access.
 
-    The counts of a new tensor are measured, because they depend on the release of torch. The array has three
-    The array has three references: in the storage, in a variable, and in the call that counts references. From Python
-    3.14 on, this call adds no reference. The array has one weak reference, from `_rooms`.
+    The counts of a new tensor are measured, because the counts depend on the release of torch. The array that provides
+    the tensor's memory has three references: in the storage, in a variable, and in the call that counts references.
+    From Python 3.14 on, the counting call adds no reference. The array has one weak reference, from `_rooms`.
     """
     import torch
 

@@ -72,8 +72,8 @@ class Cluster:
         self.spent: list[Any] = []
         self._telling, self._told_at = threading.Lock(), 0.0
         self._kind = ray.remote(**options, concurrency_groups=_GROUPS)(Host)
-        #: The programs that are in Ray's store, by the identity of the program. Each program is pickled once, in its
-        #: state when the first worker started.
+        #: The programs that are in Ray's store, by the identity of the program. Each program is pickled only once, when
+        #: its first worker is started.
         self._programs: dict[int, tuple[Program, Any]] = {}
 
     def get_start_method(self) -> str:
@@ -230,7 +230,7 @@ class _Actor:
 def _keep_until_done(answer: Future[Any], reference: Any, spent: list[Any]) -> None:
     """Keeps Ray's reference to an answer until the answer was received, and then moves the reference to `spent`.
 
-    Ray ends a process if it drops a reference before the answer was received.
+    Ray ends a process that drops a reference before the answer was received.
     """
     held = [reference]
     answer.add_done_callback(lambda _: spent.append(held.pop()))

@@ -3,7 +3,7 @@ machine.
 
 Role: runs in the main process. The program is pickled like the workers' program. The pickle also contains all
 definitions of the user's main module, because the dispatching process does not import this module. The user's program
-therefore needs no `__main__` guard, and the dispatching process runs the same pipes that the main process has.
+therefore needs no `__main__` guard, and the dispatching process runs the same pipes as the main process.
 """
 
 from __future__ import annotations

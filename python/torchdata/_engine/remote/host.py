@@ -1,7 +1,7 @@
 """The host of a worker on another machine: a Ray actor that runs next to the worker's own process.
 
 Role: runs on the machine that Ray chooses. The host spawns the worker as a separate process. The worker has the same
-links as a worker on the main process's machine, but its links lead to the host. User code runs in the worker's process,
+links as a worker on the main process's machine, but the links lead to the host. User code runs in the worker's process,
 has its own main thread and interpreter lock, and can crash only the worker. The host forwards the contents of the
 worker's links without decoding them. The host runs no user code, and its worker exits together with the host.
 
@@ -88,7 +88,7 @@ class RemoteSetup:
 
     @classmethod
     def of(cls, setup: ChildSetup, budget: int) -> RemoteSetup:
-        """Creates the setup that corresponds to a child's setup on the main process's machine."""
+        """Creates the setup of a worker on another machine from the setup of a child on the main process's machine."""
         return cls(
             name=setup.name,
             worker_id=setup.worker_id,
@@ -109,7 +109,7 @@ class About:
 
     Args:
         pid: the process number of the worker.
-        host: the process number of its host.
+        host: the process number of the worker's host.
         node: the name and address of the machine.
         address: the address of the machine.
         exitcode: the exit code of the worker; None while it runs.
@@ -212,8 +212,8 @@ class _WorkerLane:
         self._early: dict[int, Told] = {}
         self._telling, self._pulling = threading.Lock(), threading.Lock()
         self._frames: SimpleQueue[list[Any] | None] = SimpleQueue()
-        #: `_came` counts the bytes of received frames, and `_passed` the bytes that were passed to the worker. Only one
-        #: thread writes each counter.
+        #: `_came` counts the bytes of received frames, and `_passed` counts the bytes that were passed to the worker.
+        #: Only one thread writes each counter.
         self._came, self._passed = 0, 0
         #: Whether the host must hold back units, because the main process has no space for them.
         self.holds = False
@@ -259,7 +259,7 @@ class _WorkerLane:
 
         Args:
             most: if a frame has at least this many bytes, no further units are added to it.
-            look: returns the state of the worker if a report is due. For the last report, `look` is called with True.
+            look: a function that returns the worker's state if a report is due, and that gets True for the last report.
             exitcode: returns the exit code of the worker.
         """
         with self._pulling:

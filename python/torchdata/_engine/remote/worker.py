@@ -3,8 +3,8 @@
 Role: runs in the main process. The worker has the same links as any child, and the main process uses its own ends of
 the links as usual. A carrier uses the ends that belong to the child, and copies units from and to the other machine. A
 thread of this module reads commands and words from the links for the worker's host, and writes units from the host into
-the links. As a result, the collector, the commands, the leases and the states treat the worker like a child on this
-machine. If there is a dispatching process, which runs on this machine, another thread transmits its units.
+the links. The collector, the commands, the leases and the states therefore treat the worker like a child on this
+machine. If items are dispatched, another thread transmits the units of the dispatching process on this machine.
 
 All data from a host passes through the thread and the links of one worker, so that units of an earlier worker cannot
 reach the replacement.
@@ -34,7 +34,7 @@ from torchdata._threads import Latch
 AHEAD = 2
 #: The maximum number of bytes of one message with commands to a host.
 TOLD = 1 << 20
-#: The bit that marks the order to stop, which makes this order greater than the order of any epoch. The lower bits of
+#: This bit marks the order to stop, and makes the order to stop greater than the order of any epoch. The lower bits of
 #: an order are the number of the epoch.
 _END = 1 << 32
 #: `LOOK`: seconds between two checks during a wait. `JOINED`: seconds for which `close` waits for the thread.

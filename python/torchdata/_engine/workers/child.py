@@ -1,8 +1,8 @@
 """The child's side of a group: its startup, its ends of the links, and the loop that receives commands.
 
 Role: runs in every child, for any program. At its start (`CommonSetup`), a child leaves signals to the main process,
-closes inherited resources, and ensures that it exits with the main process. After these steps, the child opens its ends
-of the links, loads the program, and passes commands to the program's runner until the command to stop arrives.
+closes inherited resources, and ensures that it exits with the main process. After this preparation, the child opens its
+ends of the links, loads the program, and passes commands to the program's runner until the command to stop arrives.
 
 Python's cyclic garbage collector does not search objects that a child imports at its start or keeps until its end.
 Importing torch creates a quarter of a million permanent objects. Searching the imported objects for cycles takes a
@@ -65,8 +65,8 @@ class CommonSetup:
     #: The main process's thresholds for cyclic garbage collection.
     gc_thresholds: tuple[int, int, int]
     signals: MainSignals
-    #: The line of the user's program that started the children, from `place_outside`. None if the child's own stack
-    #: contains this line, or if the program runs on another machine.
+    #: The line of the user's program that started the children, from `place_outside`. `begun_at` is None if the child's
+    #: own stack contains the line, or if the program runs on another machine.
     begun_at: tuple[str, int, str] | None
 
     @classmethod
@@ -131,7 +131,7 @@ class ChildSetup:
 
     #: The child's name in messages.
     name: str
-    #: Index of the child's bell. Workers count from 1; the dispatching process has the last index.
+    #: Index of the child's wake-up word. Workers have indices from 1, and the dispatching process has the last index.
     index: int
     #: Index of the child's page of counters.
     page: int
@@ -188,8 +188,8 @@ def run_child(setup: ChildSetup) -> None:
     if not setup.common.enter(setup.name, links, setup.stats.shared):
         return
     name_process("td_dispatch" if setup.dispatches else f"td_worker_{setup.number}")
-    # This import does not delay a shutdown, because a shutdown waits only for children that have opened their control
-    # links.
+    # Importing the program does not delay a shutdown, because a shutdown waits only for children that have opened their
+    # control links.
     module, name = setup.program_class
     runner: type[Runner] = getattr(importlib.import_module(module), name).runner
     child = ChildLoop(setup, runner.is_interrupted)
@@ -257,14 +257,14 @@ class ChildLoop:
         """Waits for a command.
 
         Args:
-            seconds: the maximum number of seconds to wait. Without `seconds`, unused shared memory is returned first.
-                In this case, the wait is unlimited, or lasts `IDLE` seconds if more memory may become unused.
+            seconds: the maximum number of seconds to wait. If `seconds` is None, the method first returns unused shared
+                memory, and then waits without a limit, or for `IDLE` seconds if more memory may become unused.
 
         Returns:
             The command; None if it did not arrive in time.
 
         Raises:
-            SystemExit: the memory of a link is damaged. The exit code reports this damage to the main process.
+            SystemExit: the memory of a link is damaged. The exit code reports the damaged link to the main process.
         """
         try:
             return self.commands.receive(0, seconds or (IDLE if self.sender.tidy() else None))  # type: ignore[no-any-return]
@@ -286,9 +286,9 @@ def _keep_freed_memory() -> None:
     up to twice the size of the largest block to which it adapts.
 
     A child frees the objects of one batch, and allocates objects of the same sizes for the next batch. If freed memory
-    is returned to the system between two batches, each page of the next batch causes a page fault. Page faults take a
-    tenth of the time when images are decoded. glibc adapts its limit for freed memory when a large block is freed. In a
-    child, large blocks are in shared memory, so glibc never frees a large block. To raise the limit, this function
+    is returned to the system between two batches, each page of the next batch causes a page fault. When images are
+    decoded, page faults take a tenth of the time. glibc raises its limit for kept memory when a large block is freed.
+    In a child, large blocks are in shared memory, so glibc never frees a large block. To raise the limit, this function
     allocates and frees one large block, without touching its pages. Limits that the user has set
     (`MALLOC_TRIM_THRESHOLD_`) remain in effect.
     """
@@ -304,8 +304,8 @@ def _keep_memory_of_tensors() -> None:
     a page, and glibc reuses gaps of that size. Measurements in a worker with glibc 2.36: with huge pages, filling a
     tensor of 20 MB causes 0 page faults instead of 4,864, and filling a tensor of 38 MB causes 531 instead of 9,729. A
     worker that kept a small tensor next to each large tensor of 20 MB grew by 1.2 GB after 60 items. With huge pages,
-    the same worker grows by 20 MB. Torch reads the environment variable once, for its first tensor. With "fork", the
-    setting of the main process applies if the main process has already created a tensor.
+    the same worker grows by 20 MB. Torch reads the environment variable once, for its first tensor. With "fork", a
+    child inherits the value that torch has read in the main process, if the main process has already created a tensor.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 

@@ -29,7 +29,7 @@ class RestartableEpoch:
     Args:
         number: the number of the epoch.
         commands: a function that returns the seeds and the reset function for a shard, given the shard's number. For
-            the dispatching process, this number is the total number of shards.
+            the dispatching process, the argument is the total number of shards.
         resume: computes where each shard and the dispatching process resume, given the received items.
         before: the previous epoch and the children's positions in it; None if no part of the graphs keeps state beyond
             an epoch. If `before` is given, each worker has begun this epoch by sending a snapshot.
@@ -79,8 +79,8 @@ class EpochRestarts(Restarts):
             return
         members, starts = self._members, run.resume(received)
         begin = any(begins(start) for index in indices for start in members.starts_of(index, starts))
-        # A replacement without a snapshot of the current epoch repeats the end of the previous epoch, to restore state
-        # that the graph keeps beyond an epoch. A snapshot of the current epoch already contains this kept state.
+        # A replacement without a snapshot of the current epoch repeats the end of the previous epoch, to restore the
+        # state that the graph keeps between epochs. A snapshot of the current epoch already contains the kept state.
         repeats = run.before is not None and begin
         if repeats:
             assert run.before is not None
@@ -113,7 +113,7 @@ class EpochRestarts(Restarts):
         self._repeating |= {index}
 
     def await_repeated(self) -> None:
-        """Waits for children that finish the previous epoch, if the next epoch depends on their state."""
+        """Waits for children that finish the previous epoch, if the next epoch depends on these children's state."""
         members, deadline = self._members, time.monotonic() + REPEATED
         while self._repeating:
             index = min(self._repeating)
@@ -128,8 +128,8 @@ class EpochRestarts(Restarts):
                         )
 
     def _look_at_all(self, index: int) -> Callable[[], None]:
-        """Returns a function that raises `Gone` if a child that repeats an epoch cannot finish. For example, a worker
-        would wait forever for a dispatching process that has exited.
+        """Returns a function that raises `Gone` if a child cannot finish the epoch that it repeats. For example, a
+        worker would wait forever for a dispatching process that has exited.
         """
         look, processes = self.look_at(index), self._members.processes
 

@@ -36,7 +36,7 @@ _NO_COMMAND = (
 
 
 class Interrupted(BaseException):
-    """Raised if the main process orders another epoch or the end, while the graph waits for the dispatching process."""
+    """Raised if the main process starts another epoch or stops the child while the graph waits for dispatched items."""
 
 
 class EpochRunner:
@@ -57,7 +57,7 @@ class EpochRunner:
             self.dispatched.set_interrupt(lines.control.shared, Interrupted, lines.outputs[0].shared, bells, MAIN)
         #: The programs, one per shard.
         self.programs: Sequence[EpochProgram] = ()
-        #: The turns of the shards. This object is empty until all programs are prepared.
+        #: The turns of the shards. `turns` is empty until all programs are prepared.
         self.turns = ShardTurns((), self._exchange, 0)
         #: The rules for commands that arrive while an epoch is running.
         self.obedience = Obedience(self.setup.dispatches)
@@ -66,9 +66,9 @@ class EpochRunner:
         #: The number of the running epoch. `start` is the position in the first shard where this run of the epoch
         #: began. `opened` is True once this run has opened a stream of dispatched items.
         self.epoch, self.start, self.opened = 0, Resumption(), False
-        #: Whether the snapshot that is being taken is one that the main process waits for.
+        #: Whether the main process waits for the snapshot that is being taken.
         self._announces = False
-        #: The encoded exception that has prevented preparing the graph, and that is sent in each epoch.
+        #: The encoded exception that was raised while the graph was prepared, and that is sent in each epoch.
         self.failure: tuple[Any, ...] | None = None
 
     def prepare(self, program: EpochProgram) -> None:
@@ -111,7 +111,7 @@ class EpochRunner:
         return step != "end"
 
     def _obey(self, command: tuple[Any, ...]) -> str:
-        """Carries out a command. Returns the step that was executed, such as "run" or "apply". After the step "leave",
+        """Carries out a command. Returns the step that was executed, such as "run" or "apply". If the step is "leave",
         the command stays pending until the running epoch has ended."""
         kind, serial, number, *content = command
         step, before, behind = self.obedience.obey(kind, number)
@@ -128,7 +128,7 @@ class EpochRunner:
         return step
 
     def _exchange(self, left: int, entered: int) -> None:
-        """Switches the process to the program of another shard, if more than the globals must be exchanged."""
+        """Leaves the program of one shard, and enters the program of another shard."""
         self.programs[left].leave()
         self.programs[entered].enter()
 
@@ -146,8 +146,8 @@ class EpochRunner:
         assert self.dispatched is not None
         start = self.start
         if self.opened and start.share[0] > 0 and self.dispatched.share()[0] == start.passed:
-            # This run resumed in the middle of a pass, and now opens a second stream. No further items of the
-            # unfinished pass are requested, so that pass has ended.
+            # This run resumed in the middle of a pass, and now opens a second stream. The unfinished pass has ended,
+            # because no further items of this pass are requested.
             self.start = start = replace(start, passed=start.passed + 1, share=(0, 0))
             self.dispatched.start_epoch(self.epoch, self.setup.window, None, None, start.passed)
         self.opened = True
@@ -202,7 +202,8 @@ class EpochRunner:
     def _begin_epoch(
         self, seeds: Sequence[bytes], iter_reset_fn: Any, announced: int, starts: Sequence[Resumption]
     ) -> Any:
-        """Begins the epoch in each shard of the child. Returns an iterator, or for several shards a tuple of them."""
+        """Begins the epoch in each shard of the child. Returns an iterator, or a tuple of iterators for several
+        shards."""
         iterators = []
         for place, (seed, start) in enumerate(zip(seeds, starts, strict=True)):
             self.turns.enter(place)
@@ -274,7 +275,7 @@ class EpochRunner:
         return True
 
     def _meets_superseding(self) -> bool:
-        """Executes commands until the command that interrupted the graph was executed. Returns False if this command
+        """Executes commands up to the command that interrupted the graph. Returns False if the interrupting command
         does not arrive in time."""
         while (command := self.child.command_within(ORDERED)) is not None:
             if self._obey(command) == "leave":

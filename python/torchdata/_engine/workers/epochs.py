@@ -130,7 +130,7 @@ class Children(Group):
 
         Args:
             commands: a function that returns the seeds and the reset function for a shard, given the shard's number.
-                For the dispatching process, this number is the total number of shards.
+                For the dispatching process, the argument is the total number of shards.
             resume: computes where each shard and the dispatching process resume, given the received items.
             announced: whether each worker begins with a snapshot; if so, this method waits for the snapshots.
             position: the position where an earlier run of the epoch stopped; None for the beginning.
@@ -188,13 +188,13 @@ class Children(Group):
 
     def _without_snapshot(self) -> list[int]:
         """Returns the workers that have not sent a snapshot in this epoch. If only the dispatching process's snapshot
-        is missing, returns worker 0, which relays it."""
+        is missing, returns worker 0, because worker 0 relays this snapshot."""
         found = self.collector.positions()
         missing = [] if found is None else [shard for shard, (_, kept) in enumerate(found[0]) if kept is None]
         return sorted({shard % self.num_workers for shard in missing}) or [0]
 
     def _end_of_run(self) -> tuple[RestartableEpoch, list[snapshots.Resumption | None]] | None:
-        """Returns the epoch that has ended, and the positions where the children would resume in it."""
+        """Returns the epoch that has ended, and the positions where the children would resume in this epoch."""
         run = None if self._restarts is None else self._restarts.run
         found = self.collector.positions()
         if run is None or found is None:
@@ -212,7 +212,7 @@ class Children(Group):
         return 0 if had else self.stats.oversized()
 
     def call(self, function: Callable[[Any], Any]) -> None:
-        """Applies `function` to the graph of every child, between two items, and waits until every child has done so.
+        """Applies `function` to the graph of every child between two items, and waits until all have applied it.
 
         A running epoch continues. After this call, the exit of a child is an error, because a replacement would lack
         the effect of the function.
@@ -261,7 +261,7 @@ class Children(Group):
         return self._processes[child].where_it_stands(page)
 
     def _has_obeyed(self, index: int) -> bool:
-        """Waits briefly for the child to execute its last command. Returns whether this command was executed."""
+        """Returns whether the child has executed its last command, after a brief wait."""
         members = self._members
         try:
             return members.commanders[index].wait_acknowledged(members.sent[index], GLANCE, self._look_at(index))
@@ -277,7 +277,7 @@ class Children(Group):
         *content: Any,
         to: ChildProcess | None = None,
     ) -> None:
-        """Sends a command to a child. With `to`, sends it only while `to` is the child's current process."""
+        """Sends a command to a child; if `to` is given, only while `to` is the child's current process."""
         began = time.monotonic()
         while to is None or self._processes[index] is to:
             try:
@@ -298,7 +298,7 @@ class Children(Group):
                 ) from None
 
     def _look_at(self, index: int) -> Callable[[], object]:
-        """Returns a function that checks the processes while a child is waited for."""
+        """Returns a function that checks the processes while the main process waits for a child."""
         if self._restarts is None:
             return self._check_alive
         process, rests = self._processes[index], self._restarts.rests

@@ -2,10 +2,10 @@
 
 Role: runs in the main process. The group owns the links, the wake-up words, the counters and the process objects, and
 `shutdown` releases all of them. `shutdown` is bounded in time, idempotent, and harmless in a forked child that
-inherited the object. The program defines what the children run and how the workers are named. There are three kinds of
-groups: for graphs, for datasets, and for functions of nodes. Each kind of group is a subclass of `Group`, which sends
-commands through `members.commanders`, and reads items from the collectors that it creates. `processes/start.py` starts
-children, `restart.py` replaces them, and `processes/shutdown.py` ends them.
+inherited the object. The program defines what the children run and how the workers are named. The three kinds of groups
+run graphs, datasets, or functions of nodes. Each kind of group is a subclass of `Group`, which sends commands through
+`members.commanders`, and reads items from the collectors that it creates. `processes/start.py` starts children,
+`restart.py` replaces them, and `processes/shutdown.py` ends them.
 """
 
 from __future__ import annotations
@@ -262,8 +262,8 @@ class Group(OwnsChildren):
         return collector
 
     def watch(self, collector: Collector) -> None:
-        """Makes a collector replace children that exit or hang while the collector waits for an item, or raise their
-        error."""
+        """Makes a collector handle children that exit or hang while it waits for an item: the children are replaced, or
+        their error is raised."""
         signs = [(index, process.sign) for index, process in enumerate(self.members.processes)]
         if self.restarts is not None:
             # A strong reference would be circular, because the shutdown may refer to the collector.
@@ -295,8 +295,8 @@ class Group(OwnsChildren):
         return self.restarts.replace_dead(collector)
 
     def look_at(self, worker: int) -> Callable[[], object]:
-        """Returns a function that checks a worker while a command is sent to it. The function raises an error if the
-        worker has exited. This error is `Gone` if the worker will be replaced."""
+        """Returns a function that checks a worker while a command is sent to it. The function raises `Gone` if the
+        worker has exited and will be replaced, and another error if the exit is final."""
         if self.restarts is None:
             return partial(self.members.check_alive, [worker])
         return self.restarts.look_at(worker)
@@ -308,7 +308,7 @@ class Group(OwnsChildren):
 
 
 def _count_no_more(counting: Counting) -> None:
-    """Ends the counting of the main process for a group that has its own board instead of a loader's board."""
+    """Ends the main process's counting for a group that has its own board of counters instead of a loader's board."""
     counting.end()
     counting.close()
     counting.board.close_descriptor()
@@ -360,8 +360,8 @@ def pickled_program(
     Args:
         obj: the object to pickle.
         refined: returns the pickler class to use, given the class that it must derive from.
-        copies_shared: whether tensors in shared memory are copied. If False, the tensors are copied only if a child
-            cannot import the object's functions and classes, with a warning.
+        copies_shared: whether tensors in shared memory are copied. If False, a tensor is copied (with a warning) only
+            if a child cannot import the object's functions and classes.
 
     Returns:
         The pickle, and the large buffers that belong to it. Tensors that overlap share one buffer.

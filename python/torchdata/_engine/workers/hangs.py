@@ -29,7 +29,7 @@ from torchdata._engine.workers.members import Members
 STARTING = 60.0
 #: A process counts as working if its threads run, or wait for a processor, for at least this fraction of the time.
 WORKING = 0.1
-#: The number of seconds beyond the limit during which the counters of a process on another machine may be missing.
+#: A process on another machine hangs if its counters do not arrive for the limit plus this number of seconds.
 UNHEARD = 5.0
 
 
@@ -58,7 +58,7 @@ class Survived:
         return self.deaths or self.hangs is not None
 
 
-#: With this value, each exit of a child raises an error.
+#: With `NONE`, no child is replaced, so each exit of a child raises an error.
 NONE = Survived()
 
 
@@ -81,8 +81,8 @@ class Hung:
 
 @dataclass
 class _Seen:
-    """The counters of the processes that the main process waits for. `since` is the time of their last change, and
-    `waited` the time of the last check, both in seconds since the wait began.
+    """The counters of the processes that the main process waits for. `since` is the time at which the counters last
+    changed, and `waited` is the time of the last check, both in seconds since the wait began.
     """
 
     counts: Any
@@ -265,8 +265,8 @@ class Hangs:
         return still >= (max(most, STARTING) if begins else most)  # the child may import a program or load a state
 
     def _works(self, child: int, page: Any) -> bool:
-        """Returns whether a child counts as working, according to the measurement over its last half timeout. Until the
-        first measurement, a child counts as working.
+        """Returns whether a child counts as working, according to a measurement that is repeated after half the
+        timeout. Until the first measurement, a child counts as working.
 
         The result matters only if the user has set `patience`.
         """
@@ -283,8 +283,8 @@ class Hangs:
         if worked is None:
             return False
         grown = math.inf if mark is None or worked < mark.worked else worked - mark.worked  # a thread may have ended
-        # The kernel adds the time of a wait for a processor only when the wait ends. Therefore, a process that is
-        # waiting for a processor also counts as working.
+        # A process that is waiting for a processor also counts as working, because the kernel adds the time of the wait
+        # only when the wait ends.
         works = mark is None or grown >= WORKING * (now - mark.at) or process.is_running
         self._marks[child] = _WorkMark(pid, now, now, worked, works)
         return works

@@ -1,5 +1,5 @@
-"""The interface between the engine and the programs that children run. It consists of a program, and of a runner that
-carries out commands for the program.
+"""The interface between the engine and the programs that children run. The interface consists of a program, and of a
+runner that carries out commands for the program.
 
 Role: the engine itself handles only processes, links and commands. The engine runs three kinds of programs: the graphs
 of `DataLoader2`, the datasets of `StatefulDataLoader` and the functions of nodes. The main process pickles a program
@@ -52,11 +52,11 @@ class Program(ABC):
     #: The activity of a worker, in the words of the error that reports its exit.
     stage: ClassVar[str] = "reading items"
     #: Words for messages: the name of one result of a worker, the scope in which results are counted, and what the user
-    #: should correct if one result always ends its process.
+    #: should correct if computing one result always ends the process.
     item: ClassVar[str] = "item"
     counted: ClassVar[str] = " in the epoch"
     mended: ClassVar[str] = "pipe"
-    #: The names of the modules that unpickling the program imports and that need much memory.
+    #: The names of modules that need much memory, and that are imported when the program is unpickled.
     modules: Sequence[str] = ()
 
     @abstractmethod
@@ -100,8 +100,8 @@ class ChildInfo:
     num_workers: int
     dispatches: bool
     open_dispatched: Callable[[], Iterator[Any]] | None
-    #: Returns the position in the dispatched items: the pass, the number of items that were read in it, and their
-    #: checksum.
+    #: Returns the position in the dispatched items: the number of the pass, the number of items that were read in this
+    #: pass, and the checksum of these items.
     share: Callable[[], tuple[int, tuple[int, int]]] | None = None
     #: Snapshots with more bytes are sent only if the main process has requested large snapshots; None for no limit.
     largest_snapshot: int | None = None

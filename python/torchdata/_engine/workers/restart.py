@@ -3,8 +3,8 @@
 Role: runs in the main process. The engine calls this module in the thread that reads items. The owner of a worker group
 calls this module before sending a command. `protocol::Replacing` in the engine decides which children are replaced, and
 when to give up, whereas this module starts the replacements. Items that an exited worker had already sent count as
-received. The three kinds of worker groups resume differently after the received items, so each kind has its own class,
-such as `EpochRestarts` for graphs.
+received. Each of the three kinds of worker groups has its own class (such as `EpochRestarts` for graphs), because the
+kinds differ in how replacements resume.
 
 If an exception interrupts this module (Ctrl-C, or a warning that is turned into an error), each child is either
 replaced completely or not at all. The next attempt continues the interrupted replacement.
@@ -39,8 +39,8 @@ ROOM = 3.0
 #: Seconds between two checks while the main process waits for a condition.
 GLANCE = 0.01
 
-#: For each shard, a pair: the items that were received, and the newest snapshot. These pairs are followed by the
-#: matching snapshot of the dispatching process.
+#: For each shard, a pair: the items that were received, and the newest snapshot. The second element of `Received` is
+#: the matching snapshot of the dispatching process.
 Received = tuple[list[tuple[Account, Kept | None]], KeptDealt | None]
 
 
@@ -166,7 +166,7 @@ class Restarts:
         return wanted
 
     def _ended(self, ended: Sequence[bool]) -> list[bool]:
-        """Returns for each worker whether all its shards have ended. `ended` contains this value for each shard."""
+        """Returns for each worker whether all its shards have ended. `ended` contains one value per shard."""
         members = self._members
         return [all(ended[shard] for shard in members.shards_of(worker)) for worker in range(members.num_workers)]
 
@@ -267,8 +267,8 @@ class Restarts:
         ]
 
     def _give_up(self, indices: Sequence[int], error: OSError) -> NoReturn:
-        """Leaves the children without processes, and raises an error. The next epoch tries to start the missing
-        children."""
+        """Kills the processes of the given children, and raises an error. The next epoch tries to start new
+        processes."""
         members = self._members
         for index in indices:
             members.processes[index].kill()

@@ -22,7 +22,7 @@ COUNT = 23
 
 
 class Letters(list[str]):
-    """A user-defined list class. Pipes must not index such a list, because a user-defined class may override
+    """A user-defined list class. Pipes must not read an instance by index, because a user-defined class may override
     `__iter__`.
     """
 

@@ -45,8 +45,8 @@ def test_any_paths_are_gathered_as_the_model_says(paths: list[str]) -> None:
 
 
 def outcome(paths: list[str], generation: int = 1 << 15) -> str:
-    """Returns "right" if the samples are correct. Otherwise, returns the kind of WebDataset's error about the order of
-    files, followed by the name of the sample."""
+    """Returns "right" if the samples are correct. If WebDataset raises an error about the order of files, returns the
+    kind of the error, followed by the name of the sample."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(webdataset, "_GENERATION", generation)
         try:

@@ -37,7 +37,7 @@ class Skipped(Exception):
 
 
 class Leaves(BaseException):
-    """Raised in a process that a plan has forked. The process then leaves the driver's functions, and continues as a
+    """Raised in a process that a plan has forked, so that the process leaves the driver's functions, and continues as a
     separate program.
     """
 

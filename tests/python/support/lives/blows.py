@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 #: Maximum number of seconds until the main process reports an exit, or reacts to an interrupt. The limit allows for
 #: busy machines.
 NOTICED = 3.0
-#: Maximum number of seconds for shutting down a loader. The same limit applies to the report on a child that kills
-#: itself, because the time of this exit is unknown.
+#: Maximum number of seconds for shutting down a loader. The limit also applies to the report on a child that kills
+#: itself, because the time of the exit is unknown.
 LATE = 15.0
 
 

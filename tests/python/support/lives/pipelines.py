@@ -76,7 +76,7 @@ def large(item: Any) -> Any:
 
 
 def mixed(item: Any) -> Any:
-    """Returns an object. Its kind, its size and its contents depend only on `item`."""
+    """Returns an object. The kind, the size and the contents of the result depend only on `item`."""
     number = number_of(item)
     size = 1 + int(2.0 ** (number % 1700 / 100))
     match number % 7:

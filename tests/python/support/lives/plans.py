@@ -140,8 +140,8 @@ class Life:
         self._choose_blow(dice, blow)
         steps = {*self.before, *self.behind}
         if LASTING & steps and (self.threads or self.shard == "dispatch"):
-            # If a header ended an epoch early, the state that is kept between epochs would depend on how far threads
-            # have read ahead.
+            # Headers are removed, because they end epochs early, so the state that is kept between epochs would depend
+            # on how far threads have read ahead.
             self.before, self.behind = (
                 [step for step in part if step != "header"] for part in (self.before, self.behind)
             )
@@ -158,8 +158,8 @@ class Life:
         #: functions must fail.
         self.armed = [dice.random() < 0.6 for _ in range(len(self.epochs) + 1)]
         self.flag = os.path.join(tempfile.gettempdir(), f"torchdata-life-{os.getpid()}-{seed}")
-        #: Whether items may arrive in any order. In this case, each worker sends its items as soon as they are
-        #: computed.
+        #: Whether items may arrive in any order. If items may arrive in any order, each worker sends its items as soon
+        #: as they are computed.
         self.free = self.kind == "workers" and dice.random() < 0.3
         if self.free:
             self.options["in_order"] = False
@@ -198,7 +198,7 @@ class Life:
             part.append("on_error")
 
     def _choose_splits(self) -> None:
-        #: The number of shards of each epoch. None stands for one shard per worker.
+        #: The number of shards of each epoch. If `splits` is None, each worker has one shard.
         self.splits: int | None = None
         dice = random.Random(f"splits {self.seed}")
         if self.kind == "workers" and self.method != "remote" and self.block is None and dice.random() < 0.3:
@@ -263,7 +263,7 @@ class Life:
     def arm(self, epoch: int, is_reference: bool = False) -> None:
         """Decides whether functions fail in an epoch, by creating or deleting the file `flag`.
 
-        The reference run has no failures if items arrive in any order, because it is unknown which items a failure
+        If items arrive in any order, the reference run has no failures, because it is unknown which items a failure
         leaves out.
         """
         self.set_flag(self.blow is None and self.armed[epoch] and not (is_reference and self.free))
@@ -275,8 +275,8 @@ class Life:
             Path(self.flag).unlink(missing_ok=True)
 
     def numbers(self) -> list[int | None]:
-        """Returns the numbers of workers with which an epoch may resume. None stands for the number of workers in the
-        plan."""
+        """Returns the numbers of workers with which an epoch may resume. In the returned list, None stands for the
+        number of workers in the plan."""
         if self.method == "remote":
             return [None]
         # A loader without workers resumes by replaying items in the main process, which requires a fixed order.

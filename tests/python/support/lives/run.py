@@ -93,7 +93,7 @@ class Run:
             self.loader.seed(life.loader_seed)
         self.iterator: Any = None
         blow = life.blow
-        #: The epoch in which the fault happens that ends the run; None if there is no such fault.
+        #: The epoch in which a fault ends the run; None if no fault ends the run.
         self.last = None if blow is None else self.dice.randrange(len(life.epochs) + 1)
 
     def live(self) -> None:
@@ -213,7 +213,7 @@ class Run:
         return state
 
     def put_aside(self, *states: dict[str, Any]) -> None:
-        """Stores states. At the end of the run, other loaders resume from some of these states."""
+        """Stores states. At the end of the run, other loaders resume from some of the saved states."""
         self.aside += [(self.epoch, state, list(self.given)) for state in states]
 
     def go_on(self, between: bool = False, reads_on: bool = True) -> None:
@@ -277,7 +277,7 @@ class Run:
                 "generators were drawn from"
             )  # the random numbers that the interrupted attempt has drawn are lost
         # If the interrupt arrived after the previous epoch was left, processes may have changed state that is kept
-        # between epochs. In this case, a new loader resumes from the loader's state.
+        # between epochs, so a new loader may resume from the loader's state.
         if not self.has_left and (self.life.lasts or self.dice.random() < 0.5):
             try:
                 state = pickle.loads(pickle.dumps(self.state()))
@@ -329,7 +329,7 @@ class Run:
             self.compare_kept()
 
     def check_aside(self) -> int:
-        """Resumes from some of the states that were saved at arbitrary moments. Some of these states are loaded in
+        """Resumes from some of the states that were saved at arbitrary moments. Some of the saved states are loaded in
         another process. Returns how many states were tested.
         """
         chosen = self.dice.sample(self.aside, min(3, len(self.aside)))
@@ -353,7 +353,7 @@ def go_on_from(
         expected: the expected epochs.
         number: the number of the epoch in which the state was saved.
         state: the pickled state.
-        came: the received items of the epoch. They include all items before the state, and may include later items.
+        came: the received items of the epoch: all items before the state, and possibly some later items.
         workers: the number of workers, if it differs from the number in the plan.
 
     Raises:

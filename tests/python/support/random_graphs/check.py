@@ -62,8 +62,8 @@ class Plain:
             load_generators(generators)
 
     def close(self) -> None:
-        # An iteration that is not deleted would keep locks on files, and would be continued by a later run of the
-        # graph.
+        # The iterator is deleted, because it would keep locks on files, and a later run of the graph would continue its
+        # iteration.
         self.iterator = None
         for pipe in reversed(walk(self.pipe)):
             if hasattr(type(pipe), "shutdown"):
@@ -227,7 +227,8 @@ def check_graph(graph: Graph, most: int = 12, reader: type[Plain] = Plain, away:
             try:
                 check(graph, expected, *way, reader, away=dice.random() < away)
             except Exception as error:
-                # If complete runs also differ, the difference depends on the timing of threads, and is not an error.
+                # If a complete run also yields other items, the difference depends on the timing of threads, and is not
+                # an error.
                 if isinstance(error, Different) and any(whole(graph, reader) != expected for _ in range(8)):
                     raise Skipped("runs differ") from error
                 error.add_note(f"{graph}; epoch, position, chain: {way}")

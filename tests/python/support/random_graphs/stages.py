@@ -148,8 +148,8 @@ THREADED: dict[str, Callable[[Dice, Pipe], Pipe]] = {
     "threadpool": lambda dice, pipe: pipe.threadpool_map(small, scheduled_tasks=3, max_workers=2),
 }
 
-#: Names of rows in the table of pipes: rows with pipes that read in threads, and rows with endless pipes, which are
-#: left out.
+#: Names of rows in the table of pipes: rows with pipes that read in threads, and rows with endless pipes. Graphs
+#: contain no endless pipes.
 _THREADED_ROWS = {row.name for row in ROWS if "prefetch" in row.name or "threadpool" in row.name or "ahead" in row.name}
 _ENDLESS = {"cycle_for_ever"}
 

@@ -1,5 +1,5 @@
 """Random graphs of nodes. A program leaves some epochs early, and saves a state at each item of one epoch. New
-processes resume from some of these states.
+processes resume from some of the saved states.
 
 A graph runs completely in one process, and a second time in another process without threads. Further processes resume
 from some of the graph's states, and read three more epochs. All runs of a graph must yield the same items. `sources`

@@ -65,8 +65,8 @@ class Graph:
         """Returns whether the items of an epoch depend on how far threads had read ahead when the previous epoch was
         left.
 
-        Such a graph contains a source or a random node that counts its iterations, and that does not begin exactly one
-        iteration per epoch.
+        The items depend on reading ahead if a source or a random node of the graph counts its iterations, and does not
+        begin exactly one iteration per epoch.
         """
         return (self.counts and bool(self.kinds & {"several sources", "cycled"})) or {
             "weighted",

@@ -1,4 +1,4 @@
-"""Random programs over nodes: the epochs that they leave early, and the positions of saved states."""
+"""Draws random programs over nodes: which epochs a program leaves early, and at which positions it saves states."""
 
 from __future__ import annotations
 

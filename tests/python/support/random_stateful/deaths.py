@@ -1,5 +1,5 @@
-"""Makes the workers of random programs exit or hang. The loader replaces these workers, and must still yield the same
-items.
+"""Makes the workers of random programs exit or hang. The loader replaces workers that exit or hang, and must still
+yield the same items.
 
     python -m drivers stateful-deaths --seconds 300 --seed 1 --start-methods fork,spawn     # in tests/python/support
 
