@@ -59,7 +59,7 @@ class _Way(NamedTuple):
 
     Args:
         memory: the parts of the generators' memory that are copied.
-        variables: the variables of generators outside the copied memory, as pairs of a dict and a key in it.
+        variables: the generator variables outside the copied memory, each as a dict and a key in this dict.
         others: the functions that save and load each generator that is not copied in memory.
     """
 
@@ -101,8 +101,8 @@ class ShardGlobals(SavedGlobals):
         """Saves the globals of the process.
 
         Args:
-            is_all: whether no other part of the shard must be stopped or saved. If `is_all` is True, `ShardTurns` may
-                exchange the shard without calling `enter` and `leave`.
+            is_all: whether the shard needs nothing else to be stopped or saved. If `is_all` is True, `ShardTurns` may
+                switch to another shard without calling `enter` and `leave`.
         """
         exchange, self._others = _exchange()
         self.save(exchange)

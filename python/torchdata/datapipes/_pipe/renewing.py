@@ -21,7 +21,7 @@ from torchdata.datapipes._pipe.state.record import existing_record, record_of, t
 
 __all__ = ["Renewal", "keep_for_reader", "renewal_of", "taken_again"]
 
-#: Pipes in modules with this prefix can resume by a new `__iter__` call after any exception.
+#: After any exception, pipes in modules with this prefix can resume by a new `__iter__` call.
 _OURS = "torchdata.datapipes."
 
 
@@ -49,7 +49,7 @@ class Renewal(Iterator[Iterator[Any]]):
         self._datapipe, self._function, self._sources = datapipe, function, sources
         self._first: Iterator[Any] | None = None
         self._is_broken = False
-        #: The iterators of the sources. `_again` contains the iterators that the new iterator has not taken over.
+        #: The iterators of the sources. `_again` contains the source iterators that the new iterator has not reused.
         self._guards: dict[int, Iterator[Any]] = {}
         self._again: dict[int, Iterator[Any]] = {}
         #: The number of items that the pipe and each source had yielded when the last iterator raised.
@@ -78,8 +78,8 @@ class Renewal(Iterator[Iterator[Any]]):
         return self._function(datapipe)
 
     def renew(self) -> bool:
-        """Replaces an iterator that has raised an exception. Returns False if a new one would raise at the same
-        item."""
+        """Replaces an iterator that has raised an exception. Returns False if the new iterator would raise an exception
+        at the same item."""
         seen = [token_of(pipe).yielded for pipe in (self._datapipe, *self._sources)]
         if seen == self._seen:
             return False

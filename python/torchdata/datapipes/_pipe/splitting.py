@@ -39,7 +39,7 @@ class _Depth(threading.local):
 
 _depth = _Depth()
 
-#: When torch is imported, this function is called with the module and sets torch's worker info for the running shard.
+#: This function is called when torch is imported, and sets torch's worker info for the running shard.
 telling: Callable[[Any], None] | None = None
 
 

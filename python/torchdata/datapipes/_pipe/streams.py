@@ -44,7 +44,7 @@ def _detached(stream: Any) -> Any:
 
 
 def _exchanged(item: Any, exchange: Callable[[Any], Any]) -> Any:
-    """Returns `item` with each wrapped stream replaced. Parts of the item without streams are not copied."""
+    """Returns `item` with each wrapped stream replaced. Containers that hold no streams are not copied."""
     kind = type(item)
     if kind in PLAIN_TYPES:
         return item

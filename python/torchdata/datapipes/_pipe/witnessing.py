@@ -188,7 +188,7 @@ def next_sample(position: int) -> int:
 
 
 def sample_behind(sample: int) -> int:
-    """Returns the next position to sample after the sampled position `sample`."""
+    """Returns the next sampled position after the sampled position `sample`."""
     return sample + max(isqrt(sample) // 3, 1)
 
 

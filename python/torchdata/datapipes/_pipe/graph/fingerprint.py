@@ -1,8 +1,8 @@
 """Describes a pipeline in text that is the same in every process, so that a state can recognize its pipeline.
 
-Role: pure functions over graphs. A fingerprint lists the pipes, sources first. The entry of a pipe contains the class,
-the pipes that it reads, and its arguments: numbers and texts unchanged, functions by qualified name, and data by kind
-and shape. Data itself is never inspected, and the iteration state is not part of the fingerprint. A value that may be a
+Role: pure functions over graphs. A fingerprint lists the pipes, sources first. The entry of a pipe contains the pipe's
+class, sources and arguments. Numbers and texts are stored unchanged, functions by qualified name, and data by kind and
+shape. Data itself is never inspected, and the iteration state is not part of the fingerprint. A value that may be a
 secret is represented by a few digits of a hash, which reveals only that the value changed. States of graphs and states
 of loaders contain the same fingerprint.
 """

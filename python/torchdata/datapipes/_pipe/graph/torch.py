@@ -65,8 +65,8 @@ class Counterpart:
             self.offer(name, method)
 
     def offer(self, name: str, method: Any, before: Any = None) -> None:
-        """Makes a form or method of this package available on PyTorch's pipes, unless they already have that name.
-        `method` replaces an existing form only if this form is the class `before`."""
+        """Makes a form or method of this package available on PyTorch's pipes, unless they already have that name. An
+        existing form of this name is replaced by `method` only if the existing form is `before`."""
         if before is not None and self.base is not None and self.base.functions.get(name) is before:
             self.base.functions[name] = method
         if self.base is not None and callable(method) and not name.startswith("_") and not hasattr(self.base, name):

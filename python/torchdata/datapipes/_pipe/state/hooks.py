@@ -22,8 +22,8 @@ class PipeHooks:
     Authors of pipes may override public names. Private names are not part of the public interface.
     """
 
-    #: Whether each item depends only on the corresponding source item, in the source's order. A pipe that sets
-    #: `one_to_one`, even a user's pipe, has no state besides the state of its sources.
+    #: Whether each item depends only on the corresponding source item, in the source's order. A built-in or
+    #: user-defined pipe with `one_to_one = True` has no state besides the state of its sources.
     one_to_one: ClassVar[bool] = False
 
     #: Whether `len` must read items.
@@ -81,8 +81,8 @@ class PipeHooks:
         return None
 
     def _halt_at(self, ahead: Lead) -> Halt:
-        """Makes the thread pause at the given point of a later pass. This method is called only if `_read_ahead` has
-        returned a value."""
+        """Makes the thread pause at the given point of a later pass. This method is called only for pipes that read
+        ahead in a thread."""
         raise NotImplementedError(f"{type(self).__name__} reads ahead in no thread")
 
 

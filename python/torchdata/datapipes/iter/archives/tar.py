@@ -555,7 +555,7 @@ class TarArchiveLoader(ArchiveLoader):
         stand_in, place = super()._bookmark(path, stream)
         archive = self._archive
         if archive is not None and archive.source is stream is not stand_in and archive.place is not None:
-            # Bytes before this position are not requested from a store when the stream is reopened.
+            # The reopened stream starts at this position, so a store does not send any earlier bytes.
             return detached(stream, archive.place - BEFORE), (*place, archive.start)
         return stand_in, place
 

@@ -42,7 +42,7 @@ class Lock:
     Attributes:
         excludes_processes: whether the lock excludes other processes. `excludes_processes` is False if the file system
             does not support locks.
-        thread: the thread that must release this lock before it waits for another lock; None if no thread must.
+        thread: the id of a thread that must release this lock before waiting for another lock, or None.
     """
 
     __slots__ = ("_fd", "_file", "excludes_processes", "thread")

@@ -40,9 +40,9 @@ class OnError(IterDataPipe[T_co]):
     Args:
         datapipe: the pipe to read.
         how: "skip", the only value.
-        limit: maximum number of items that are skipped in an epoch, in each process. A float is a share of each pipe's
-            items; the share is checked from the pipe's 100th item on, and at the end. If `limit` is None (the default),
-            any number of items may be skipped.
+        limit: maximum number of items that are skipped in an epoch, in each process. A float limits the fraction of
+            each pipe's items that may be skipped. This fraction is checked from the pipe's 100th item on, and at the
+            end. If `limit` is None (the default), any number of items may be skipped.
         log: the path of a file; each process appends a line of JSON for each skipped item; None (the default) for no
             file. The fields are the `epoch` of the loader, from 0 (null without a `DataLoader2`), the number of the
             `worker` ("dispatch" for the dispatching process, null for the main process), the `pipe`, the number of the

@@ -58,7 +58,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         ['a', '1', 'b', '2', '3', 'c']
     """
 
-    #: The remaining members of each result in the buffer; without shuffling, only of the current result.
+    #: The remaining members of each buffered result. Without shuffling, only the current result is buffered.
     _buffer: list[Any] = state(list, items=True, saved=False)
     #: The index in the full buffer of the result that yields the next member.
     _next: int | None = state()

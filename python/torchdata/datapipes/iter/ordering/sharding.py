@@ -198,8 +198,8 @@ class ShardingFilter(IterDataPipe[T_co]):
 
         Args:
             source: the iterator.
-            is_unloaded: whether the iterator yields indices. An iterator over indices does not iterate the source pipe,
-                so the source's token does not show when the indices end.
+            is_unloaded: whether the iterator yields indices. In this case, the source's token does not record the end
+                of the iteration, because the source pipe itself is not iterated.
         """
         self._running = self._shard()
         self._yielded_before = token_of(self).yielded

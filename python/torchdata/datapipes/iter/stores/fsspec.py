@@ -78,7 +78,7 @@ class FSSpecFileLister(ListsFolders):
 def _naming(root: str, path: str) -> Callable[[str], str]:
     """Returns a function that converts names in a listing of `root` to URLs with the same protocol and chain."""
     links = root.split("::")
-    # The lister reads the first link with a path. Caching protocols before this link do not have a path.
+    # The listing concerns the first link that has a path. Caching protocols before this link do not have a path.
     index = next((i for i, link in enumerate(links) if "://" in link), len(links) - 1)
     protocol, separator, _ = links[index].rpartition("://")
     start = "".join(f"{link}::" for link in links[:index])
@@ -113,7 +113,7 @@ class _FSSpecRecipe:
     ) -> None:
         self.pipe, self.url, self.mode, self.max_retries = pipe, url, mode, max_retries
         self.for_open, self.for_connection = for_open, for_connection
-        #: A function that is called before each retry of opening; None in a copy, which belongs to another pipe.
+        #: A function that is called before each retry of opening; None in a copy, which may belong to another pipe.
         self.count: Callable[[], object] | None = count
         self.version: dict[str, str] | None = None
 
@@ -247,7 +247,7 @@ class FSSpecSaver(SavesItems):
     def _save(self, path: str, data: Any) -> None:
         fs, inner = _file_system(type(self).__name__, path, self.kwargs_for_connection)
         if _is_local(fs) and "w" in self.mode:
-            # fsspec may infer the compression from the extension.
+            # The temporary file has the same extension, because fsspec may infer the compression from the extension.
             with appearing(inner, replace=True, ending=os.path.splitext(inner)[1]) as temporary:
                 self._write(fs, temporary, data)
         else:

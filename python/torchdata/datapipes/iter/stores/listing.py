@@ -1,8 +1,8 @@
 """Shared code of the pipes over file systems and object stores: masks, options, and listings with a position.
 
 Role: the module contains helper functions, and the base class of pipes that list names. This module's code runs in the
-process that iterates the pipe. No pipe holds a client, connection or file system. The iterating process creates
-connections, so that pipes can be pickled, and can be forked together with the process that built them.
+process that iterates the pipe. No pipe holds a client, connection or file system. Connections are created only in the
+iterating process, so that pipes can be pickled and also work after a fork.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ListsRoots(IterDataPipe[str]):
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[str]:
-        # The source's epoch begins here, so that a state before the first item does not describe the previous epoch.
+        # The source's new epoch begins here, so that a state saved before the first item already belongs to this epoch.
         return self._names_of_all(iter(self._source()))
 
     def _names_of_all(self, roots: Iterator[Any]) -> Iterator[str]:

@@ -68,7 +68,7 @@ class S3Recipe:
             try:
                 return obstore.get(store, key, options=options)
             except Exception as error:
-                # Servers refuse range requests for an empty object.
+                # Servers reject range requests for an empty object with status 416.
                 if start or " 416 " not in str(error) or obstore.head(store, key)["size"]:
                     raise
                 return None

@@ -79,7 +79,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
     """
 
     _pending: list[str] = state(list)  # directories that are still to be listed; the last one is listed next
-    #: The directory that is being listed. `_names_seen` is the number of its names that were processed.
+    #: The directory that is being listed. `_names_seen` is the number of names in this directory that were processed.
     _directory: str | None = state()
     _names_seen: int = state(0)
     #: The first folder that was not entered. `_unwanted` is the first file that did not match.
@@ -106,7 +106,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
         self._set_length(length)
 
     def __iter__(self) -> Iterator[str]:
-        # The source's epoch begins here, so that a state before the first item does not describe the previous epoch.
+        # The source's new epoch begins here, so that a state saved before the first item already belongs to this epoch.
         return self._files(iter(self.datapipe))
 
     def _files(self, roots: Iterator[Any]) -> Iterator[str]:

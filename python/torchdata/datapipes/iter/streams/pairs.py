@@ -105,7 +105,7 @@ class HoldsStream(IterDataPipe[T_co]):
             stream.close()
 
     def __iter__(self) -> Iterator[Any]:
-        # The source's epoch begins here, so that a state before the first item does not describe the previous epoch.
+        # The source's new epoch begins here, so that a state saved before the first item already belongs to this epoch.
         # Each pair has its own generator, so that an exception in one generator does not end the chain.
         streams: Iterator[Iterator[Any]] = map(self._items_of, iter(self._source()))
         if self._held is not None:

@@ -43,7 +43,7 @@ class _PrefetchData(ReadAhead):
         self.abandoned = False
         self._left = False
         self.is_over = False
-        #: The source's count of yielded items when this iteration began; None if the thread counts the items instead.
+        #: The source's item count when this iteration began. None means that the thread itself counts the items.
         self.before: int | None = None
         self.taken = 0
         #: The point where the thread pauses, if any.
@@ -159,7 +159,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
     _data: _PrefetchData | None = state(saved=False)
     #: The buffered items of the loaded state, and the error that follows these items.
     _restored: tuple[list[Any], BaseException | None] = state(([], None), items=True, saved=False)
-    #: The number of passes that have begun. `_halt` is the point at which the thread of a later pass pauses, if any.
+    #: The number of passes that have begun. `_halt` is the point where the thread of a later pass pauses, or None.
     _passes: int = state(0, saved=False, lasts=True)
     _halt: Halt | None = state(saved=False, lasts=True)
 

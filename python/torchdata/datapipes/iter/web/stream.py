@@ -149,9 +149,9 @@ class HttpRecipe:
         except HTTPError as error:
             if not headers or error.response is None or error.response.status_code != 416:
                 raise
-            # A response 416 means that no bytes are left: the file was read to its end, or has become shorter. With
-            # `If-Range`, the response also proves that the file has not changed. Without `If-Range`, the file is
-            # compared after it was read completely.
+            # The server answers 416 if the file has no bytes at the offset, because the file was read to its end or has
+            # become shorter. With `If-Range`, the response also proves that the file has not changed. Without
+            # `If-Range`, the file is compared after it was read completely.
             if "If-Range" in headers and error.response.headers.get("Content-Range") == f"bytes */{offset}":
                 return None
         return self.client.answer(connections, self.url, {})
