@@ -35,7 +35,8 @@ __all__ = ["DataChunk", "IterDataPipe", "MapDataPipe", "begin_iteration", "share
 if TYPE_CHECKING:
     from torchdata.datapipes._forms import IterForms, MapForms
 else:
-    # Type checkers see the functional forms as methods in stubs (`make stubs`). At run time, registries hold the forms.
+    # Type checkers see the functional forms as methods in stubs (`make stubs`). Registries contain the forms at run
+    # time.
     class IterForms:
         """At run time, `IterForms[T]` is `FunctionalForms` for any type parameter `T`."""
 
@@ -269,7 +270,7 @@ class _PicklingHooks:
 
 
 class _PipeMeta(ABCMeta):
-    """The metaclass of pipes, which makes attributes that users add to a base class available on torch's pipes."""
+    """The metaclass of pipes. An attribute that users add to a base class becomes available on torch's pipes, too."""
 
     counterpart: Counterpart
 

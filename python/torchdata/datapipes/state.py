@@ -357,7 +357,7 @@ class _Saving:
 
 
 def _entry_anew(pipe: Any) -> PipeEntry:
-    """Returns an entry that starts the next pass of a pipe from the beginning, with the seed that was set for it."""
+    """Returns an entry that starts the next pass of a pipe from the beginning, with the seed for this pass."""
     entry, lasting = entry_at_beginning(pipe)
     return entry if lasting is None else entry._replace(state=to_plain(lasting, name_of(pipe)))
 

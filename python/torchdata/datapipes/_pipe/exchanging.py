@@ -1,12 +1,12 @@
 """Switches the global random generators and PyTorch's worker info between shards that take turns in one process.
 
 Role: each shard owns a `ShardGlobals`, used in the process and thread that run the shard. A process has one global
-generator each of `random`, NumPy and torch, but each shard draws from generators of its own. The states of the
-generators, of 2.5 KB each, are therefore exchanged whenever another shard runs, together with some variables of
-modules. The public functions of the three libraries convert a state to tuples and tensors, which takes up to 300
-microseconds. The extension copies the memory of the states in 0.3 microseconds. To find the address of this memory, the
-module experiments with other generators of the same classes. If the experiments fail, for example with another version
-of a library, the module uses the libraries' public functions.
+generator each of `random`, NumPy and torch, but each shard draws from generators of its own. The generator states (2.5
+KB each) and some module variables are therefore exchanged whenever another shard runs. The public functions of the
+three libraries convert a state to tuples and tensors, which takes up to 300 microseconds. The extension copies the
+memory of the states in 0.3 microseconds. To find the address of this memory, the module experiments with other
+generators of the same classes. If the experiments fail, for example with another version of a library, the module uses
+the libraries' public functions.
 """
 
 from __future__ import annotations

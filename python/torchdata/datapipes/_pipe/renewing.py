@@ -120,7 +120,7 @@ def taken_again(datapipe: Any) -> Iterator[Any] | None:
 
 
 def keep_for_reader(datapipe: Any, guard: Iterator[Any]) -> None:
-    """Records a pipe's new iterator, so that a recreated iterator of the pipe's reader can read it."""
+    """Records a pipe's new iterator, so that its reader's recreated iterator can continue with this iterator."""
     renewal = _reader_of(datapipe)
     if renewal is not None:
         renewal.keep(datapipe, guard)

@@ -120,8 +120,8 @@ class _Untold(Iterator[Any]):
 
 
 def watched_info(module: Any, **truth: Any) -> Any:
-    """Returns the `WorkerInfo` for PyTorch. Pipes that a `sharding_filter` reads see a single worker, and all other
-    code sees the true values."""
+    """Returns the `WorkerInfo` for PyTorch. `get_worker_info` reports a single worker to pipes that a `sharding_filter`
+    reads, and the true values to all other code."""
     base: Any = module.WorkerInfo
 
     class WorkerInfo(base):  # type: ignore[misc]

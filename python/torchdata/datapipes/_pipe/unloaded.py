@@ -6,8 +6,8 @@ item. The filter calls this function after the filter has loaded the item. The i
 would have, so positions, seeds and states are the same as for an iteration over items. This module's code runs in the
 process that iterates the pipeline. The module keeps no state.
 
-Each iteration decides, for one path through the graph, whether to pass on indices. Readers outside the path receive
-items instead of indices. Passing on indices does not change the graph.
+Each iteration decides, for one path through the graph, whether to pass on indices. Pipes outside this path of the graph
+receive items instead of indices. Passing on indices does not change the graph.
 """
 
 from __future__ import annotations

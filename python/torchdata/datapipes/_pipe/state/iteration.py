@@ -321,14 +321,14 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     dropped = None if loaded is None else loaded.drop
     record.ended = resumed and finished and dropped is None
     if record.fed and not resumed and hooks_of(datapipe)._begins_sources:
-        # States that were loaded into the pipe's sources belong to a pass that does not continue.
+        # States that were loaded into the pipe's sources belong to the old pass, which does not continue.
         forget_below(datapipe)
         record.fed = False
     return number, resumed, dropped or 0, finished and dropped is not None
 
 
 def pending_seed(datapipe: Any) -> Any:
-    """Returns the seed that was set for a pipe's next pass, or any seed that was set for a user's pipe."""
+    """Returns the seed that was set for a pipe's next pass, or for a user's pipe, the last seed that was set."""
     if any(state.name == "_seed" for state in type(datapipe)._declared):
         return datapipe._seed
     return record_of(datapipe).seed

@@ -1,7 +1,8 @@
 """Defines the layout of graph states, and validates states.
 
-Role: pure functions over plain data. A state may be damaged or malicious. Each number in a state is therefore checked
-before the number is used to count items. Each pipe checks its own part of the state, which is stored under `state`.
+Role: this module has only pure functions. A state may be damaged or malicious. Each number in a state is therefore
+checked before the number is used to count items. Each pipe checks its own part of the state, which is stored under
+`state`.
 """
 
 from __future__ import annotations

@@ -338,7 +338,7 @@ class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
     def _release(self, stream: Any) -> None:
         if self._archive is not None and self._archive.source is stream:
             self._archive = None
-        # the creator of a bare stream closes it, because members may still read it
+        # a stream without a wrapper is closed by its creator, because members may still read from the stream
         if isinstance(stream, StreamWrapper):
             stream.autoclose()
 

@@ -121,7 +121,7 @@ class _HeaderBytes:
             raise tarfile.ReadError(f"a member has more than {MOST_HEADERS} headers")
 
     def check(self, size: int) -> None:
-        """Refuses a size that is too large, before `tarfile` reads this number of bytes, possibly in pieces."""
+        """Refuses a size that is too large before `tarfile` tries to read this number of bytes."""
         if not len(self._ahead) <= size <= self._left:
             raise tarfile.ReadError(f"the headers of a member take more than {LARGEST_HEADERS} bytes")
 

@@ -79,7 +79,7 @@ class ListsRoots(IterDataPipe[str]):
 
 
 def after_last(names: list[str], last: tuple[int, str] | None, pipe: object, root: str) -> Iterator[tuple[Any, str]]:
-    """Yields the numbered names after `last`, a number and a name; all names if `last` is None.
+    """Yields the numbered names that follow `last`, a pair of number and name; or all names if `last` is None.
 
     If names before the last name were added or removed, the names after the last name are still yielded.
 

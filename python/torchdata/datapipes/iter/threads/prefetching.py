@@ -67,7 +67,7 @@ class _PrefetchData(ReadAhead):
         self.leave(for_good=True)
 
     def await_release(self, seconds: float) -> bool:
-        """Waits at most `seconds` until a thread with a closed queue releases the source; returns whether it has."""
+        """Waits at most `seconds` until a closed queue's thread releases the source; returns whether it is released."""
         return not self.queue.closed or not self.others() or self.released.wait(seconds)
 
     def buffered(self) -> tuple[list[Any], BaseException | None]:

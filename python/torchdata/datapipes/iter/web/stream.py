@@ -194,7 +194,7 @@ class _Body(io.RawIOBase):
         return b"".join(pieces)
 
     def some(self, most: int, whole: bool = False) -> bytes:
-        """Returns between one and `most` bytes, or all `most` if `whole` is set; empty only at the end."""
+        """Returns between one and `most` bytes, or exactly `most` bytes if `whole` is set; empty only at the end."""
         if self._failure is not None:  # after an error, the position is unknown
             raise _twin(self._failure)
         from urllib3.exceptions import HTTPError
