@@ -98,7 +98,7 @@ class Parts:
         return state_of_members(self._members, self.left) or {"members": ()}
 
     def detach(self) -> None:
-        """Reduces this object to its state after the iteration, which closes files and suspended generators."""
+        """Keeps only the state of this object after the iteration, and closes its files and suspended generators."""
         if isinstance(self.left, _Counted):
             self.left = _Counted(iter(()), self.left.done)
         else:

@@ -164,8 +164,8 @@ def _note_names(error: TypeError, form: str, pipe: type, keywords: dict[str, Any
 
 
 def _without(parameter: str | None, docstring: str | None) -> str | None:
-    """Returns the docstring of a form: the docstring of its class without the first parameter, which is the pipe that
-    the method is called on.
+    """Returns the docstring of a functional form. The first parameter of the class is left out, because this parameter
+    is the pipe that the method is called on.
     """
     if parameter is None or docstring is None:
         return docstring

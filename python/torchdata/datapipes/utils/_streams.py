@@ -1,4 +1,4 @@
-"""Streams that pipes pass on: they close themselves after their last use, and can be reopened.
+"""The streams that pipes yield. A stream closes itself after its last use, and can be reopened.
 
 Role: `StreamWrapper` is the file object of every pipe that yields streams. The wrapper belongs to the process that
 opened it, and owns the file object. A wrapper of this package contains (or determines) a *recipe* to reopen the stream:

@@ -95,7 +95,7 @@ class Halt:
     def stand(self) -> None:
         """Pauses the calling thread if it has read the items up to the position `ahead`.
 
-        If a replay yields other items, its reader may need more items; in this case, the thread continues immediately.
+        If a replay yields different items, the reader may need more items, and the thread continues immediately.
         """
         if self._taken >= self._items:
             self._reached.set()

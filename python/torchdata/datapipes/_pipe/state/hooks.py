@@ -43,7 +43,7 @@ class PipeHooks:
     # -- reading relations -------------------------------------------------------------------------
 
     def _sources_in_use(self) -> list[Any] | None:
-        """Returns the sources that the running pass still reads; None if it reads all sources."""
+        """Returns the sources that the running pass still reads; None means all sources."""
         return None
 
     def _reads_in_pass(self, source: Any) -> bool | None:
@@ -77,7 +77,7 @@ class PipeHooks:
         return None
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the pipe's thread has read after its first `passes` passes; None without a thread."""
+        """Returns how far the pipe's thread has read in the passes after the first `passes`; None without a thread."""
         return None
 
     def _halt_at(self, ahead: Lead) -> Halt:

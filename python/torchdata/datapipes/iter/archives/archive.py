@@ -190,7 +190,7 @@ class CountedStream:
 
 
 class Archive:
-    """An open archive, which owns the stream that it reads and reopens it after unpickling."""
+    """An open archive, which owns its stream and reopens the stream after unpickling."""
 
     def __init__(self, path: str, source: Any, start: int | None = None) -> None:
         self.path = path

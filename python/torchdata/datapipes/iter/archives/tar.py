@@ -506,21 +506,22 @@ class _SparseMember(LibraryMember):
 class TarArchiveLoader(ArchiveLoader):
     """Reads tar archives, plain or compressed: yields pairs of path and stream, one per regular file.
 
-    The path of a member is the archive's path joined with the member's name, and always lies in the archive's folder:
-    leading slashes are dropped, and a name that leads out of the folder is an error. Links are left out.
+    The path of a member is the archive's path joined with the member's name. Leading slashes in the name are dropped,
+    and a name that leads out of the archive's folder is an error. Links are left out.
 
     Streams that cannot seek are read only forward. If the next member of a stream or of a compressed archive is
     requested before a member was read, the unread member is kept in memory.
 
-    A saved state resumes at the next member. If the archive is not compressed and its stream can start anywhere (a
-    file, an object in a store, a URL if the server supports ranges), nothing before the next member is read.
+    A saved state resumes at the next member. If the archive is not compressed, and its stream can start anywhere (a
+    file, an object in a store, a URL if the server supports ranges), a resumed run reads nothing before the next
+    member.
 
     Args:
         datapipe: yields pairs of path and binary stream.
         mode: the mode of `tarfile.open`: `"r:*"` (the default), `"r:gz"`, …, or `"r|*"`, … to read only forward.
         length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
-        max_ratio: the largest ratio of the size of an archive, as far as it was read, to its compressed size, for sizes
-            over 1 GiB; a sparse member has the same limit. 100 by default; None for no limit.
+        max_ratio: the largest allowed ratio of an archive's decompressed size, as far as it was read, to its compressed
+            size. The limit applies to sizes over 1 GiB, and also to sparse members. 100 by default; None for no limit.
 
     Raises:
         ValueError: the mode is unknown, or `max_ratio` is less than 1.

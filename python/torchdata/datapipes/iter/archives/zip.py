@@ -100,8 +100,8 @@ def _check_places(archive: zipfile.ZipFile) -> None:
 class ZipArchiveLoader(IndexedLoader):
     """Reads zip archives: yields pairs of path and stream, one per file.
 
-    The path of a member is the archive's path joined with the member's name, and always lies in the archive's folder:
-    leading slashes are dropped, and a name that leads out of the folder is an error. Symbolic links are left out.
+    The path of a member is the archive's path joined with the member's name. Leading slashes in the name are dropped,
+    and a name that leads out of the archive's folder is an error. Symbolic links are left out.
 
     Args:
         datapipe: yields pairs of path and seekable binary stream.

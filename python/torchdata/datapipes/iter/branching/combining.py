@@ -312,7 +312,7 @@ def _sample_multiplex(
     seed: int | None = None,
     weight: float = 1.0,
 ) -> SampleMultiplexer:
-    """Yields items of this pipe and other pipes, which are chosen at random by their weights, until all have ended.
+    """Yields items of randomly chosen pipes, by weight, until this pipe and the other pipes have ended.
 
     Args:
         source_datapipe: the first pipe to read.

@@ -41,8 +41,8 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
     items pass through the section, and the end of the section writes their files. Any number of processes may share the
     cached files. Each file is computed by one process, which holds the file's lock. Meanwhile, all other processes
     compute further files, and then wait for the locked file. No process sees an incomplete file. If a process is
-    killed, another process computes its file. If the consumer requests no path for one second, the process releases the
-    locks of items that the section has read ahead, because the consumer may be waiting for another process.
+    killed, another process computes its file. If the consumer requests no path for one second, it may be waiting for
+    another process. The process therefore releases the locks of items that the section has read ahead.
 
     Args:
         source_datapipe: the pipe to read.

@@ -1,5 +1,5 @@
-"""The section between `on_disk_cache` and `end_caching`: determines which items pass through, which process computes
-them, and their order.
+"""Determines which items pass through the section between `on_disk_cache` and `end_caching`, which process computes
+them, and in which order.
 
 Role: each iteration of an `EndOnDiskCacheHolder` has one `Section`. The section reads the source and determines for
 each item whether its files exist (*ready*), must be created by this process (*missing*, with locks on the paths), or

@@ -41,9 +41,9 @@ def _is_local(fs: Any) -> bool:
 class FSSpecFileLister(ListsFolders):
     """Yields the URLs of the files and directories in one or several directories of any file system of fsspec.
 
-    The URLs have the order of the file system's own listing; local files are sorted by name. A root that is a file
-    is yielded itself. A yielded URL has the same protocol and chain as the root: `zip://images::archive.zip` yields
-    `zip://images/1.png::archive.zip`, which `open_files_by_fsspec` opens.
+    The URLs have the order of the file system's own listing; local files are sorted by name. A root that is a file is
+    yielded itself. A yielded URL has the same protocol and chain as the root. For example, the root
+    `zip://images::archive.zip` yields `zip://images/1.png::archive.zip`, which `open_files_by_fsspec` opens.
 
     Args:
         root: a directory or file, a sequence of them, or a pipe that yields them: URLs or local paths.
@@ -158,8 +158,8 @@ class _FSSpecRecipe:
 class FSSpecFileOpener(OpensFiles):
     """Opens files by fsspec: yields pairs of URL and stream.
 
-    A stream closes its file when the stream is deleted. A stream can be pickled with its options, and is reopened by
-    its URL: at its position if the file system can seek, and with a RuntimeError if the file has changed.
+    A stream closes its file when the stream is deleted. A stream can be pickled with its options. The copy is reopened
+    by the URL, at the old position if the file system can seek. A RuntimeError is raised if the file has changed.
 
     Args:
         source_datapipe: yields URLs or local paths.

@@ -57,7 +57,7 @@ class ListsRoots(IterDataPipe[str]):
         return sources_of(self)[0]
 
     def _entries(self, root: str, after: Any) -> Iterator[tuple[Any, str]]:
-        """Yields the entries after `after` (None: all) under a root, each with its position and the name to yield."""
+        """Yields position and name of the entries under a root after the position `after` (None: all entries)."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[str]:

@@ -27,7 +27,7 @@ _SMALL_READS = 64 << 10
 
 
 class ObjectRecipe(Protocol):
-    """The recipe to open an object; `version` is its tag and size, once it was opened."""
+    """The recipe to open an object. `version` contains the object's tag and size after the object was opened."""
 
     @property
     def url(self) -> str: ...

@@ -164,7 +164,7 @@ class S3Object(RemoteFile[S3Recipe]):
         return piece
 
     def _opening_piece(self) -> memoryview:
-        """Returns the data that the opening request received; empty if its connection has broken."""
+        """Returns the data that the opening request received; empty if the request's connection has broken."""
         answer, self._answer = self._answer, None
         if answer is None or self._pid != os.getpid():
             self._answer = answer

@@ -209,8 +209,8 @@ class LanceReader(ArrowReader):
     """Reads rows of a Lance dataset by their indices: yields rows, or frames of rows that were requested together.
 
     This pipe is an `ArrowReader` with one part per row. If you do not need a given order of rows, ranges of rows are
-    read faster: `ArrowParts("….lance", format="lance").shuffle().read_arrow()`. The dataset is read in the version that
-    it has when the pipe is built; a state of another dataset version is refused.
+    read faster: `ArrowParts("….lance", format="lance").shuffle().read_arrow()`. The pipe reads the dataset version that
+    is current when the pipe is built. A state of another dataset version is refused.
 
     Args:
         source_datapipe: yields indices of rows, or lists of them, as after `batch`, which are read together.

@@ -63,8 +63,8 @@ class FileLister(GivenLength, IterDataPipe[str]):
         recursive: whether subdirectories are listed; False by default.
         abspath: whether absolute paths are yielded; False by default.
         non_deterministic: whether files are yielded in the order of the file system; False by default. If
-            `non_deterministic` is True, a state that was saved in the middle of a directory is valid only as long as
-            the file system lists the directory in the same order.
+            `non_deterministic` is True, a state that was saved in the middle of a directory is valid only if the file
+            system still lists this directory in the same order.
         length: the number of files that `len` returns; with -1 (the default), `len` raises TypeError.
 
     Warns: UserWarning: no file was found.

@@ -46,7 +46,7 @@ __all__ = ["FullSync", "PrefetchTimeoutError"]
 
 T_co = TypeVar("T_co", covariant=True)
 
-#: Votes of a rank that has an item, that has reached its end, and that has left its loop for the next iteration.
+#: The three votes: the rank has an item, has no more items, or has left its loop for the next iteration.
 _HAS, _ENDED, _LEFT = 2, 1, 0
 
 #: Maximum number of seconds for counting the items that a rank leaves out.
@@ -247,7 +247,7 @@ def _failing(error: BaseException) -> Iterator[Any]:
 
 @functional_datapipe("fullsync")
 class FullSync(_PrefetchBase[T_co]):
-    """Ends the iteration on all ranks of a distributed job after the same number of items: when the first rank ends.
+    """Ends the iteration on all ranks after the same number of items, as soon as one rank has no more items.
 
     If a rank raises an exception, exits, or shuts its loader down within an epoch, all remaining ranks raise an error
     within the timeout, and the error names this rank. If a rank leaves its loop for the next epoch, the loops of all
