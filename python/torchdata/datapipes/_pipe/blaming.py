@@ -31,8 +31,8 @@ def counted_at(datapipe: Any) -> IterationToken:
 
 
 def blamed_name(datapipe: Any, error: BaseException | None = None) -> str:
-    """Returns the name of a failed pipe for messages; for a pipe that only reads a user's dataset, the name of the
-    dataset's code. `error` is the exception that the pipe raised, or None if the exception is no longer available."""
+    """Returns the name of a failed pipe for messages. For a pipe that only reads a user's dataset, this is the name of
+    the dataset's code. `error` is the raised exception, or None if the exception is unavailable."""
     codes = codes_read_by(datapipe)
     if not codes and hasattr(datapipe, "iterable"):
         codes = codes_of_dataset(datapipe, ITERATED)

@@ -125,7 +125,7 @@ def _arguments_of(kind: type) -> list[tuple[str, tuple[str, str]]]:
             names = signature_of(kind.__init__).parameters  # type: ignore[misc]
         except (TypeError, ValueError):
             names = {}  # type: ignore[assignment]
-        # A class lists in `tuning` the arguments that affect only its speed, so they may differ when a state is loaded.
+        # The arguments in a class's `tuning` affect only speed, so they may differ when a state is loaded.
         tuning = _CHANGED.union(*(vars(base).get("tuning", ()) for base in kind.__mro__))
         found = [(name, (name, f"_{name}")) for name in names if name not in tuning]
         _arguments[kind] = found

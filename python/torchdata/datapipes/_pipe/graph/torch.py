@@ -37,7 +37,7 @@ __all__ = [
     "yielded_so_far",
 ]
 
-#: The module that completes PyTorch's pipe classes when it is imported.
+#: When this module is imported, PyTorch's pipe classes are complete.
 _MODULE = "torch.utils.data"
 
 _MISSING = object()

@@ -47,7 +47,7 @@ class PipeHooks:
         return None
 
     def _reads_in_pass(self, source: Any) -> bool | None:
-        """Returns whether a source's running pass belongs to this pipe's running pass; None if start times decide."""
+        """Returns whether a source's pass belongs to this pipe's running pass; if None, start times are compared."""
         return None
 
     def _goes_on_alone(self) -> bool:

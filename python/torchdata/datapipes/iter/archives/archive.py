@@ -308,7 +308,7 @@ class EntryRecipe:
 
 
 class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
-    """The base class of the loaders, which keep an archive open while its pair of path and stream is referenced."""
+    """The base class of archive loaders. An archive stays open while its pair of path and stream is referenced."""
 
     datapipe: Any
     max_ratio: float | None
@@ -344,7 +344,7 @@ class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
 
 
 class IndexedArchive(Archive):
-    """An archive with a directory of its members, which is read completely."""
+    """An archive that has a directory of its members. This directory is read completely."""
 
     #: Index of the entry after the last yielded entry.
     next = 0

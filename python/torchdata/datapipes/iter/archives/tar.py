@@ -43,7 +43,7 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["TarArchiveLoader", "open_tar"]
 
-#: Largest member of a compressed or streamed archive that is kept in memory when reading continues after it.
+#: Largest member of a compressed or streamed archive that is kept in memory when a later member is read.
 LARGEST_KEPT_MEMBER = 64 << 20
 
 #: Bytes to request at a time from a forward-only stream or its decompressor.
@@ -207,7 +207,7 @@ class OpenTar(tarfile.TarFile):
 
     #: A stream that is closed together with the archive.
     owned: Any = None
-    #: Whether the archive is not compressed, so that its offsets are offsets of its stream.
+    #: Whether the archive is uncompressed, so that offsets in the archive are also offsets in its stream.
     plain = False
     _global_records = _global_bytes = 0
 
@@ -486,7 +486,7 @@ class _TarMember(MemberFile):
 
 
 class _SparseMember(LibraryMember):
-    """A member with holes, which are not stored, so its size in the archive does not limit its apparent size."""
+    """A sparse member. Its holes are not stored, so its size in the archive does not limit its apparent size."""
 
     def __init__(self, archive: _TarArchive, info: tarfile.TarInfo) -> None:
         super().__init__(archive, info.offset, info.name, archive.tar.extractfile(info), archive.seeks_cheaply)
@@ -588,7 +588,7 @@ class TarArchiveLoader(ArchiveLoader):
 
 
 def _keep_in_memory(stream: StreamWrapper | None) -> None:
-    """Makes an unread member that is still referenced independent of its archive."""
+    """Makes an unread member that is still referenced independent of its archive, by copying the member into memory."""
     file_obj = None if stream is None or stream.closed else stream.file_obj
     if stream is not None and type(file_obj) is io.BufferedReader and not file_obj.closed:
         raw: Any = file_obj.raw

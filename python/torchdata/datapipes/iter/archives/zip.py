@@ -106,8 +106,8 @@ class ZipArchiveLoader(IndexedLoader):
     Args:
         datapipe: yields pairs of path and seekable binary stream.
         length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
-        max_ratio: the largest ratio of the size of a member, or of all members up to an opened one, to the compressed
-            size, for sizes over 1 GiB. 100 by default; None for no limit.
+        max_ratio: the largest allowed ratio of decompressed to compressed size, for sizes over 1 GiB, of an opened
+            member and of all members up to this member. 100 by default; None for no limit.
 
     Raises:
         ValueError: `max_ratio` is less than 1.

@@ -27,7 +27,7 @@ _MEGABYTE = 1024 * 1024
 
 @functional_datapipe("in_memory_cache")
 class InMemoryCacheHolder(IterDataPipe[T_co]):
-    """Stores its items in memory, so that the pipes before it run only in the first epoch.
+    """Stores its items in memory, so that all earlier pipes run only in the first epoch.
 
     The first complete epoch fills the cache, and later epochs yield the same objects. If the items need more memory
     than `size`, the first items are dropped: later epochs read the dropped items from the source and the remaining

@@ -242,7 +242,7 @@ def _name(group: int) -> str:
 
 @functional_datapipe("sharding_round_robin_dispatch")
 class ShardingRoundRobinDispatcher(SameLength, IterDataPipe[T_co]):
-    """Makes all pipes before it run once, in a dispatching process.
+    """Makes all earlier pipes run only once, in a dispatching process.
 
     With worker processes, the dispatching process sends the items to the workers in turn. Without worker processes,
     this pipe yields its items unchanged.

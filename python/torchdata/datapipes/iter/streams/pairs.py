@@ -154,7 +154,7 @@ class HoldsStream(IterDataPipe[T_co]):
         return (pair[0], stand_in), place
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the current pair, with a placeholder for its stream, and the position in it."""
+        """Returns the current path, a placeholder for the current stream, and the position in the stream."""
         pair, place = self._bookmark_of(self._held) if self._reading else (self._held, self._place)
         return {"pair": pair, "place": place}
 
