@@ -46,9 +46,9 @@ _VARIABLES = (
 
 #: The size in bytes of the 624 words of a state, and of the index of the next word.
 _WORDS, _PLACE = 624 * 4, 4
-#: Sizes in bytes of PyTorch's generator state: of the header before the words, and of the whole state.
+#: Sizes in bytes of the header before the words in PyTorch's generator state, and of the whole state.
 _BEFORE, _TORCH = 20, 2544
-#: The maximum distance in bytes from the start of PyTorch's object to the words.
+#: The maximum distance in bytes from the start of PyTorch's object to the words of the generator.
 _HEAD = 256
 #: The size in bytes of the normally distributed number that NumPy stores, and of the flag for its presence.
 _GAUSS = 16
@@ -274,7 +274,7 @@ def _torch(generator: Any) -> _Way:
 
 @functools.cache
 def _words_offset() -> int:
-    """Returns the offset of the words in PyTorch's object."""
+    """Returns the offset of the generator's words in PyTorch's object."""
     torch = sys.modules["torch"]
     made = torch.Generator().manual_seed(1)
     torch.rand(1, generator=made)  # a draw computes the words that `get_state` returns

@@ -1,10 +1,10 @@
 """Stops sources from splitting their items among workers if a `sharding_filter` already splits the items.
 
-Role: a source may call `torch.utils.data.get_worker_info()` and yield only its worker's part of the items. A
-`sharding_filter` that reads this source would then keep only a part of the worker's part. Therefore, while a
-`sharding_filter` requests an item from its sources, PyTorch reports a single worker to this thread. This module's code
-runs in workers of this package and of PyTorch. In these workers, `get_worker_info()` returns an object of this package,
-which shows the true values to all other code.
+Role: this module handles sources that call `torch.utils.data.get_worker_info()`, and then yield only a part of the
+items in each worker. A `sharding_filter` that reads such a source would keep only a part of the worker's items.
+Therefore, while a `sharding_filter` requests an item from its sources, PyTorch reports a single worker to this thread.
+This module's code runs in workers of this package and of PyTorch. In these workers, `get_worker_info()` returns an
+object of this package, which shows the true values to all other code.
 """
 
 from __future__ import annotations

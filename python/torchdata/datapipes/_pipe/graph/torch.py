@@ -87,8 +87,8 @@ class Counterpart:
         return found if bind is None else bind(found, datapipe, type(datapipe))
 
     def joiner(self, other: Any) -> Any:
-        """Returns PyTorch's class that joins a pipe with the torch dataset `other`, or None if `other` is a pipe or no
-        dataset.
+        """Returns PyTorch's class that joins a pipe with the torch dataset `other`, or None if `other` is a pipe or not
+        a dataset.
         """
         torchs = self._module
         if torchs is None or isinstance(other, (torchs.IterDataPipe, torchs.MapDataPipe)):

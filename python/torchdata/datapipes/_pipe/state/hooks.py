@@ -1,7 +1,7 @@
 """The interface through which graphs, states and loaders query a pipe, with a default for each query.
 
-Role: the contract between the pipes and the code that handles whole graphs. Each pipe implements the queries, so that
-callers need not know its class. This module's code runs in the process of the pipe.
+Role: this module defines the interface between the pipes and the code that handles whole graphs. Each pipe implements
+the queries, so that callers need not know its class. This module's code runs in the process of the pipe.
 """
 
 from __future__ import annotations

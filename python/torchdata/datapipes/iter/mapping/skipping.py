@@ -29,9 +29,9 @@ class OnError(IterDataPipe[T_co]):
     functions (of `map`, `filter`, `threadpool_map`, `groupby` and all further pipes), in readers of streams and
     archives, which leave out the end of a broken stream, and in pipes that cannot use an item.
 
-    A generator ends when it raises. Exceptions from your own generators and iterables are therefore not skipped, and a
-    note in the exception explains this. `on_error` never skips errors of store listings, `on_disk_cache` and
-    `fullsync`, nor `KeyboardInterrupt`, `SystemExit`, `MemoryError` and exits of processes.
+    A generator ends when it raises an exception. Exceptions from your own generators and iterables are therefore not
+    skipped, and a note in the exception explains this. `on_error` never skips errors of store listings, `on_disk_cache`
+    and `fullsync`, nor `KeyboardInterrupt`, `SystemExit`, `MemoryError` and exits of processes.
 
     Skipped items are part of a saved state: a resumed run skips the same items and continues to count. At the end of an
     epoch, a `RuntimeWarning` reports the counts of the process, or, with a `DataLoader2`, of all workers.
