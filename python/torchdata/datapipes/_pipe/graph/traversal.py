@@ -70,8 +70,7 @@ def _role(kind: type) -> Role | None:
 
 
 def _is_pipe_class(kind: type) -> bool:
-    """Returns whether objects of the type are pipes. `issubclass` is tried last, because it queries every pipe
-    class."""
+    """Returns whether objects of the type are pipes. `issubclass` comes last, because it queries every pipe class."""
     for base in _pipes:
         if base in kind.__mro__ or base.__subclasshook__(kind) is True:
             return True

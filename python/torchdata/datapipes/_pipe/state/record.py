@@ -1,5 +1,4 @@
-"""Stores two objects for each pipe outside the pipe's attributes: a token, which distinguishes the pipe's iterations,
-and a *record*.
+"""Stores two objects for each pipe outside its attributes: a token, which distinguishes iterations, and a *record*.
 
 Role: stores the data of passes for `iteration` and `state`; these modules define the meaning of the data. This module's
 code runs in the process and thread that iterates the pipe. A *pass* is one iteration of one pipe.

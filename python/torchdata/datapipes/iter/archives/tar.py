@@ -513,8 +513,7 @@ class TarArchiveLoader(ArchiveLoader):
     requested before a member was read, the unread member is kept in memory.
 
     A saved state resumes at the next member. If the archive is not compressed, and its stream can start anywhere (a
-    file, an object in a store, a URL if the server supports ranges), a resumed run reads nothing before the next
-    member.
+    file, an object in a store, a URL if the server supports ranges), nothing before that member is read.
 
     Args:
         datapipe: yields pairs of path and binary stream.
