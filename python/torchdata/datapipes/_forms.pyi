@@ -119,7 +119,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def extract(
         self, file_type: str | CompressionType | None = None, *, max_ratio: float | None = 100.0,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
-        """The old name of `Decompressor`, which it returns."""
+        """The old name of `Decompressor`. The constructor returns a `Decompressor`."""
 
     @overload
     def filter(self, filter_fn: Callable[[T_co], bool | bool_], input_col: None = None) -> IterDataPipe[T_co]:

@@ -92,7 +92,7 @@ class Parts:
             self.left = _Counted(source, done)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the remaining members, or the item that recreates them."""
+        """Returns the remaining members, or the item from which the members can be recreated."""
         if isinstance(self.left, _Counted):
             return {"item": self._item, "done": self.left.done}
         return state_of_members(self._members, self.left) or {"members": ()}

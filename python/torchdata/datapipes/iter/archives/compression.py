@@ -295,7 +295,7 @@ class Decompressor(_Decompressing):
 
 @functional_datapipe("extract")
 class Extractor(Decompressor):
-    """The old name of `Decompressor`, which it returns.
+    """The old name of `Decompressor`. The constructor returns a `Decompressor`.
 
     Args:
         source_datapipe: yields pairs of path and binary stream.

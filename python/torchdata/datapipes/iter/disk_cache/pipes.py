@@ -1,7 +1,7 @@
 """Pipes that store the results of other pipes in files: OnDiskCacheHolder, EndOnDiskCacheHolder.
 
 These pipes run in the process that iterates the pipeline. Any number of processes may share the cached files. `section`
-works between the two pipes, `locks` decides which process may write a file, and `atomic_files` writes it.
+works between the two pipes, `locks` decides which process may write a file, and `atomic_files` writes the file.
 """
 
 from __future__ import annotations

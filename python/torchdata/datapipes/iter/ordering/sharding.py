@@ -57,9 +57,9 @@ class ShardingFilter(IterDataPipe[T_co]):
     the filter does not read items of other processes.
 
     Some sources, such as Hugging Face's `IterableDataset`, yield only a part of their items in a worker, according to
-    `torch.utils.data.get_worker_info()`. If a `sharding_filter` follows such a source, the source yields all items, so
-    that they are not divided twice. Without a `sharding_filter`, each worker reads only its part of a source, which is
-    faster.
+    `torch.utils.data.get_worker_info()`. If a `sharding_filter` follows a source of this kind, the source yields all
+    items, so that only the filter divides the items. Without a `sharding_filter`, each worker reads only its part of a
+    source, which is faster.
 
     Args:
         source_datapipe: the pipe to read.

@@ -71,7 +71,7 @@ class _PrefetchData(ReadAhead):
         return not self.queue.closed or not self.others() or self.released.wait(seconds)
 
     def buffered(self) -> tuple[list[Any], BaseException | None]:
-        """Returns the buffered items, and the error that follows them."""
+        """Returns the buffered items, and the error that follows these items."""
         items: list[Any] = []
         error = None
         for _, kind, content, _ in self.queue.slots():
@@ -370,7 +370,7 @@ class Prefetcher(_PrefetchBase[T_co]):
     """Reads its source ahead in a thread, so that waiting for files or a network overlaps with the work of later pipes.
 
     Args:
-        source_datapipe: the pipe to read. The pipe runs in the thread, with all pipes that it reads from.
+        source_datapipe: the pipe to read. This pipe and all earlier pipes run in the thread.
         buffer_size: maximum number of buffered items, 10 by default.
 
     Raises:

@@ -253,8 +253,8 @@ class FullSync(_PrefetchBase[T_co]):
     within the timeout, and the error names this rank. If a rank leaves its loop for the next epoch, the loops of all
     ranks end as soon as this rank begins the next epoch. `DistributedReadingService` appends this pipe automatically.
     The pipe reads one item ahead, and stays in the main process if there are workers. Put pipes that read ahead in a
-    thread (`prefetch`, `pin_memory`) before `fullsync`. If such a pipe came after `fullsync`, pausing its thread (for
-    `limit()` or a saved state) would wait for other ranks.
+    thread (`prefetch`, `pin_memory`) before `fullsync`. If a pipe with a reading thread came after `fullsync`, pausing
+    this thread (for `limit()` or a saved state) would wait for other ranks.
 
     Args:
         datapipe: the pipe to read. Every rank has its own pipe.

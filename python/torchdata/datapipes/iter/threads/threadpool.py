@@ -109,7 +109,7 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
     source.
 
     A state contains the results that are ready, and the items without a result. Saving a state waits for running calls,
-    because they may change their items. Saving does not wait for calls with numbers, strings and bytes; these calls are
+    because a call may modify its item. Saving does not wait for calls with numbers, strings and bytes; these calls are
     repeated after a resume.
 
     Args:
