@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 class IterForms(FunctionalForms, Generic[T_co]):
     def add_index(self, index_name: Hashable = "index") -> IterDataPipe[dict[Any, Any]]:
-        """Numbers the items, which are dicts: stores the number of each item in it, starting with 0."""
+        """Stores the number of each item, starting with 0, in the item itself, which must be a dict."""
 
     def async_map_batches(
         self, async_fn: Callable[..., Awaitable[Any]], batch_size: int, input_col: Any = None, output_col: Any = None,
@@ -119,7 +119,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def extract(
         self, file_type: str | CompressionType | None = None, *, max_ratio: float | None = 100.0,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
-        """The old name of `Decompressor`, which it returns."""
+        """The old name of `Decompressor`. The constructor returns a `Decompressor`."""
 
     @overload
     def filter(self, filter_fn: Callable[[T_co], bool | bool_], input_col: None = None) -> IterDataPipe[T_co]:
@@ -156,8 +156,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def fullsync(
         self, timeout: float = 1800, process_group: RankGroup | TorchRanks | None = None,
     ) -> IterDataPipe[T_co]:
-        """Ends the iteration on all ranks of a distributed job after the same number of items: when the
-        first rank ends.
+        """Ends the iteration on all ranks after the same number of items, as soon as one rank has no more
+        items.
         """
 
     def groupby(
@@ -173,7 +173,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Shuffles the members of each batch and keeps the order of the batches."""
 
     def in_memory_cache(self, size: float | None = None) -> torchdata.datapipes.iter.InMemoryCacheHolder[T_co]:
-        """Stores its items in memory, so that the pipes before it run only in the first epoch."""
+        """Stores its items in memory, so that all earlier pipes run only in the first epoch."""
 
     def lines_to_paragraphs(self, joiner: Callable[[list[Any]], Any] = ...) -> IterDataPipe[tuple[str, Any]]:
         """Joins consecutive lines of one file into paragraphs. An empty line, or a line of another file,
@@ -423,8 +423,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def sample_multiplex(
         self, pipes_to_weights_dict: dict[Any, float], seed: int | None = None, weight: float = 1.0,
     ) -> torchdata.datapipes.iter.SampleMultiplexer:
-        """Yields items of this pipe and other pipes, which are chosen at random by their weights, until
-        all have ended.
+        """Yields items of randomly chosen pipes, by weight, until this pipe and the other pipes have
+        ended.
         """
 
     def save_by_fsspec(
@@ -458,20 +458,20 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """
 
     def sharding_round_robin_dispatch(self, sharding_group_filter: Any = None) -> IterDataPipe[T_co]:
-        """Makes all pipes before it run once, in a dispatching process."""
+        """Makes all earlier pipes run only once, in a dispatching process."""
 
     @overload
     def shuffle(
         self, *, buffer_size: int = 10000, unbatch_level: Literal[0] = 0,
     ) -> torchdata.datapipes.iter.Shuffler[T_co]:
-        """Shuffles with a buffer: once the buffer is full, each item that is read replaces a random item,
-        which is yielded.
+        """Shuffles with a buffer: once the buffer is full, a random item is yielded and replaced by the
+        next item.
         """
 
     @overload
     def shuffle(self, *, buffer_size: int = 10000, unbatch_level: int) -> torchdata.datapipes.iter.Shuffler[Any]:
-        """Shuffles with a buffer: once the buffer is full, each item that is read replaces a random item,
-        which is yielded.
+        """Shuffles with a buffer: once the buffer is full, a random item is yielded and replaced by the
+        next item.
         """
 
     def shuffled_flatmap(
@@ -559,7 +559,7 @@ class MapForms(FunctionalForms, Generic[T_co]):
         """Joins pipes end to end: the indices of each pipe continue the indices of the previous pipe."""
 
     def in_memory_cache(self) -> torchdata.datapipes.map.InMemoryCacheHolder[T_co]:
-        """Stores every requested item, so that the pipes before it run once per item."""
+        """Stores every requested item, so that all earlier pipes run only once per item."""
 
     @overload
     def map(self) -> MapDataPipe[T_co]:

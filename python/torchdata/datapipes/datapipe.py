@@ -35,7 +35,8 @@ __all__ = ["DataChunk", "IterDataPipe", "MapDataPipe", "begin_iteration", "share
 if TYPE_CHECKING:
     from torchdata.datapipes._forms import IterForms, MapForms
 else:
-    # Type checkers see the functional forms as methods in stubs (`make stubs`). At run time, registries hold the forms.
+    # Type checkers see the functional forms as methods in stubs (`make stubs`). Registries contain the forms at run
+    # time.
     class IterForms:
         """At run time, `IterForms[T]` is `FunctionalForms` for any type parameter `T`."""
 
@@ -143,7 +144,7 @@ def _noting(set_seed: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 class _Yielded:
-    """The number of items that the pipe's iteration has yielded. A user's attribute of the same name has priority."""
+    """The number of items that the pipe's iteration has yielded. An attribute that the user sets takes precedence."""
 
     def __get__(self, datapipe: Any, cls: type) -> int:
         return 0 if datapipe is None else token_of(datapipe).yielded
@@ -174,8 +175,8 @@ class _PicklingHooks:
     _not_copied: ClassVar[frozenset[str]] = frozenset()
     #: Names of attributes that contain items. Pipes in these attributes do not count as sources of this pipe.
     item_attributes: ClassVar[frozenset[str]] = frozenset()
-    #: Names of attributes with user data. The copy of the pipe that a loader makes shares this data. All other
-    #: containers are copied, but their members are shared.
+    #: Names of attributes with user data. The copy of the pipe that a loader makes shares this data. For all other
+    #: attributes, containers are copied, but their members are shared.
     data_attributes: ClassVar[frozenset[str]] = frozenset()
     #: Whether `state_dict` and `load_state_dict` are derived from the declaration.
     _derives_state: ClassVar[bool] = False
@@ -269,7 +270,7 @@ class _PicklingHooks:
 
 
 class _PipeMeta(ABCMeta):
-    """The metaclass of pipes, which makes attributes that users add to a base class available on torch's pipes."""
+    """The metaclass of pipes. An attribute that users add to a base class becomes available on torch's pipes, too."""
 
     counterpart: Counterpart
 

@@ -10,8 +10,8 @@ require pickle are stored as bytes under `"__pickled__"`. Plain data that is nes
 stored under `"__nested__"`.
 
 A pipe without a declared state is *replayed*: it starts over and drops the items that it had yielded. The sources of a
-replayed pipe start with the states that they had when the pipe's pass began. If the pass of the last pipe used the
-global generators, or if another pipe also reads a source of a replayed pipe, the whole graph is replayed.
+replayed pipe start with the states that they had when the pipe's pass began. The whole graph is replayed if the pass of
+the last pipe used the global random generators, or if another pipe also reads a source of a replayed pipe.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def fingerprint(datapipe: Any) -> Fingerprint:
 
 
 class _Saving:
-    """Saves the state of a graph. Each object saves only one state."""
+    """Saves the state of a graph. A new object is needed for each state."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.end, self.pipes = graph, graph.end, graph.pipes
@@ -225,7 +225,7 @@ class _Saving:
     # -- what must be replayed -----------------------------------------------------------------------------------
 
     def _to_replay(self) -> list[Any]:
-        """Returns the pipes to replay. No pipe in the result is a source of another pipe in the result."""
+        """Returns the pipes to replay. The result excludes direct and indirect sources of other pipes in the result."""
         replayed = [
             pipe
             for pipe in self.pipes
@@ -244,9 +244,9 @@ class _Saving:
     def _must_replay_all(self, replayed: list[Any]) -> bool:
         """Returns whether the last pipe of the graph must be replayed.
 
-        The last pipe must be replayed if a pipe that is not replayed reads a source of a replayed pipe (as children of
-        a fork do), because both readers must then be replayed together. A replay of the last pipe is also required if
-        functions have drawn random numbers, because the position of these functions in the graph is unknown.
+        If a replayed pipe shares a source with a pipe that is not replayed (as children of a fork do), the last pipe
+        must be replayed, so that both readers are replayed together. The last pipe must also be replayed if user
+        functions have drawn random numbers, because it is unknown which pipes called these functions.
         """
         if is_torchs(self.end):
             return False
@@ -357,7 +357,7 @@ class _Saving:
 
 
 def _entry_anew(pipe: Any) -> PipeEntry:
-    """Returns an entry that starts the next pass of a pipe from the beginning, with the seed that was set for it."""
+    """Returns an entry that starts the next pass of a pipe from the beginning, with the seed for this pass."""
     entry, lasting = entry_at_beginning(pipe)
     return entry if lasting is None else entry._replace(state=to_plain(lasting, name_of(pipe)))
 
@@ -434,7 +434,7 @@ def _require_same_pipes(graph: Graph, entries: Sequence[PipeEntry]) -> None:
 
 
 def set_strictness(datapipe: Any, is_strict: bool) -> None:
-    """Sets whether the sources of a graph compare items that they reread after a resume with the original items.
+    """Sets whether the sources of a graph that reread items after a resume compare these items with the original items.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -24,7 +24,7 @@ def tables_of(
 ) -> Iterator[tuple[Any, tuple[int, int]]]:
     """Yields tables of consecutive rows.
 
-    Each table is yielded with the position after the table: a part, and a row in this part.
+    With each table, yields the position after this table: the number of a part, and a row in this part.
 
     Args:
         row: the first row to read in the first part.

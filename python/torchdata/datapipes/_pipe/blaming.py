@@ -23,7 +23,7 @@ def codes_read_by(datapipe: Any) -> list[UsersCode]:
 
 
 def counted_at(datapipe: Any) -> IterationToken:
-    """Returns the token that counts a pipe's skipped items: the token of a timed map-style source, or its own token."""
+    """Returns the token that counts a pipe's skipped items, which may belong to its timed map-style source."""
     for source in sources_of(datapipe):
         if not is_iter_pipe(source) and hasattr(source, "__dict__") and (token := token_of(source)).is_timed:
             return token
@@ -31,8 +31,8 @@ def counted_at(datapipe: Any) -> IterationToken:
 
 
 def blamed_name(datapipe: Any, error: BaseException | None = None) -> str:
-    """Returns the name of a failed pipe for messages; for a pipe that only reads a user's dataset, the name of the
-    dataset's code. `error` is the raised exception, or None if the exception was not kept."""
+    """Returns the name of a failed pipe for messages. For a pipe that only reads a user's dataset, this is the name of
+    the dataset's code. `error` is the raised exception, or None if the exception is unavailable."""
     codes = codes_read_by(datapipe)
     if not codes and hasattr(datapipe, "iterable"):
         codes = codes_of_dataset(datapipe, ITERATED)

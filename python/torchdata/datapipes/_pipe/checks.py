@@ -187,7 +187,7 @@ def check_int(
     words: str = "",
 ) -> int:
     """Returns the integer `value`. Raises TypeError if the value is a bool or no integer, and `error` if the value is
-    below `least`. `words` is the error message of torchdata 0.9, which old code expects at the end of the message."""
+    below `least`. The error message ends with `words`, the message of torchdata 0.9, which old code may compare."""
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
         raise TypeError(f"{pipe}: {argument} must be an integer, but got {value!r} of type {type(value).__name__}")
     if least is not None and value < least:

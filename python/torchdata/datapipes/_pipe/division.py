@@ -40,7 +40,7 @@ class Division:
         """Returns the shard's items of an iterator.
 
         Args:
-            taken: the index, in the whole sequence, of the iterator's next item.
+            taken: the number of items of the whole sequence that precede the iterator's next item.
             watch: a function that samples items of the source; None disables sampling.
             has_ended: a function that returns whether the source is exhausted; used only with `watch`.
         """
@@ -60,8 +60,8 @@ class Division:
 
     def after(self, taken: int, passed_on: int) -> int:
         """Returns how many items of the sequence were read up to and including the shard's most recent item. `taken` is
-        the number of items of the sequence that were read before the iteration. `passed_on` is the number of items, at
-        least one, that the shard has passed on in the iteration."""
+        the number of items of the sequence that were read before the iteration. `passed_on` is the number of items (at
+        least one) that the shard has passed on in the iteration."""
         rounds, place = divmod(self.own_before(taken) + passed_on - 1, self.block)
         return (self.shard + self.shards * rounds) * self.block + place + 1
 

@@ -1,12 +1,12 @@
 """Switches the global random generators and PyTorch's worker info between shards that take turns in one process.
 
 Role: each shard owns a `ShardGlobals`, used in the process and thread that run the shard. A process has one global
-generator each of `random`, NumPy and torch, but each shard draws from generators of its own. The states of the
-generators, of 2.5 KB each, are therefore exchanged whenever another shard runs, together with some variables of
-modules. The public functions of the three libraries convert a state to tuples and tensors, which takes up to 300
-microseconds. The extension copies the memory of the states in 0.3 microseconds. To find the address of this memory, the
-module experiments with other generators of the same classes. If the experiments fail, for example with another version
-of a library, the module uses the libraries' public functions.
+generator each of `random`, NumPy and torch, but each shard draws from generators of its own. The generator states (2.5
+KB each) and some module variables are therefore exchanged whenever another shard runs. The public functions of the
+three libraries convert a state to tuples and tensors, which takes up to 300 microseconds. The extension copies the
+memory of the states in 0.3 microseconds. To find the address of this memory, the module experiments with other
+generators of the same classes. If the experiments fail, for example with another version of a library, the module uses
+the libraries' public functions.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _VARIABLES = (
 
 #: The size in bytes of the 624 words of a state, and of the index of the next word.
 _WORDS, _PLACE = 624 * 4, 4
-#: Sizes in bytes of PyTorch's generator state: of the header before the words, and of the whole state.
+#: Sizes in bytes of the header before the words in PyTorch's generator state, and of the whole state.
 _BEFORE, _TORCH = 20, 2544
-#: The maximum distance in bytes from the start of PyTorch's object to the words.
+#: The maximum distance in bytes from the start of PyTorch's object to the words of the generator.
 _HEAD = 256
 #: The size in bytes of the normally distributed number that NumPy stores, and of the flag for its presence.
 _GAUSS = 16
@@ -59,7 +59,7 @@ class _Way(NamedTuple):
 
     Args:
         memory: the parts of the generators' memory that are copied.
-        variables: the variables of generators outside the copied memory, as pairs of a dict and a key in it.
+        variables: the generator variables outside the copied memory, each as a dict and a key in this dict.
         others: the functions that save and load each generator that is not copied in memory.
     """
 
@@ -101,8 +101,8 @@ class ShardGlobals(SavedGlobals):
         """Saves the globals of the process.
 
         Args:
-            is_all: whether no other part of the shard must be stopped or saved. If `is_all` is True, `ShardTurns` may
-                exchange the shard without calling `enter` and `leave`.
+            is_all: whether the shard needs nothing else to be stopped or saved. If `is_all` is True, `ShardTurns` may
+                switch to another shard without calling `enter` and `leave`.
         """
         exchange, self._others = _exchange()
         self.save(exchange)
@@ -274,7 +274,7 @@ def _torch(generator: Any) -> _Way:
 
 @functools.cache
 def _words_offset() -> int:
-    """Returns the offset of the words in PyTorch's object."""
+    """Returns the offset of the generator's words in PyTorch's object."""
     torch = sys.modules["torch"]
     made = torch.Generator().manual_seed(1)
     torch.rand(1, generator=made)  # a draw computes the words that `get_state` returns

@@ -1,4 +1,4 @@
-"""Adds a note to an exception that passes through a pipeline: the pipe that raised the exception, and its item.
+"""Adds a note to an exception in a pipeline, which names the pipe that raised the exception, and the failed item.
 
 Role: pipe iterators call `explain` for every exception that passes through them. This module's code runs in the process
 and thread that raised the exception. The module keeps no state, because the exception itself stores the position in the

@@ -1,8 +1,8 @@
 """Tracks results that are yielded member by member, so that a state can contain the remaining members.
 
-Role: a function may return other members when it is called again, for example if it draws random numbers. A state
-therefore contains the remaining members of a result that is in memory. If the result is a generator, resuming calls the
-function again. This module's code runs in the process that iterates the pipe.
+Role: this module is needed because a function may return other members when it is called again, for example if it draws
+random numbers. A state therefore contains the remaining members of a result that is in memory. If the result is a
+generator, resuming calls the function again. This module's code runs in the process that iterates the pipe.
 """
 
 from __future__ import annotations
@@ -92,13 +92,13 @@ class Parts:
             self.left = _Counted(source, done)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the remaining members, or the item that recreates them."""
+        """Returns the remaining members, or the item from which the members can be recreated."""
         if isinstance(self.left, _Counted):
             return {"item": self._item, "done": self.left.done}
         return state_of_members(self._members, self.left) or {"members": ()}
 
     def detach(self) -> None:
-        """Reduces this object to its state after the iteration, which closes files and suspended generators."""
+        """Keeps only the state of this object after the iteration, and closes its files and suspended generators."""
         if isinstance(self.left, _Counted):
             self.left = _Counted(iter(()), self.left.done)
         else:

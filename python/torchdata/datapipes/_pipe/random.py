@@ -27,8 +27,8 @@ def draw_seed(last: int | None = None, follows: bool = False) -> int:
 
     Args:
         last: the seed of the pipe's previous iteration.
-        follows: whether to derive the seed from `last`, because a loader seeds the pipe. A replica derives all seeds
-            after its first seed from `last`.
+        follows: whether to derive the seed from `last`, because a loader seeds the pipe. In a replica of the pipeline,
+            the second seed and all later seeds are always derived from `last`.
     """
     if last is not None and (is_replica or follows):
         return random.Random(f"after {last}").getrandbits(63)

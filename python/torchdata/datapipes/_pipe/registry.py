@@ -88,7 +88,7 @@ class FunctionalForms:
                     cls.register_late(form, f"{package}.{module}", class_name)
 
 
-#: Methods of other libraries' datasets and streams, each with the equivalent that pipes offer.
+#: Method names of other libraries' datasets and streams, each with the equivalent code for pipes.
 _ELSEWHERE = {
     "apply": "write .map(function)",
     "concatenate": "write .concat(other)",
@@ -105,7 +105,7 @@ _ELSEWHERE = {
 
 
 def _no_attribute(pipe: Any, name: str) -> AttributeError:
-    """Returns the error for an unknown name. Python adds the most similar name when it prints this error."""
+    """Returns the error for an unknown name. Python's traceback also shows the most similar name."""
     instead = f"; {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
     return AttributeError(f"{type(pipe).__name__!r} object has no attribute {name!r}{instead}", name=name, obj=pipe)
 
@@ -117,7 +117,7 @@ class LateForm:
         self._base, self._name, self.module, self._class_name = base, name, module, class_name
 
     def form(self) -> Callable[..., Any]:
-        """Imports the pipe's module and returns the actual form."""
+        """Imports the pipe's module and returns the functional form, which creates the pipe."""
         pipe = getattr(import_whole(self.module), self._class_name)
         form = self._base.functions.get(self._name, self)  # the import of the module has registered the form
         return _constructor(self._base, self._name, pipe) if form is self else form
@@ -145,7 +145,7 @@ def _constructor(base: type[FunctionalForms], name: str, pipe: type) -> Callable
     # `help` shows this name, and pickle finds the bound method by this name.
     construct.__name__, construct.__qualname__ = name, f"{base.__name__}.{name}"
     with contextlib.suppress(ValueError):  # the class has a constructor that is written in C
-        # The constructor returns None, but the form returns the new pipe.
+        # The signature of the constructor declares the result None, but the functional form returns the new pipe.
         signature = signature_of(pipe)
         construct.__signature__ = signature.replace(return_annotation=pipe.__name__)  # type: ignore[attr-defined]
         construct.__doc__ = _without(next(iter(signature.parameters), None), construct.__doc__)
@@ -164,8 +164,8 @@ def _note_names(error: TypeError, form: str, pipe: type, keywords: dict[str, Any
 
 
 def _without(parameter: str | None, docstring: str | None) -> str | None:
-    """Returns the docstring of a form: the docstring of its class without the first parameter, which is the pipe that
-    the method is called on.
+    """Returns the docstring of a functional form. The first parameter of the class is left out, because this parameter
+    is the pipe that the method is called on.
     """
     if parameter is None or docstring is None:
         return docstring
@@ -225,7 +225,7 @@ class functional_datapipe:
 
     def __call__(self, cls: C) -> C:
         kinds = FunctionalForms.__subclasses__() if isinstance(cls, type) else []
-        # Pipes that derive from PyTorch's classes also belong to a kind.
+        # This check also accepts classes that derive from PyTorch's pipe classes.
         base = next((kind for kind in kinds if issubclass(cls, kind)), None)  # type: ignore[arg-type]
         if base is None:
             raise TypeError(f"functional_datapipe decorates IterDataPipe and MapDataPipe classes, not {cls!r}")

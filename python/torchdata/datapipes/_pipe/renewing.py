@@ -1,10 +1,10 @@
 """Recreates iterators of this package's pipes after a skipped exception.
 
-Role: a generator cannot continue after it has raised an exception. A new call of the pipe's `__iter__` can resume from
-the state that its class declares, as it does from a loaded state. A pass with skipped exceptions is therefore a chain
-of several iterators of the same pipe. Each new iterator continues at the position of the exception, and reads the
-running iterators of the sources. `skipping` uses this module, in the process that iterates the pipe. This chain of
-iterators owns the `Renewal`, which owns the iterators of the sources.
+Role: this module is needed because a generator cannot continue after it has raised an exception. A new call of the
+pipe's `__iter__` can resume from the state that its class declares, as it does from a loaded state. A pass with skipped
+exceptions is therefore a chain of several iterators of the same pipe. Each new iterator continues at the position of
+the exception, and reads the running iterators of the sources. `skipping` uses this module, in the process that iterates
+the pipe. This chain of iterators owns the `Renewal`, which owns the iterators of the sources.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torchdata.datapipes._pipe.state.record import existing_record, record_of, t
 
 __all__ = ["Renewal", "keep_for_reader", "renewal_of", "taken_again"]
 
-#: Pipes in modules with this prefix can resume by a new `__iter__` call after any exception.
+#: After any exception, pipes in modules with this prefix can resume by a new `__iter__` call.
 _OURS = "torchdata.datapipes."
 
 
@@ -49,7 +49,7 @@ class Renewal(Iterator[Iterator[Any]]):
         self._datapipe, self._function, self._sources = datapipe, function, sources
         self._first: Iterator[Any] | None = None
         self._is_broken = False
-        #: The iterators of the sources. `_again` contains the iterators that the new iterator has not taken over.
+        #: The iterators of the sources. `_again` contains the source iterators that the new iterator has not reused.
         self._guards: dict[int, Iterator[Any]] = {}
         self._again: dict[int, Iterator[Any]] = {}
         #: The number of items that the pipe and each source had yielded when the last iterator raised.
@@ -78,8 +78,8 @@ class Renewal(Iterator[Iterator[Any]]):
         return self._function(datapipe)
 
     def renew(self) -> bool:
-        """Replaces an iterator that has raised an exception. Returns False if a new one would raise at the same
-        item."""
+        """Replaces an iterator that has raised an exception. Returns False if the new iterator would raise an exception
+        at the same item."""
         seen = [token_of(pipe).yielded for pipe in (self._datapipe, *self._sources)]
         if seen == self._seen:
             return False
@@ -120,7 +120,7 @@ def taken_again(datapipe: Any) -> Iterator[Any] | None:
 
 
 def keep_for_reader(datapipe: Any, guard: Iterator[Any]) -> None:
-    """Records a pipe's new iterator, so that a recreated iterator of the pipe's reader can read it."""
+    """Records a pipe's new iterator, so that its reader's recreated iterator can continue with this iterator."""
     renewal = _reader_of(datapipe)
     if renewal is not None:
         renewal.keep(datapipe, guard)

@@ -1,4 +1,4 @@
-"""Displays a pipeline: its graph for pictures, and a table with the picture for notebooks."""
+"""Provides the graph of a pipeline for pictures, and a table with the picture for notebooks."""
 
 from __future__ import annotations
 

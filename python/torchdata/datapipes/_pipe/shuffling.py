@@ -16,7 +16,7 @@ __all__ = ["Shuffling"]
 
 
 class Shuffling(Seeded):
-    """The base class of pipes that shuffle: their seeds, and the switch that turns shuffling off. Subclasses extend
+    """The base class of pipes that shuffle, with their seeds and the switch that turns shuffling off. Subclasses extend
     `reset` and `iteration_state`."""
 
     #: The attribute that the adapter `Shuffle` sets.

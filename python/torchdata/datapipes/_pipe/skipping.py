@@ -1,11 +1,11 @@
 """Skips items that raise exceptions, for the pipe `on_error`.
 
 Role: when a pass begins, each `on_error` *claims* the pipes between the previous `on_error` of the pipeline and itself.
-If a claimed pipe raises an exception because of an item, the item is skipped. If an exception reaches the guard of a
-claimed pipe, the guard calls `explain`, which in turn calls this module. If the pipe's pass can continue, the exception
-is counted in the pipe's record, and the guard requests the next item. The counts of skipped items are part of the
-pipe's entry in a state. A resumed pass therefore continues the counts, whereas a repeated pass starts from zero. The
-code in this module runs in the process that iterates the pipes.
+If a claimed pipe raises an exception because of an item, the item is skipped. If an exception reaches the guard around
+a claimed pipe's iterator, the guard calls `explain`, and `explain` calls this module. If the pipe's pass can continue,
+the exception is counted in the pipe's record, and the guard requests the next item. The counts of skipped items are
+part of the pipe's entry in a state. A resumed pass therefore continues the counts, whereas a repeated pass starts from
+zero. The code in this module runs in the process that iterates the pipes.
 
 A pass can continue if its iterator survives an exception. The built-in `map`, the iterator of `filter`, and pipes that
 turn one item or stream into several (`_drop_broken`) survive exceptions. A generator ends when it raises an exception.
@@ -171,8 +171,8 @@ def check_limit(who: str, name: str, limit: int | float | None) -> None:
 def too_many(
     skipped: dict[tuple[str, str], int], limit: int | float | None, name: str, items: str, where: str, last: str = ""
 ) -> TooManySkipped:
-    """Returns the error that reports too many skipped items. `items` is a noun phrase for the items that may be
-    skipped; its last word is the noun. `where` describes the processes and epochs that the counts cover."""
+    """Returns the error that reports too many skipped items. `items` describes the counted items in the message, and
+    must end with a noun. `where` describes the processes and epochs that the counts cover."""
     permitted = f"{100 * limit:g} % of {items}" if isinstance(limit, float) else f"{limit} {items.split()[-1]}"
     return TooManySkipped(
         f"on_error has skipped {sum(skipped.values())} items, more than {name}={limit!r} permits ({permitted}, in "
@@ -182,8 +182,8 @@ def too_many(
 
 def is_over(counts: Iterable[tuple[int, int]], limit: int | float | None, *, at_the_end: bool = False) -> bool:
     """Returns whether more items were skipped than permitted. `counts` contains, for each pipe or dataset, the number
-    of skipped items and the number of items read. If `limit` is a fraction, counts with fewer than `FEWEST` items are
-    checked only if `at_the_end` is True."""
+    of skipped items and the number of items read. If `limit` is a fraction, pipes that have read fewer than `FEWEST`
+    items are checked only if `at_the_end` is True."""
     if limit is None or isinstance(limit, int):
         return limit is not None and sum(skipped for skipped, _ in counts) > limit
     return any(skipped > limit * seen and (at_the_end or seen >= FEWEST) for skipped, seen in counts)
@@ -281,7 +281,7 @@ def write_line(path: str, line: dict[str, Any]) -> None:
 
 
 def _key_of(error: BaseException) -> str | None:
-    """Returns the key or path of the item that a built-in reader recorded, or of the function's first argument."""
+    """Returns the key or path of the failed item, from the built-in reader or the function's first argument."""
     if (named := key_named(error)) is not None:
         return named
     frames = error.__traceback__

@@ -1,10 +1,10 @@
 """Stops sources from splitting their items among workers if a `sharding_filter` already splits the items.
 
-Role: a source may call `torch.utils.data.get_worker_info()` and yield only its worker's part of the items. A
-`sharding_filter` that reads this source would then keep only a part of the worker's part. Therefore, while a
-`sharding_filter` requests an item from its sources, PyTorch reports a single worker to this thread. This module's code
-runs in workers of this package and of PyTorch. In these workers, `get_worker_info()` returns an object of this package,
-which shows the true values to all other code.
+Role: this module handles sources that call `torch.utils.data.get_worker_info()`, and then yield only a part of the
+items in each worker. A `sharding_filter` that reads such a source would keep only a part of the worker's items.
+Therefore, while a `sharding_filter` requests an item from its sources, PyTorch reports a single worker to this thread.
+This module's code runs in workers of this package and of PyTorch. In these workers, `get_worker_info()` returns an
+object of this package, which shows the true values to all other code.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Depth(threading.local):
 
 _depth = _Depth()
 
-#: When torch is imported, this function is called with the module and sets torch's worker info for the running shard.
+#: This function is called when torch is imported, and sets torch's worker info for the running shard.
 telling: Callable[[Any], None] | None = None
 
 
@@ -120,8 +120,8 @@ class _Untold(Iterator[Any]):
 
 
 def watched_info(module: Any, **truth: Any) -> Any:
-    """Returns the `WorkerInfo` for PyTorch. Pipes that a `sharding_filter` reads see a single worker, and all other
-    code sees the true values."""
+    """Returns the `WorkerInfo` for PyTorch. `get_worker_info` reports a single worker to pipes that a `sharding_filter`
+    reads, and the true values to all other code."""
     base: Any = module.WorkerInfo
 
     class WorkerInfo(base):  # type: ignore[misc]

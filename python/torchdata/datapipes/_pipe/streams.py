@@ -31,7 +31,7 @@ def close_dropped(item: Any) -> None:
 def with_detached_streams(item: Any) -> Any:
     """Returns `item`, or a copy with wrapped streams that reopen their files when they are read.
 
-    This function is used for items that a pipe keeps after its iteration. The file of a replaced stream is closed once
+    Pipes call this function for items that they keep after an iteration. The file of a replaced stream is closed once
     no other code refers to the stream. Streams that cannot be reopened are not replaced.
     """
     return _exchanged(item, _detached)
@@ -44,7 +44,7 @@ def _detached(stream: Any) -> Any:
 
 
 def _exchanged(item: Any, exchange: Callable[[Any], Any]) -> Any:
-    """Returns `item` with each wrapped stream replaced. Parts of the item without streams are not copied."""
+    """Returns `item` with each wrapped stream replaced. Containers that hold no streams are not copied."""
     kind = type(item)
     if kind in PLAIN_TYPES:
         return item

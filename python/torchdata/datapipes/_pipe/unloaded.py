@@ -1,13 +1,13 @@
 """Distributes items by index before they are loaded.
 
 Role: if items are loaded by index, the pipes before a `sharding_filter` pass on indices instead of items, and the
-filter loads only the items of its own share. A pipe can pass on indices if it never inspects an item: either it keeps
-or changes the order, or it applies a function to each item, which the filter calls after it has loaded the item. Each
-index takes the position of its item, so positions, seeds and states are the same as for an iteration over items. This
-module's code runs in the process that iterates the pipeline. The module keeps no state.
+filter loads only the items of its own share. A pipe can pass on indices if it inspects items only in a function of each
+item. The filter calls this function after the filter has loaded the item. The indices are in the order that the items
+would have, so positions, seeds and states are the same as for an iteration over items. This module's code runs in the
+process that iterates the pipeline. The module keeps no state.
 
-Each iteration decides, for one path through the graph, whether to pass on indices. Readers outside the path receive
-items instead of indices. Passing on indices does not change the graph.
+Each iteration decides, for one path through the graph, whether to pass on indices. Pipes outside this path of the graph
+receive items instead of indices. Passing on indices does not change the graph.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class PipeStep:
 
     Args:
         function: what the pipe does with an index or item.
-        before: a function that loads the item of an index before `function` is called.
+        before: a function that loads the item at an index; `function` then receives this item.
     """
 
     __slots__ = ("_before", "_datapipe", "_function", "_made")

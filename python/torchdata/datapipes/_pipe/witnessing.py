@@ -5,9 +5,9 @@ All loaders sample a stream without a state (`SampleDigest`), to check that a re
 Role: each worker reads the whole source and keeps the items at the positions of its share. If the workers read the
 items in different orders, shares overlap and items are lost. The filter therefore records checksums of some items with
 their positions, and the loader compares the checksums of its workers. This module's code runs in workers, in the thread
-that reads the filter. All workers sample the same positions: every position at first, then positions with gaps that
-grow as the square root of the position. Two workers that read n items in different orders therefore share about 36
-sampled items.
+that reads the filter. All workers sample the same positions. At first, every position is sampled. Later, the gaps
+between samples grow as the square root of the position. Two workers that read n items in different orders therefore
+share about 36 sampled items.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def next_sample(position: int) -> int:
 
 
 def sample_behind(sample: int) -> int:
-    """Returns the next position to sample after the sampled position `sample`."""
+    """Returns the next sampled position after the sampled position `sample`."""
     return sample + max(isqrt(sample) // 3, 1)
 
 

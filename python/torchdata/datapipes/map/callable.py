@@ -64,7 +64,7 @@ class Mapper(SameLength, MapDataPipe[T_co]):
 
 @functional_datapipe("in_memory_cache")
 class InMemoryCacheHolder(SameLength, MapDataPipe[T_co]):
-    """Stores every requested item, so that the pipes before it run once per item.
+    """Stores every requested item, so that all earlier pipes run only once per item.
 
     The cache exists as long as the pipe. The cache is pickled with the pipe, and is part of the pipe's state.
 

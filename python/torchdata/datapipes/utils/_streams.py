@@ -1,4 +1,4 @@
-"""Streams that pipes pass on: they close themselves after their last use, and can be reopened.
+"""The streams that pipes yield. A stream closes itself after its last use, and can be reopened.
 
 Role: `StreamWrapper` is the file object of every pipe that yields streams. The wrapper belongs to the process that
 opened it, and owns the file object. A wrapper of this package contains (or determines) a *recipe* to reopen the stream:
@@ -112,7 +112,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
     session_streams: ClassVar[dict[Any, int]] = {}
     debug_unclosed_streams: ClassVar[bool] = False
 
-    # A wrapper stores only the values that differ from these defaults. An archive creates a wrapper per member.
+    # A wrapper stores only values that differ from these class attributes. An archive creates a wrapper per member.
     file_obj: Any
     child_counter: int = 0
     parent_stream: StreamWrapper | None = None
@@ -168,8 +168,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         elif isinstance(v, StreamWrapper):
             v.close()
 
-    # The following methods are not left to `__getattr__`, because a method keeps the wrapper and its file alive until
-    # the call returns, as in `next(items)[1].read()`.
+    # `__getattr__` does not provide the following methods, because only a method of the wrapper keeps the wrapper and
+    # its file alive during a call such as `next(items)[1].read()`.
 
     def read(self, *args: Any, **kwargs: Any) -> Any:
         """Reads from the file object."""

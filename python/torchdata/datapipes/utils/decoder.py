@@ -268,7 +268,7 @@ class Decoder:
         self.key_fn = key_fn
 
     def _told(self, handlers: tuple[Handler, ...]) -> list[Handler]:
-        """Returns the handlers, after passing the constructor's `allow_pickle` to `basichandlers`."""
+        """Returns the handlers. `basichandlers` is replaced by a variant with the constructor's `allow_pickle`."""
         if self.allow_pickle is None:
             return list(handlers)
         told = partial(basichandlers, allow_pickle=self.allow_pickle)

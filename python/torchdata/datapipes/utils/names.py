@@ -1,7 +1,7 @@
 """Converts foreign names to safe file paths: `file_name`, `path_inside`, `check_target`.
 
-Archives, servers and object stores contain arbitrary names. Code that writes files under names from these sources, or
-joins the names to a folder, should use the functions of this module.
+Archives, servers and object stores contain arbitrary names. Code that uses a name from an archive, server or object
+store as a file name, or joins the name to a folder, should use the functions of this module.
 
 Role: pure functions on text, for the pipes and for user functions. No function accesses files.
 """

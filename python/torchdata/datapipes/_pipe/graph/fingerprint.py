@@ -1,8 +1,8 @@
 """Describes a pipeline in text that is the same in every process, so that a state can recognize its pipeline.
 
-Role: pure functions over graphs. A fingerprint lists the pipes, sources first. The entry of a pipe contains the class,
-the pipes that it reads, and its arguments: numbers and texts unchanged, functions by qualified name, and data by kind
-and shape. Data itself is never inspected, and the iteration state is not part of the fingerprint. A value that may be a
+Role: pure functions over graphs. A fingerprint lists the pipes, sources first. The entry of a pipe contains the pipe's
+class, sources and arguments. Numbers and texts are stored unchanged, functions by qualified name, and data by kind and
+shape. Data itself is never inspected, and the iteration state is not part of the fingerprint. A value that may be a
 secret is represented by a few digits of a hash, which reveals only that the value changed. States of graphs and states
 of loaders contain the same fingerprint.
 """
@@ -125,7 +125,7 @@ def _arguments_of(kind: type) -> list[tuple[str, tuple[str, str]]]:
             names = signature_of(kind.__init__).parameters  # type: ignore[misc]
         except (TypeError, ValueError):
             names = {}  # type: ignore[assignment]
-        # A class lists in `tuning` the arguments that affect only its speed, so they may differ when a state is loaded.
+        # The arguments in a class's `tuning` affect only speed, so they may differ when a state is loaded.
         tuning = _CHANGED.union(*(vars(base).get("tuning", ()) for base in kind.__mro__))
         found = [(name, (name, f"_{name}")) for name in names if name not in tuning]
         _arguments[kind] = found

@@ -18,7 +18,7 @@ __all__ = ["Graph", "graph_of"]
 
 
 class Graph:
-    """All pipes of the graph that ends in a given pipe, as they are when this object is created.
+    """A snapshot, taken at creation, of all pipes of the graph that ends in a given pipe.
 
     Attributes:
         end: the last pipe.

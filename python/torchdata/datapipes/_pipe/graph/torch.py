@@ -37,7 +37,7 @@ __all__ = [
     "yielded_so_far",
 ]
 
-#: The module that completes PyTorch's pipe classes when it is imported.
+#: When this module is imported, PyTorch's pipe classes are complete.
 _MODULE = "torch.utils.data"
 
 _MISSING = object()
@@ -65,8 +65,8 @@ class Counterpart:
             self.offer(name, method)
 
     def offer(self, name: str, method: Any, before: Any = None) -> None:
-        """Makes a form or method of this package available on PyTorch's pipes, unless they already have that name.
-        `method` replaces an existing form only if this form is the class `before`."""
+        """Makes a form or method of this package available on PyTorch's pipes, unless they already have that name. An
+        existing form of this name is replaced by `method` only if the existing form is `before`."""
         if before is not None and self.base is not None and self.base.functions.get(name) is before:
             self.base.functions[name] = method
         if self.base is not None and callable(method) and not name.startswith("_") and not hasattr(self.base, name):
@@ -87,8 +87,8 @@ class Counterpart:
         return found if bind is None else bind(found, datapipe, type(datapipe))
 
     def joiner(self, other: Any) -> Any:
-        """Returns PyTorch's class that joins a pipe with the torch dataset `other`, or None if `other` is a pipe or no
-        dataset.
+        """Returns PyTorch's class that joins a pipe with the torch dataset `other`, or None if `other` is a pipe or not
+        a dataset.
         """
         torchs = self._module
         if torchs is None or isinstance(other, (torchs.IterDataPipe, torchs.MapDataPipe)):

@@ -70,7 +70,7 @@ def _role(kind: type) -> Role | None:
 
 
 def _is_pipe_class(kind: type) -> bool:
-    """Returns whether objects of the type are pipes. `issubclass` would query every pipe class."""
+    """Returns whether objects of the type are pipes. `issubclass` comes last, because it queries every pipe class."""
     for base in _pipes:
         if base in kind.__mro__ or base.__subclasshook__(kind) is True:
             return True
@@ -93,8 +93,8 @@ def _role_of(value: Any) -> Role | None:
 def pipes_in(value: Any) -> list[Any]:
     """Returns the pipes in the value of one attribute, from left to right, possibly with duplicates.
 
-    Narrow branches of the value are searched first, so that a large list of data does not use up the budget before the
-    pipes next to it are found.
+    Branches with few containers are searched first, so that a large list of data does not exhaust the search budget
+    before nearby pipes are found.
     """
     _forget_old_roles()
     role = _role_of(value)
@@ -107,7 +107,7 @@ def pipes_in(value: Any) -> list[Any]:
     left = LARGEST_STRUCTURE + OPENING
     holds_pipes = False
     numbers = count()  # preserves the order of groups with equal width
-    # A heap of groups of sibling containers, sorted by the number of containers found in the branch of a group so far.
+    # A heap of groups of sibling containers; groups of branches with the fewest containers are searched first.
     groups = [(1, next(numbers), [value])]
     while groups:
         width, _, group = heappop(groups)
@@ -159,7 +159,7 @@ def sources_of(datapipe: Any) -> list[Any]:
 
 def walk(datapipe: Any, known: dict[int, list[Any]] | None = None) -> list[Any]:
     """Returns all pipes of the graph that ends in `datapipe` without duplicates, sources before their readers. `known`
-    contains the sources of pipes that were already searched, by id. The sources of other pipes are added to `known`."""
+    maps the ids of searched pipes to their sources. This function adds the other pipes of the graph to `known`."""
     known = {} if known is None else known
     done: dict[int, Any] = {}
     opened: set[int] = set()

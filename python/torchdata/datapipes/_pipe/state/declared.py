@@ -170,7 +170,7 @@ def declare(cls: Any) -> tuple[DeclaredState, ...]:
     """
     own = _of(cls)
     if own or any(not hasattr(base, "_own_state") and _of(base) for base in cls.__bases__):
-        # The names of the declared attributes also replace the `iteration_state` of mixins among the bases.
+        # If a base class is a mixin with its own `iteration_state`, the declared names replace this value.
         cls.iteration_state = tuple(state.name for state in own)
     cls._own_state = own
     found: dict[str, DeclaredState] = {}

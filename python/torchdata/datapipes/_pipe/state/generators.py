@@ -51,7 +51,7 @@ def load_generators(state: dict[str, Any]) -> None:
     """Sets the global random generators to the states that `save_generators` returned.
 
     Libraries with a saved generator are imported if necessary; a warning names libraries that are missing. A saved seed
-    is used now if its library is imported, or else when the library is imported.
+    is set now if its library is already imported, and right after the library's import if not.
 
     Example:
         >>> import random

@@ -1,10 +1,10 @@
 """Repeats the read-ahead of threads in a replayed pass. Each thread reads as many items as in the original pass, and
 then pauses.
 
-Role: used if the replay of a whole graph draws numbers from the global random generators. If a pipe reads ahead in a
-thread, functions before this pipe draw random numbers for items that the reader has not received. In a replay, each
-thread must therefore draw exactly the numbers that it had drawn when the state was saved. After the replay, the random
-generators are set to their saved states.
+Role: this module is needed if the replay of a whole graph draws numbers from the global random generators. If a pipe
+reads ahead in a thread, functions before this pipe draw random numbers for items before the reader receives these
+items. In a replay, each thread must therefore read exactly the items that the thread had read when the state was saved.
+After the replay, the random generators are set to their saved states.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Halt:
 
     def __init__(self, number: int, ahead: Lead) -> None:
         self.number = number
-        # If the source had ended, the thread must make one more request to reach the end of the source.
+        # If the thread had reached the end of the source, the replay needs one more request, which detects the end.
         self._items, self._taken = ahead.items + ahead.is_over, 0
         self._reached, self._may_go_on = Latch(), Latch()
         #: The queue of the pass, once the pass has begun. `_capacity` is the original capacity of the queue.
@@ -86,8 +86,8 @@ class Halt:
         return self._may_go_on.is_set()
 
     def begin(self, queue: ReadAheadQueue) -> None:
-        """Records that the pass begins. Until the thread may continue, the queue has room for all items that the thread
-        must read, because the capacity may have been larger when the state was saved.
+        """Records that the pass begins. The queue may have been larger when the state was saved. Until the thread may
+        continue, the capacity is therefore raised to fit all items that the thread must read.
         """
         self._queue, self._capacity = queue, queue.capacity
         queue.capacity = max(queue.capacity, len(queue) + self._items)
@@ -95,7 +95,7 @@ class Halt:
     def stand(self) -> None:
         """Pauses the calling thread if it has read the items up to the position `ahead`.
 
-        If a replay yields other items, its reader may need more items; in this case, the thread continues immediately.
+        If a replay yields different items, the reader may need more items, and the thread continues immediately.
         """
         if self._taken >= self._items:
             self._reached.set()

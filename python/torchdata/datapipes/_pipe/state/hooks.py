@@ -1,7 +1,7 @@
 """The interface through which graphs, states and loaders query a pipe, with a default for each query.
 
-Role: the contract between the pipes and the code that handles whole graphs. Each pipe implements the queries, so that
-callers need not know its class. This module's code runs in the process of the pipe.
+Role: this module defines the interface between the pipes and the code that handles whole graphs. Each pipe implements
+the queries, so that callers need not know its class. This module's code runs in the process of the pipe.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class PipeHooks:
     Authors of pipes may override public names. Private names are not part of the public interface.
     """
 
-    #: Whether each item depends only on the corresponding source item, in the source's order. A pipe that sets
-    #: `one_to_one`, even a user's pipe, has no state besides the state of its sources.
+    #: Whether each item depends only on the corresponding source item, in the source's order. A built-in or
+    #: user-defined pipe with `one_to_one = True` has no state besides the state of its sources.
     one_to_one: ClassVar[bool] = False
 
     #: Whether `len` must read items.
@@ -43,11 +43,11 @@ class PipeHooks:
     # -- reading relations -------------------------------------------------------------------------
 
     def _sources_in_use(self) -> list[Any] | None:
-        """Returns the sources that the running pass still reads; None if it reads all sources."""
+        """Returns the sources that the running pass still reads; None means all sources."""
         return None
 
     def _reads_in_pass(self, source: Any) -> bool | None:
-        """Returns whether a source's running pass belongs to this pipe's running pass; None if start times decide."""
+        """Returns whether a source's pass belongs to this pipe's running pass; if None, start times are compared."""
         return None
 
     def _goes_on_alone(self) -> bool:
@@ -77,12 +77,12 @@ class PipeHooks:
         return None
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the pipe's thread has read after its first `passes` passes; None without a thread."""
+        """Returns how far the pipe's thread has read in the passes after the first `passes`; None without a thread."""
         return None
 
     def _halt_at(self, ahead: Lead) -> Halt:
-        """Makes the thread pause at the given point of a later pass. This method is called only if `_read_ahead` has
-        returned a value."""
+        """Makes the thread pause at the given point of a later pass. This method is called only for pipes that read
+        ahead in a thread."""
         raise NotImplementedError(f"{type(self).__name__} reads ahead in no thread")
 
 

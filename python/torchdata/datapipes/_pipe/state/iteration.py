@@ -7,7 +7,7 @@ iterates the pipe.
 
 A counter that increases when a pass begins determines which passes belong together. If the pass of a source began after
 the pass of its reader, the reader is reading the source. If the pass of a source began before the pass of its reader,
-the source's pass belongs to an earlier pass of a reader.
+the source was read in an earlier pass of some reader.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _how_it_begins(graph: Graph, loaded: PipeEntry | None) -> Beginning:
 
 
 def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
-    """Returns the entry of a pipe without a running pass, and the state to put into the entry after copying it."""
+    """Returns the entry of a pipe that has no running pass, and the state to add to this entry, or None."""
     record: PassRecord | None = existing_record(pipe)
     if record is not None and record.loaded is not None and (not is_torchs(pipe) or awaits_iteration(pipe)):
         return with_pending(pipe, record, record.loaded), None
@@ -94,7 +94,7 @@ def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
 
 
 def _keeps_state_between(pipe: Any) -> bool:
-    """Returns whether another pipe can load the state that a user's pipe saves between two passes.
+    """Returns whether the state of a user's pipe between two passes can be loaded into another instance.
 
     A pipe that does not define `reset` can only resume from a loaded state.
     """
@@ -110,8 +110,8 @@ def iterate(datapipe: Any) -> Iterator[Any]:
     """Returns an iterator over the last pipe of a graph, so that the state of the graph can be saved.
 
     Use this function if the graph ends with a PyTorch pipe. A PyTorch pipe reports the beginning of an iteration only
-    with its first item, and never reports the end. Without `iterate`, `save_state` raises an error once the iteration
-    of the PyTorch pipe may be over.
+    with its first item, and never reports the end. Without `iterate`, `save_state` raises an error as soon as the
+    PyTorch pipe's iteration may have ended.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -270,7 +270,7 @@ def can_reset(kind: type) -> bool:
 
 
 def with_seeds(entry: PipeEntry, record: PassRecord) -> PipeEntry:
-    """Returns the entry with the seeds of the pipe that are not part of its state."""
+    """Returns a copy of the entry that also contains the pipe's seeds outside its state."""
     if record.seed is None and not record.seeded:
         return entry
     seed = entry.seed if record.seed is None else record.seed
@@ -321,21 +321,21 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     dropped = None if loaded is None else loaded.drop
     record.ended = resumed and finished and dropped is None
     if record.fed and not resumed and hooks_of(datapipe)._begins_sources:
-        # States that were loaded into the pipe's sources belong to a pass that does not continue.
+        # States that were loaded into the pipe's sources belong to the old pass, which does not continue.
         forget_below(datapipe)
         record.fed = False
     return number, resumed, dropped or 0, finished and dropped is not None
 
 
 def pending_seed(datapipe: Any) -> Any:
-    """Returns the seed that was set for a pipe's next pass, or any seed that was set for a user's pipe."""
+    """Returns the seed that was set for a pipe's next pass, or for a user's pipe, the last seed that was set."""
     if any(state.name == "_seed" for state in type(datapipe)._declared):
         return datapipe._seed
     return record_of(datapipe).seed
 
 
 def give_later_seeds(datapipe: Any) -> None:
-    """Sets, in the pipes of a replayed graph, the seeds that were set after the replayed pass began."""
+    """Sets the seeds of the pipes that were changed after the beginning of the pass that has just been replayed."""
     for pipe in Graph(datapipe):
         record: PassRecord | None = existing_record(pipe)
         if record is not None and record.later is not None:
@@ -367,7 +367,7 @@ def _find_replayed(graph: Graph) -> None:
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
         is_replayed = is_iter_pipe(pipe) and not is_restorable(pipe)
-        # None means that the result is not known yet, because a source reads this pipe directly or indirectly.
+        # The result is None if a source reads this pipe directly or indirectly, and is therefore not known yet.
         found[id(pipe)] = is_replayed or any(below) or (None if None in below else False)
         if is_iter_pipe(pipe) and not is_torchs(pipe) and record_of(pipe).watches is None:
             record_of(pipe).watches = found[id(pipe)]
@@ -409,7 +409,7 @@ def _covers(kind: type) -> bool:
     says = max(depth_of(kind, "state_dict"), depth_of(kind, "load_state_dict"))
     says = min(says, depth_of(kind, "iteration_state"))
     while says < len(classes) and not issubclass(classes[says], iter_base()):
-        # A mixin's declaration counts as the declaration of the first class that lists the mixin as a base.
+        # If a mixin declares the state, the declaration belongs to the first class that lists the mixin as a base.
         says = min(i for i, cls in enumerate(classes) if classes[says] in cls.__bases__)
     return says < len(classes) and says <= depth_of(kind, "__iter__")
 
@@ -445,7 +445,7 @@ def forget_state(*datapipes: Any) -> None:
 def forget_below(datapipe: Any) -> None:
     """If a pipe starts the passes of its sources, makes the next iterations of the sources start over.
 
-    The source of the children of a fork continues as long as one of the children continues.
+    The source that the children of a `fork` share keeps its position as long as one of the children continues.
     """
     waiting, seen = [datapipe], {id(datapipe)}
     while waiting:
@@ -467,7 +467,7 @@ def _forget(pipe: Any) -> None:
             record.loaded = PipeEntry(name_of(pipe))
         return
     if record.loaded is not None and record.loaded.left is not None:
-        # The loaded state requires a replay. The next iteration is the pass after the replay, and begins with `left`.
+        # The replay that the loaded state requires is canceled, so the next iteration begins with the entry `left`.
         seed = pending_seed(pipe)
         was_given = seed is not None and seed != record.given
         load_entry(pipe, record.loaded.left)
@@ -497,7 +497,7 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
     else:
         token.disarm()
     if entry.restores and is_restorable(pipe):
-        # A user's pipe without `reset` cannot start over with a loaded state, so the state is loaded only to resume.
+        # If a user's iterable-style pipe has no `reset`, its state is loaded only when the pass resumes.
         if can_reset(type(pipe)) or not is_iter_pipe(pipe):
             _take_state(pipe, pipe.load_state_dict, state)
     elif hasattr(type(pipe), "iteration_state"):

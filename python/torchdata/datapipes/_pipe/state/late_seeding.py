@@ -4,9 +4,9 @@ Role: a child process seeds the global generators of the loaded libraries when a
 import a library later, as often happens with the start method spawn. Without this module, the library would seed its
 generator from the system's entropy, so the run could not be reproduced. Each library is therefore seeded right after
 its import, before the importing code continues. This module's code runs in workers and in the dispatching process.
-`process_reset_fn` provides the seeds of each epoch. States contain the pending seeds. A process that resumes from the
-beginning of an epoch needs these seeds, because it may already have imported a library that the original run imported
-later.
+`process_reset_fn` provides the seeds of each epoch. States contain the pending seeds. A process that resumes at the
+beginning of an epoch needs these seeds for libraries that it has already imported, although the original run imported
+the libraries later.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def seed_now_or_when_imported(seeds: Mapping[str, int]) -> None:
 
 
 def await_again(seeds: dict[str, int]) -> None:
-    """Restores the awaited seeds of a shard, which were the value of `awaited` when the shard last ran. A module that
-    another shard has imported in the meantime is seeded immediately."""
+    """Sets `awaited` to `seeds`, which was its value when the shard last ran. A module that another shard has imported
+    in the meantime is seeded immediately."""
     global awaited
     awaited = seeds
     if seeds and not sys.modules.keys().isdisjoint(seeds):

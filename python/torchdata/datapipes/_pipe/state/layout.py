@@ -1,7 +1,8 @@
 """Defines the layout of graph states, and validates states.
 
-Role: pure functions over plain data. A state may be damaged or malicious. Each number in a state is therefore checked
-before code that counts items uses it. Each pipe checks its own part of the state, which is stored under `state`.
+Role: this module has only pure functions. A state may be damaged or malicious. Each number in a state is therefore
+checked before the number is used to count items. Each pipe checks its own part of the state, which is stored under
+`state`.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class PipeEntry(NamedTuple):
 
     Args:
         type: the name of the class.
-        restores: whether the pipe resumes a pass, which may be unfinished or at its end. If `restores` is False, the
-            next pass of the pipe starts from the beginning.
+        restores: whether the pipe resumes a pass, even if the pass has yielded all its items. If `restores` is False,
+            the next pass of the pipe starts from the beginning.
         yielded: the number of items that the pass to resume has yielded.
         finished: whether the pass has yielded its last item.
         state: the pipe's own state. If `restores` is False, the pipe's own state contains only values that outlive a
@@ -55,16 +56,16 @@ class PipeEntry(NamedTuple):
         follows: whether each seed is derived from the previous seed, as in a graph that `set_graph_random_seed` has
             seeded. If `follows` is False, the seeds are drawn from the global random generators.
         skipped: the number of items that `on_error` has skipped at the pipe in the pass, by kind of exception.
-        later: the seed for the next pass; the pipe receives this seed after the replay has dropped items.
+        later: the seed for the next pass, which is set when the replay is complete.
         drop: the number of items to drop after the pass has begun. A pipe that drops items, or that has no declared
-            state, is *replayed*: the pipe and its sources begin their pass in the original state, and read to their
-            saved position, or to their end if `finished` is set.
+            state, is *replayed*. In a replay, the pipe and its sources begin their pass in the original state, and then
+            read up to the saved position, or to the end if `finished` is True.
         seconds: the maximum time for computing the dropped items.
         generators: the states of the global random generators at the beginning of the replay. After the replay, the
             random generators have the same states as before the replay.
         ahead: how far the pipe's thread reads before the replay restores the random generators (see `Lead`).
         left: the entry for the next pass, in case the reader abandons the current pass.
-        given: the seed that was pending when the entry was loaded. If another seed is pending now, it was set later.
+        given: the seed that was pending when the entry was loaded. A different pending seed was set after loading.
     """
 
     type: str
@@ -231,7 +232,7 @@ def explaining_damage(name: str) -> Iterator[None]:
 def check_generators(state: Any) -> None:
     """Raises ValueError unless the value has the form of a result of `save_generators`.
 
-    The libraries trust the index in a generator's state and read memory at this index.
+    The libraries read memory at the index in a generator's state without checking the index.
     """
     if not isinstance(state, dict) or "random" not in state:
         raise ValueError("its global generators are not valid")
@@ -266,8 +267,8 @@ def _check_numpy(state: Any) -> None:
 
 
 def refuse_pickled_entries(entries: Iterable[PipeEntry], generators: dict[str, Any] | None = None) -> None:
-    """Raises ValueError if the state of a pipe has to be unpickled, or the state of a generator, because the program
-    had replaced NumPy's default generator."""
+    """Raises ValueError if the state of a pipe or of NumPy's global generator is pickled. The state of the generator is
+    pickled only if the program had replaced NumPy's default generator."""
     for entry in (*entries, PipeEntry("", generators=generators)):
         refuse_pickled(entry.state, entry.type)
         refuse_pickled(entry.left and entry.left.state, entry.type)

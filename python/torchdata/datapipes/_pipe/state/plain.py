@@ -2,10 +2,10 @@
 
 Role: pure functions that convert the result of a pipe's `state_dict` to a value that the pipe cannot change later, and
 back. `None`, `bool`, `int`, `float`, `str`, `bytes`, flat lists and tuples of these types, and dicts of all these types
-remain unchanged. All other values, above all items, are stored as bytes under one key. The state of a pipe has only one
-key with bytes, so that an item in two queues of the pipe remains one object. Under `NESTED`, the bytes are a pickle
-that refers to no class, so loading the bytes runs no code. Items with classes are stored under `PICKLED`, which is
-loaded only if the caller trusts the state.
+remain unchanged. All other values, above all items, are stored as bytes under one key. A single key holds all bytes of
+a pipe's state, so that an item in two queues of the pipe is still a single object after loading. Under `NESTED`, the
+bytes are a pickle that refers to no class, so loading the bytes runs no code. Items with classes are stored under
+`PICKLED`, which is loaded only if the caller trusts the state.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def refuse_pickled(plain: Any, owner: str) -> None:
 
 
 def _taken(value: Any, copies: dict[int, Any]) -> Any:
-    """Returns a value of a state with new dicts and lists, which the pipe may change. Other objects are shared."""
+    """Returns a value of a state with copied dicts and lists, which the pipe may modify. Other objects are shared."""
     kind = type(value)
     if kind is list:
         return list(value)

@@ -1,4 +1,4 @@
-"""Stores data about each pipe outside its attributes: its token, which distinguishes its iterations, and its *record*.
+"""Stores two objects for each pipe outside its attributes: a token, which distinguishes iterations, and a *record*.
 
 Role: stores the data of passes for `iteration` and `state`; these modules define the meaning of the data. This module's
 code runs in the process and thread that iterates the pipe. A *pass* is one iteration of one pipe.
@@ -20,7 +20,7 @@ __all__ = ["NEVER", "Beginning", "PassRecord", "existing_record", "passed", "rec
 
 _TOKEN, _RECORD = "_iteration_token", "_iteration_record"
 
-#: A value that differs from the number of every iteration.
+#: A placeholder for an iteration number, which differs from all real iteration numbers.
 NEVER = object()
 
 
@@ -30,11 +30,11 @@ class Beginning:
 
     #: The states of the process's random generators when the pass began.
     moved: dict[str, Any]
-    #: The states of the generators for a replay. They differ from `moved` if the pass itself began with a replay.
+    #: The states of the generators for a replay. These states differ from `moved` if the pass began with a replay.
     generators: dict[str, Any]
     #: The number of items that the pass drops at its beginning because of the loaded state.
     dropped: int = 0
-    #: The number of items that count as yielded when the pass begins, before the pass drops any item.
+    #: The initial count of the pass's yielded items, before the pass drops any item.
     yielded: int = 0
     #: Whether the loaded state already requires a replay of the whole graph.
     whole: bool = False
@@ -60,7 +60,7 @@ class PassRecord:
     before: Any = NEVER
     #: The value of the pass counter when the running pass began; 0 if no pass is running.
     stamp: int = 0
-    #: Whether `iterate`, which records the end, began the running pass of a PyTorch pipe.
+    #: Whether `iterate` began the running pass of a PyTorch pipe, so that the end of the pass is recorded.
     tells_end: bool = False
     #: The loaded entry, until a pass resumes from it.
     loaded: PipeEntry | None = None
@@ -86,11 +86,11 @@ class PassRecord:
     grown: list[str] = field(default_factory=list)
     #: Whether the running pass resumes from a loaded state.
     goes_on: bool = False
-    #: A reference to the pipe that skips exceptions of this pipe; None if no pipe does.
+    #: A reference to the `on_error` pipe that skips exceptions of this pipe; None if exceptions are not skipped.
     claim: Any = None
     #: References to the pipes for which this pipe skips exceptions.
     claimed: list[Any] = field(default_factory=list)
-    #: A reference to the `Renewal` of the running pass. `read_by` refers to the `Renewal` of the reader's pass.
+    #: A reference to the `Renewal` of the running pass. `read_by` is a reference to the `Renewal` of the reader's pass.
     renewal: Any = None
     read_by: Any = None
     #: The number of items that were skipped in the running pass, by kind of exception. Code must replace the dict

@@ -1,6 +1,6 @@
 """Archives and compressed files."""
 
-# Pickles from the time when this folder was a module refer to these names.
+# These imports are needed to load older pickles, which refer to the classes by this module's name.
 from torchdata.datapipes.iter.archives.tar import TarArchiveLoader
 from torchdata.datapipes.iter.archives.zip import ZipArchiveLoader
 

@@ -190,7 +190,7 @@ class CountedStream:
 
 
 class Archive:
-    """An open archive, which owns the stream that it reads and reopens it after unpickling."""
+    """An open archive, which owns its stream and reopens the stream after unpickling."""
 
     def __init__(self, path: str, source: Any, start: int | None = None) -> None:
         self.path = path
@@ -308,7 +308,7 @@ class EntryRecipe:
 
 
 class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
-    """The base class of the loaders, which keep an archive open while its pair of path and stream is referenced."""
+    """The base class of archive loaders. An archive stays open while its pair of path and stream is referenced."""
 
     datapipe: Any
     max_ratio: float | None
@@ -338,13 +338,13 @@ class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
     def _release(self, stream: Any) -> None:
         if self._archive is not None and self._archive.source is stream:
             self._archive = None
-        # the creator of a bare stream closes it, because members may still read it
+        # a stream without a wrapper is closed by its creator, because members may still read from the stream
         if isinstance(stream, StreamWrapper):
             stream.autoclose()
 
 
 class IndexedArchive(Archive):
-    """An archive with a directory of its members, which is read completely."""
+    """An archive that has a directory of its members. This directory is read completely."""
 
     #: Index of the entry after the last yielded entry.
     next = 0

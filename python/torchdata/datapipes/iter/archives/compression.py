@@ -96,7 +96,7 @@ def _kind_by_suffix(path: str) -> CompressionType | None:
 
 
 class _Recipe:
-    """Describes how to open and read a compressed stream. The recipe contains a placeholder for the stream, or none."""
+    """Describes how to open and read a compressed stream. `source` is a placeholder for this stream, or None."""
 
     __slots__ = ("kind", "max_ratio", "path", "pipe", "source")
 
@@ -295,7 +295,7 @@ class Decompressor(_Decompressing):
 
 @functional_datapipe("extract")
 class Extractor(Decompressor):
-    """The old name of `Decompressor`, which it returns.
+    """The old name of `Decompressor`. The constructor returns a `Decompressor`.
 
     Args:
         source_datapipe: yields pairs of path and binary stream.

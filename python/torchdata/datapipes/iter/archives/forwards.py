@@ -2,7 +2,7 @@
 
 Role: this class connects an archive reader with a stream that cannot seek or that is compressed. The archive reader
 requests bytes by offset as from a file. This module's code runs in the iterating process. The reader borrows the
-stream, and keeps the last piece of bytes. A short seek backward, or a small member, therefore needs no call of the
+stream, and keeps the last piece of bytes. Short backward seeks and small members therefore need no access to the
 stream.
 """
 

@@ -172,8 +172,8 @@ class _WhenRead:
 class RarArchiveLoader(IndexedLoader):
     """Reads RAR archives: yields pairs of path and stream, one per file. This pipe needs the extra `rar`.
 
-    The path of a member is the archive's path joined with the member's name, and always lies in the archive's folder:
-    leading slashes are dropped, and a name that leads out of the folder is an error. Symbolic links are left out.
+    The path of a member is the archive's path joined with the member's name. Leading slashes in the name are dropped,
+    and a name that leads out of the archive's folder is an error. Symbolic links are left out.
 
     Members that are stored without compression are read directly. To read compressed members, install one of the
     programs `unrar`, `unar`, `7z` and `bsdtar`. A member of a *solid* archive is decompressed together with all members
@@ -182,8 +182,8 @@ class RarArchiveLoader(IndexedLoader):
     Args:
         datapipe: yields pairs of path and seekable binary stream.
         length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
-        max_ratio: the largest ratio of the size of a member, or of all members up to an opened one, to the compressed
-            size, for sizes over 1 GiB. 100 by default; None for no limit.
+        max_ratio: the largest allowed ratio of decompressed to compressed size, for sizes over 1 GiB, of an opened
+            member and of all members up to this member. 100 by default; None for no limit.
 
     Raises:
         ModuleNotFoundError: `rarfile` is not installed.

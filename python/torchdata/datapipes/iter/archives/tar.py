@@ -43,7 +43,7 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["TarArchiveLoader", "open_tar"]
 
-#: Largest member of a compressed or streamed archive that is kept in memory when reading continues after it.
+#: Largest member of a compressed or streamed archive that is kept in memory when a later member is read.
 LARGEST_KEPT_MEMBER = 64 << 20
 
 #: Bytes to request at a time from a forward-only stream or its decompressor.
@@ -121,7 +121,7 @@ class _HeaderBytes:
             raise tarfile.ReadError(f"a member has more than {MOST_HEADERS} headers")
 
     def check(self, size: int) -> None:
-        """Refuses a size that is too large, before `tarfile` reads this number of bytes, possibly in pieces."""
+        """Refuses a size that is too large before `tarfile` tries to read this number of bytes."""
         if not len(self._ahead) <= size <= self._left:
             raise tarfile.ReadError(f"the headers of a member take more than {LARGEST_HEADERS} bytes")
 
@@ -207,7 +207,7 @@ class OpenTar(tarfile.TarFile):
 
     #: A stream that is closed together with the archive.
     owned: Any = None
-    #: Whether the archive is not compressed, so that its offsets are offsets of its stream.
+    #: Whether the archive is uncompressed, so that offsets in the archive are also offsets in its stream.
     plain = False
     _global_records = _global_bytes = 0
 
@@ -486,7 +486,7 @@ class _TarMember(MemberFile):
 
 
 class _SparseMember(LibraryMember):
-    """A member with holes, which are not stored, so its size in the archive does not limit its apparent size."""
+    """A sparse member. Its holes are not stored, so its size in the archive does not limit its apparent size."""
 
     def __init__(self, archive: _TarArchive, info: tarfile.TarInfo) -> None:
         super().__init__(archive, info.offset, info.name, archive.tar.extractfile(info), archive.seeks_cheaply)
@@ -506,21 +506,21 @@ class _SparseMember(LibraryMember):
 class TarArchiveLoader(ArchiveLoader):
     """Reads tar archives, plain or compressed: yields pairs of path and stream, one per regular file.
 
-    The path of a member is the archive's path joined with the member's name, and always lies in the archive's folder:
-    leading slashes are dropped, and a name that leads out of the folder is an error. Links are left out.
+    The path of a member is the archive's path joined with the member's name. Leading slashes in the name are dropped,
+    and a name that leads out of the archive's folder is an error. Links are left out.
 
     Streams that cannot seek are read only forward. If the next member of a stream or of a compressed archive is
     requested before a member was read, the unread member is kept in memory.
 
-    A saved state resumes at the next member. If the archive is not compressed and its stream can start anywhere (a
-    file, an object in a store, a URL if the server supports ranges), nothing before the next member is read.
+    A saved state resumes at the next member. If the archive is not compressed, and its stream can start anywhere (a
+    file, an object in a store, a URL if the server supports ranges), nothing before that member is read.
 
     Args:
         datapipe: yields pairs of path and binary stream.
         mode: the mode of `tarfile.open`: `"r:*"` (the default), `"r:gz"`, …, or `"r|*"`, … to read only forward.
         length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
-        max_ratio: the largest ratio of the size of an archive, as far as it was read, to its compressed size, for sizes
-            over 1 GiB; a sparse member has the same limit. 100 by default; None for no limit.
+        max_ratio: the largest allowed ratio of an archive's decompressed size, as far as it was read, to its compressed
+            size. The limit applies to sizes over 1 GiB, and also to sparse members. 100 by default; None for no limit.
 
     Raises:
         ValueError: the mode is unknown, or `max_ratio` is less than 1.
@@ -555,7 +555,7 @@ class TarArchiveLoader(ArchiveLoader):
         stand_in, place = super()._bookmark(path, stream)
         archive = self._archive
         if archive is not None and archive.source is stream is not stand_in and archive.place is not None:
-            # Bytes before this position are not requested from a store when the stream is reopened.
+            # The reopened stream starts at this position, so a store does not send any earlier bytes.
             return detached(stream, archive.place - BEFORE), (*place, archive.start)
         return stand_in, place
 
@@ -587,7 +587,7 @@ class TarArchiveLoader(ArchiveLoader):
 
 
 def _keep_in_memory(stream: StreamWrapper | None) -> None:
-    """Makes an unread member that is still referenced independent of its archive."""
+    """Makes an unread member that is still referenced independent of its archive, by copying the member into memory."""
     file_obj = None if stream is None or stream.closed else stream.file_obj
     if stream is not None and type(file_obj) is io.BufferedReader and not file_obj.closed:
         raw: Any = file_obj.raw

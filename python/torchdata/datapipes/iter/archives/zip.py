@@ -100,14 +100,14 @@ def _check_places(archive: zipfile.ZipFile) -> None:
 class ZipArchiveLoader(IndexedLoader):
     """Reads zip archives: yields pairs of path and stream, one per file.
 
-    The path of a member is the archive's path joined with the member's name, and always lies in the archive's folder:
-    leading slashes are dropped, and a name that leads out of the folder is an error. Symbolic links are left out.
+    The path of a member is the archive's path joined with the member's name. Leading slashes in the name are dropped,
+    and a name that leads out of the archive's folder is an error. Symbolic links are left out.
 
     Args:
         datapipe: yields pairs of path and seekable binary stream.
         length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
-        max_ratio: the largest ratio of the size of a member, or of all members up to an opened one, to the compressed
-            size, for sizes over 1 GiB. 100 by default; None for no limit.
+        max_ratio: the largest allowed ratio of decompressed to compressed size, for sizes over 1 GiB, of an opened
+            member and of all members up to this member. 100 by default; None for no limit.
 
     Raises:
         ValueError: `max_ratio` is less than 1.

@@ -1,8 +1,8 @@
 """Pipes that join several pipes: Concater, Zipper, ZipperLongest, Multiplexer, MultiplexerLongest, SampleMultiplexer.
 
-These pipes run in the process that iterates the pipeline. Concater and MultiplexerLongest keep the number of the
-current input, Multiplexer the current row of items, and SampleMultiplexer a generator. The pipes that split an input
-are in `splitting`.
+These pipes run in the process that iterates the pipeline. In their state, Concater and MultiplexerLongest store the
+number of the current input, Multiplexer stores the current row of items, and SampleMultiplexer stores a random
+generator. The pipes that split an input are in `splitting`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Concater(IterDataPipe[Any]):
         self.datapipes = check_sources("Concater", datapipes)
 
     def __iter__(self) -> Iterator[Any]:
-        # The first input begins now, so that only this iteration uses a state that was loaded into the input.
+        # The first input begins now, so that a state that was loaded into the input affects no later iteration.
         return chain.from_iterable(self._inputs(iter(self.datapipes[self._current])))
 
     def _inputs(self, current: Iterator[Any]) -> Iterator[Iterator[Any]]:
@@ -189,7 +189,7 @@ class MultiplexerLongest(IterDataPipe[Any]):
         ['a', 0, 1, 2]
     """
 
-    #: The number of the next input in turn. An input's end is detected only at the next request to this input.
+    #: The number of the input to request next. An input's end is detected only at the next request to this input.
     _turn: int = state(0)
 
     def __init__(self, *datapipes: Any) -> None:
@@ -312,7 +312,7 @@ def _sample_multiplex(
     seed: int | None = None,
     weight: float = 1.0,
 ) -> SampleMultiplexer:
-    """Yields items of this pipe and other pipes, which are chosen at random by their weights, until all have ended.
+    """Yields items of randomly chosen pipes, by weight, until this pipe and the other pipes have ended.
 
     Args:
         source_datapipe: the first pipe to read.

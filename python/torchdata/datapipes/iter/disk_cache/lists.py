@@ -3,7 +3,7 @@
 Role: this module writes and reads the list, and determines which files the list may contain. Archives and servers
 determine the names, and other users may be able to write into the folder. The list is therefore checked: it must be a
 regular file, is read through its descriptor, and may contain only regular files under the section's folder. This
-module's code runs in the process of the section.
+module's code runs in the process that runs the cache section.
 
 A list has one path per line, as torchdata 0.9 writes it. A newline in a path is written as `\\n`, and a backslash as
 two backslashes.
@@ -63,7 +63,7 @@ def _unescaped(match: re.Match[bytes]) -> bytes:
 
 
 class FolderSearch:
-    """Finds regular files under a folder, and ignores other paths. A link counts as its target.
+    """Finds regular files under a folder, and ignores other paths. A link is treated like the file that it refers to.
 
     Args:
         folder: the folder.

@@ -42,7 +42,7 @@ class Lock:
     Attributes:
         excludes_processes: whether the lock excludes other processes. `excludes_processes` is False if the file system
             does not support locks.
-        thread: the thread that must release this lock before it waits for another lock; None if no thread must.
+        thread: the id of a thread that must release this lock before waiting for another lock, or None.
     """
 
     __slots__ = ("_fd", "_file", "excludes_processes", "thread")
@@ -52,7 +52,7 @@ class Lock:
         self.excludes_processes = fd is not None
 
     def keep(self) -> bool:
-        """Returns whether the lock is still held. If the lock is held, no thread releases the lock from now on."""
+        """Returns whether the lock is still held. If the lock is held, no other thread releases it after this call."""
         with _mutex:
             self.thread = None
             return _held.get(self._file) is self
@@ -108,7 +108,7 @@ def pause(section: int, release: Callable[[], None]) -> None:
     """Lets a thread call `release` after `PAUSE` seconds, and repeatedly afterwards, until `resume` is called.
 
     A consumer may wait for another process while a section still holds locks of items that its pipes have read ahead.
-    If the other process waits for one of these locks, neither process would continue.
+    If the other process needs one of these locks, neither process can continue.
     """
     global _watcher
     with _mutex:

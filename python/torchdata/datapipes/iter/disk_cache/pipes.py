@@ -1,7 +1,7 @@
 """Pipes that store the results of other pipes in files: OnDiskCacheHolder, EndOnDiskCacheHolder.
 
 These pipes run in the process that iterates the pipeline. Any number of processes may share the cached files. `section`
-works between the two pipes, `locks` decides which process may write a file, and `atomic_files` writes it.
+works between the two pipes, `locks` decides which process may write a file, and `atomic_files` writes the file.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
     items pass through the section, and the end of the section writes their files. Any number of processes may share the
     cached files. Each file is computed by one process, which holds the file's lock. Meanwhile, all other processes
     compute further files, and then wait for the locked file. No process sees an incomplete file. If a process is
-    killed, another process computes its file. If the consumer requests no path for one second, the process releases the
-    locks of items that the section has read ahead, because the consumer may be waiting for another process.
+    killed, another process computes its file. If the consumer requests no path for one second, it may be waiting for
+    another process. The process therefore releases the locks of items that the section has read ahead.
 
     Args:
         source_datapipe: the pipe to read.
@@ -112,7 +112,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
             raise RuntimeError("Please call `end_caching()` before iteration.")
         if self._section is not None:
             return self._section.items()
-        # This iteration does not pass its items to `end_caching`, so no file is written or locked.
+        # Without a section, items do not reach `end_caching`, so no file is written or locked.
         return (item for item in self.source_datapipe if self.found(self.paths_of(item)) is None)
 
     def __add__(self, other: Any) -> Any:

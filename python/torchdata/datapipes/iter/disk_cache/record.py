@@ -59,7 +59,7 @@ class Record:
     def mark_unfinished(self, member: str) -> None:
         """Marks an existing folder as incomplete before its file `member` is written.
 
-        Only a record that represents a folder needs the mark. The mark remains if the process is killed.
+        The mark is created only if the record represents a folder. The mark remains if the process is killed.
         """
         folder = os.path.abspath(self.paths[0])
         if member.startswith(os.path.join(folder, "")):

@@ -1,5 +1,5 @@
-"""The section between `on_disk_cache` and `end_caching`: determines which items pass through, which process computes
-them, and their order.
+"""Determines which items pass through the section between `on_disk_cache` and `end_caching`, which process computes
+them, and in which order.
 
 Role: each iteration of an `EndOnDiskCacheHolder` has one `Section`. The section reads the source and determines for
 each item whether its files exist (*ready*), must be created by this process (*missing*, with locks on the paths), or
@@ -97,8 +97,8 @@ class Section:
 
     @property
     def _may_read(self) -> bool:
-        """Returns whether to read another item: the source has not ended, and few enough items wait for other
-        processes."""
+        """Returns whether the section may read another item. The result is False if the source has ended, or if the
+        queue is full while an item waits for another process."""
         return not self.ended and not (self._elsewhere and len(self._queue) >= _AHEAD)
 
     def read_one(self) -> None:
@@ -138,7 +138,7 @@ class Section:
                 record.kind = "ready" if self._over else "missing"  # after the pipes ended, no file is created
             if record.kind == "missing":
                 self._handoff.append(record)
-            # The section may have been closed in the meantime, by the thread that abandoned the iteration.
+            # In the meantime, another thread may have abandoned the iteration and closed the section.
             if record.kind != "missing" or self._closed or len(self._flying) + len(self._handoff) > _LOCKED:
                 record.release()
         except BaseException:
@@ -147,7 +147,8 @@ class Section:
         return None
 
     def _take_found(self, record: Record, *, is_head: bool = True) -> bool:
-        """Returns whether all files exist. If so, the record becomes ready, unless its list is long."""
+        """Returns whether all files exist. If all files exist, the record becomes ready, except for a record that has
+        additional files and is not the first in the queue."""
         found = self._found(record.paths)
         if found is None:
             return False
@@ -179,8 +180,8 @@ class Section:
         while queue:
             head = queue[0]
             if head.ready:
-                # The locks are released because the consumer may be slow, or may wait for other processes, which can
-                # now create the remaining files.
+                # Other processes may need these locks while the consumer works or waits, so the locks are released
+                # before the path is returned.
                 head.release()
                 if self.in_flight:
                     locks.pause(id(self), self._release_flying)
@@ -267,7 +268,7 @@ class Section:
             self._queue.appendleft(record)
         else:
             while (earlier := self._flying[0]) is not record:
-                # A dropped item yields nothing. The section counts an item as dropped once a later item has a result.
+                # A dropped item yields nothing. An item counts as dropped once a later item has a result.
                 self._forgetful |= not earlier.members
                 self._finish(earlier)
             here = os.path.abspath(path)
@@ -306,7 +307,7 @@ class Section:
         record.unmark()
 
     def begin_round(self) -> None:
-        """Restarts the pipes of the section, because a file must be computed after the section's input has ended."""
+        """Lets the section's pipes run again, because a file must be computed after the section's input has ended."""
         self.chain_ended = self._dry = False
 
     def end_round(self) -> None:
@@ -347,7 +348,7 @@ class Section:
         }
 
     def load(self, dumped: dict[str, Any]) -> None:
-        """Loads a result of `dump`. Checks the files of records again that no pipe has begun to process."""
+        """Loads a result of `dump`. Files of records that no pipe has begun to process are checked again."""
         queue = [Record.restored(record) for record in dumped["queue"]]
         self._queue, self._flying = deque(queue), [queue[place] for place in dumped["flying"]]
         self._one_to_one, self._one_to_many, self._forgetful, self._foreign_thread = dumped["seen"]

@@ -1,6 +1,6 @@
 """Conversions of pipes: MapToIterConverter, and the form `to_node`.
 
-These pipes run in the process that iterates the pipeline and own a position in the indices.
+These pipes run in the process that iterates the pipeline. Each pipe stores its position in the sequence of indices.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class Rows2Columnar(SameLength, IterDataPipe[dict[Any, list[Any]]]):
 
 @functional_datapipe("add_index")
 class IndexAdder(SameLength, IterDataPipe[dict[Any, Any]]):
-    """Numbers the items, which are dicts: stores the number of each item in it, starting with 0.
+    """Stores the number of each item, starting with 0, in the item itself, which must be a dict.
 
     The dicts are modified, not copied.
 

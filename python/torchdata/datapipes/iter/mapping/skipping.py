@@ -29,9 +29,9 @@ class OnError(IterDataPipe[T_co]):
     functions (of `map`, `filter`, `threadpool_map`, `groupby` and all further pipes), in readers of streams and
     archives, which leave out the end of a broken stream, and in pipes that cannot use an item.
 
-    A generator ends when it raises. Exceptions from your own generators and iterables are therefore not skipped, and a
-    note in the exception explains this. `on_error` never skips errors of store listings, `on_disk_cache` and
-    `fullsync`, nor `KeyboardInterrupt`, `SystemExit`, `MemoryError` and exits of processes.
+    A generator ends when it raises an exception. Exceptions from your own generators and iterables are therefore not
+    skipped, and a note in the exception explains this. `on_error` never skips errors of store listings, `on_disk_cache`
+    and `fullsync`, nor `KeyboardInterrupt`, `SystemExit`, `MemoryError` and exits of processes.
 
     Skipped items are part of a saved state: a resumed run skips the same items and continues to count. At the end of an
     epoch, a `RuntimeWarning` reports the counts of the process, or, with a `DataLoader2`, of all workers.
@@ -40,9 +40,9 @@ class OnError(IterDataPipe[T_co]):
     Args:
         datapipe: the pipe to read.
         how: "skip", the only value.
-        limit: maximum number of items that are skipped in an epoch, in each process. A float is a share of each pipe's
-            items; the share is checked from the pipe's 100th item on, and at the end. If `limit` is None (the default),
-            any number of items may be skipped.
+        limit: maximum number of items that are skipped in an epoch, in each process. A float limits the fraction of
+            each pipe's items that may be skipped. This fraction is checked from the pipe's 100th item on, and at the
+            end. If `limit` is None (the default), any number of items may be skipped.
         log: the path of a file; each process appends a line of JSON for each skipped item; None (the default) for no
             file. The fields are the `epoch` of the loader, from 0 (null without a `DataLoader2`), the number of the
             `worker` ("dispatch" for the dispatching process, null for the main process), the `pipe`, the number of the

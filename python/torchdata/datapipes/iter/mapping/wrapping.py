@@ -138,7 +138,7 @@ class IterableWrapper(IterDataPipe[T_co]):
     _stateful: StatefulStream | None = state(saved=False, lasts=True)
     _loaded: StreamState | None = state(saved=False, lasts=True)
     #: `_was_read`: whether the current pass reads the iterable itself, which is an iterator. `_is_used_up`: whether the
-    #: previous pass did so, too.
+    #: previous pass read this iterator, too.
     _was_read = _is_used_up = False
     _is_told = False  # whether a warning was issued
     #: Whether items that are reread after a resume are compared with the original items.

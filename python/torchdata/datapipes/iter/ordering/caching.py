@@ -27,7 +27,7 @@ _MEGABYTE = 1024 * 1024
 
 @functional_datapipe("in_memory_cache")
 class InMemoryCacheHolder(IterDataPipe[T_co]):
-    """Stores its items in memory, so that the pipes before it run only in the first epoch.
+    """Stores its items in memory, so that all earlier pipes run only in the first epoch.
 
     The first complete epoch fills the cache, and later epochs yield the same objects. If the items need more memory
     than `size`, the first items are dropped: later epochs read the dropped items from the source and the remaining
@@ -56,12 +56,12 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
     """
 
     cache: list[T_co] | None = state(items=True, copied=True, lasts=True)
-    #: Number of items of an epoch that precede the cached items.
+    #: Number of items at the start of an epoch that were dropped from the cache because of the size limit.
     _given_up: int = state(0, copied=True, lasts=True)
     #: The settings of the sharding filters before this pipe when the cache was filled.
     _shares: tuple[Any, ...] = state(tuple, copied=True, lasts=True)
-    #: The items of the cache that the running epoch fills. `_bytes` is the size of these items, and `_filling_given_up`
-    #: is the number of items that were dropped.
+    #: The items of the cache that the running epoch fills. `_bytes` is their total size, and `_filling_given_up` is
+    #: the number of items that were dropped.
     _filling: deque[T_co] = state(deque, items=True)
     _bytes: int = state(0)
     _filling_given_up: int = state(0)

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @functional_datapipe("shuffle")
 class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
-    """Shuffles with a buffer: once the buffer is full, each item that is read replaces a random item, which is yielded.
+    """Shuffles with a buffer: once the buffer is full, a random item is yielded and replaced by the next item.
 
     The order depends only on the seed. torchdata 0.9 yields the same order for the same seed.
 

@@ -43,7 +43,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     Args:
         datapipe: the pipe to read.
         fn: a function from an item (or its columns) to an iterable. If `fn` is None, the pipe mixes the members of the
-            items (or of their columns `input_col`). If it returns a generator, resuming calls it again.
+            items (or of their columns `input_col`). If `fn` returns a generator, resuming calls `fn` again.
         input_col: the parts of an item that `fn` receives, as for `map`.
         buffer_size: number of results in the buffer, 100 by default.
 
@@ -58,7 +58,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         ['a', '1', 'b', '2', '3', 'c']
     """
 
-    #: The remaining members of each result in the buffer; without shuffling, only of the current result.
+    #: The remaining members of each buffered result. Without shuffling, only the current result is buffered.
     _buffer: list[Any] = state(list, items=True, saved=False)
     #: The index in the full buffer of the result that yields the next member.
     _next: int | None = state()

@@ -41,10 +41,10 @@ _LONG = ("split", "truncate", "drop", "error")
 class Packer(IterDataPipe[dict[str, Any]]):
     """Packs sequences of tokens into rows of at most `max_tokens`, and marks where each sequence begins.
 
-    An item is a sequence (a list, a tuple, a one-dimensional array or tensor), which becomes the column `"input_ids"`,
-    or a mapping from column to such sequences of equal length, such as the output of a tokenizer: `input_ids`,
-    `labels`, `attention_mask`. A row is a dict with the same columns as the items. Each column contains the sequences
-    in order, as a list, an array or a tensor, like the items. Two columns are added:
+    An item is a sequence of tokens (a list, a tuple, a one-dimensional array or tensor), or a mapping from column to
+    such sequences of equal length, such as the output of a tokenizer with `input_ids`, `labels` and `attention_mask`. A
+    single sequence becomes the column `"input_ids"`. A row is a dict with the same columns as the items. Each column
+    contains the sequences in order, as a list, an array or a tensor, like the items. Two columns are added:
 
     - `position_ids` counts from 0 within each sequence (int64).
     - `cu_seqlens` contains the start of each sequence and the end of the last sequence (int32), as attention over
@@ -178,7 +178,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
                 yield self._row(room, pieces)
 
     def _pieces(self, piece: Piece, size: int) -> Iterator[Piece]:
-        """Yields the pieces of a sequence. No piece exceeds a row or, with `"cut"`, the room in the row."""
+        """Yields the pieces of a sequence. No piece is longer than a row. With `"cut"`, the first piece also fits into
+        the rest of the current row."""
         most = self.max_tokens
         if self.method == "cut":
             first = self._rows[-1][0] if self._rows else most

@@ -57,9 +57,9 @@ class ShardingFilter(IterDataPipe[T_co]):
     the filter does not read items of other processes.
 
     Some sources, such as Hugging Face's `IterableDataset`, yield only a part of their items in a worker, according to
-    `torch.utils.data.get_worker_info()`. If a `sharding_filter` follows such a source, the source yields all items, so
-    that they are not divided twice. Without a `sharding_filter`, each worker reads only its part of a source, which is
-    faster.
+    `torch.utils.data.get_worker_info()`. If a `sharding_filter` follows a source of this kind, the source yields all
+    items, so that only the filter divides the items. Without a `sharding_filter`, each worker reads only its part of a
+    source, which is faster.
 
     Args:
         source_datapipe: the pipe to read.
@@ -198,8 +198,8 @@ class ShardingFilter(IterDataPipe[T_co]):
 
         Args:
             source: the iterator.
-            is_unloaded: whether the iterator yields indices. An iterator over indices does not iterate the source pipe,
-                so the source's token does not show when the indices end.
+            is_unloaded: whether the iterator yields indices. In this case, the source's token does not record the end
+                of the iteration, because the source pipe itself is not iterated.
         """
         self._running = self._shard()
         self._yielded_before = token_of(self).yielded
@@ -242,7 +242,7 @@ def _name(group: int) -> str:
 
 @functional_datapipe("sharding_round_robin_dispatch")
 class ShardingRoundRobinDispatcher(SameLength, IterDataPipe[T_co]):
-    """Makes all pipes before it run once, in a dispatching process.
+    """Makes all earlier pipes run only once, in a dispatching process.
 
     With worker processes, the dispatching process sends the items to the workers in turn. Without worker processes,
     this pipe yields its items unchanged.

@@ -41,9 +41,9 @@ def _is_local(fs: Any) -> bool:
 class FSSpecFileLister(ListsFolders):
     """Yields the URLs of the files and directories in one or several directories of any file system of fsspec.
 
-    The URLs have the order of the file system's own listing; local files are sorted by name. A root that is a file
-    is yielded itself. A yielded URL has the same protocol and chain as the root: `zip://images::archive.zip` yields
-    `zip://images/1.png::archive.zip`, which `open_files_by_fsspec` opens.
+    The URLs have the order of the file system's own listing; local files are sorted by name. A root that is a file is
+    yielded itself. A yielded URL has the same protocol and chain as the root. For example, the root
+    `zip://images::archive.zip` yields `zip://images/1.png::archive.zip`, which `open_files_by_fsspec` opens.
 
     Args:
         root: a directory or file, a sequence of them, or a pipe that yields them: URLs or local paths.
@@ -78,7 +78,7 @@ class FSSpecFileLister(ListsFolders):
 def _naming(root: str, path: str) -> Callable[[str], str]:
     """Returns a function that converts names in a listing of `root` to URLs with the same protocol and chain."""
     links = root.split("::")
-    # The lister reads the first link with a path. Caching protocols before this link do not have a path.
+    # The listing concerns the first link that has a path. Caching protocols before this link do not have a path.
     index = next((i for i, link in enumerate(links) if "://" in link), len(links) - 1)
     protocol, separator, _ = links[index].rpartition("://")
     start = "".join(f"{link}::" for link in links[:index])
@@ -113,7 +113,7 @@ class _FSSpecRecipe:
     ) -> None:
         self.pipe, self.url, self.mode, self.max_retries = pipe, url, mode, max_retries
         self.for_open, self.for_connection = for_open, for_connection
-        #: A function that is called before each retry of opening; None in a copy, which belongs to another pipe.
+        #: A function that is called before each retry of opening; None in a copy, which may belong to another pipe.
         self.count: Callable[[], object] | None = count
         self.version: dict[str, str] | None = None
 
@@ -158,8 +158,8 @@ class _FSSpecRecipe:
 class FSSpecFileOpener(OpensFiles):
     """Opens files by fsspec: yields pairs of URL and stream.
 
-    A stream closes its file when the stream is deleted. A stream can be pickled with its options, and is reopened by
-    its URL: at its position if the file system can seek, and with a RuntimeError if the file has changed.
+    A stream closes its file when the stream is deleted. A stream can be pickled with its options. The copy is reopened
+    by the URL, at the old position if the file system can seek. A RuntimeError is raised if the file has changed.
 
     Args:
         source_datapipe: yields URLs or local paths.
@@ -247,7 +247,7 @@ class FSSpecSaver(SavesItems):
     def _save(self, path: str, data: Any) -> None:
         fs, inner = _file_system(type(self).__name__, path, self.kwargs_for_connection)
         if _is_local(fs) and "w" in self.mode:
-            # fsspec may infer the compression from the extension.
+            # The temporary file has the same extension, because fsspec may infer the compression from the extension.
             with appearing(inner, replace=True, ending=os.path.splitext(inner)[1]) as temporary:
                 self._write(fs, temporary, data)
         else:

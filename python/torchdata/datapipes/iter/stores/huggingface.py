@@ -46,7 +46,7 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         >>> stars = rows.map(lambda row: row["star"])
     """
 
-    #: The dataset that the running iteration reads. `_loaded` is a loaded state, or remains from the last iteration.
+    #: The dataset that the running iteration reads. `_loaded` is a state loaded for this or an earlier iteration.
     _data: Any = state(saved=False)
     _loaded: dict[str, Any] | None = state()
 

@@ -1,8 +1,8 @@
 """Shared code of the pipes over file systems and object stores: masks, options, and listings with a position.
 
 Role: the module contains helper functions, and the base class of pipes that list names. This module's code runs in the
-process that iterates the pipe. No pipe holds a client, connection or file system. The iterating process creates
-connections, so that pipes can be pickled, and can be forked together with the process that built them.
+process that iterates the pipe. No pipe holds a client, connection or file system. Connections are created only in the
+iterating process, so that pipes can be pickled and also work after a fork.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class ListsRoots(IterDataPipe[str]):
         return sources_of(self)[0]
 
     def _entries(self, root: str, after: Any) -> Iterator[tuple[Any, str]]:
-        """Yields the entries after `after` (None: all) under a root, each with its position and the name to yield."""
+        """Yields position and name of the entries under a root after the position `after` (None: all entries)."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[str]:
-        # The source's epoch begins here, so that a state before the first item does not describe the previous epoch.
+        # The source's new epoch begins here, so that a state saved before the first item already belongs to this epoch.
         return self._names_of_all(iter(self._source()))
 
     def _names_of_all(self, roots: Iterator[Any]) -> Iterator[str]:
@@ -79,7 +79,7 @@ class ListsRoots(IterDataPipe[str]):
 
 
 def after_last(names: list[str], last: tuple[int, str] | None, pipe: object, root: str) -> Iterator[tuple[Any, str]]:
-    """Yields the numbered names after `last`, a number and a name; all names if `last` is None.
+    """Yields the numbered names that follow `last`, a pair of number and name; or all names if `last` is None.
 
     If names before the last name were added or removed, the names after the last name are still yielded.
 

@@ -2,8 +2,8 @@
 
 Role: the module defines the file object under the streams that the pipes yield. The file object sends its requests in
 the process that reads the file. The request that opens an object returns a response, which is kept for the first read.
-If the next file is opened before the first read, the earlier file returns its connection, and sends another request
-when it is read. A buffer full of unread streams therefore holds no connections.
+If the next file is opened before this response is read, the response is dropped and its connection is released. A later
+read sends a new request. A buffer full of unread streams therefore holds no connections.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SMALL_READS = 64 << 10
 
 
 class ObjectRecipe(Protocol):
-    """The recipe to open an object; `version` is its tag and size, once it was opened."""
+    """The recipe to open an object. `version` contains the object's tag and size after the object was opened."""
 
     @property
     def url(self) -> str: ...
@@ -55,7 +55,7 @@ class RemoteFile(io.RawIOBase, Generic[R]):
         super().__init__()
         self.name = recipe.url
         self._position = 0
-        #: The response that is being read. `_pid` is the process that sent the request.
+        #: The response that is being read. `_pid` is the id of the process that sent the request.
         self._answer: Any = None
         self._pid = os.getpid()
         self._recipe: R = recipe if recipe.version is not None else self._opened(recipe)
@@ -75,7 +75,7 @@ class RemoteFile(io.RawIOBase, Generic[R]):
         return self._recipe
 
     def drop_answer(self) -> None:
-        """Returns the connection. Data that was not read is requested a second time."""
+        """Drops the response and releases its connection. The next read requests unread data again."""
         raise NotImplementedError
 
     def close(self) -> None:

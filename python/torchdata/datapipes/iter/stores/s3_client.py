@@ -205,8 +205,8 @@ class _Process:
 
 
 _process = _Process(inherited=False)
-#: Objects of parent processes. A forked process must not free the inherited objects, because parts of them belong to
-#: threads of the parent.
+#: Objects of parent processes. A forked process must not free the inherited objects, because they depend on threads
+#: that exist only in the parent process.
 _kept: list[Any] = []
 
 

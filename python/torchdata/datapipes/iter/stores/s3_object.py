@@ -68,7 +68,7 @@ class S3Recipe:
             try:
                 return obstore.get(store, key, options=options)
             except Exception as error:
-                # Servers refuse range requests for an empty object.
+                # Servers reject range requests for an empty object with status 416.
                 if start or " 416 " not in str(error) or obstore.head(store, key)["size"]:
                     raise
                 return None
@@ -164,7 +164,7 @@ class S3Object(RemoteFile[S3Recipe]):
         return piece
 
     def _opening_piece(self) -> memoryview:
-        """Returns the data that the opening request received; empty if its connection has broken."""
+        """Returns the data that the opening request received; empty if the request's connection has broken."""
         answer, self._answer = self._answer, None
         if answer is None or self._pid != os.getpid():
             self._answer = answer

@@ -37,9 +37,10 @@ class ArrowReader(IterDataPipe[Any]):
     in it, so a resumed run reads only this part and later parts. Parts without rows yield nothing.
 
     Args:
-        source_datapipe: yields numbers of parts: `ArrowParts(table)` after `to_iter_datapipe` or `shuffle`, and pipes
-            such as `sharding_filter`; or lists of numbers, as after `batch`, which are read together as one part.
-            Instead of a pipe, the source may be a table that `ArrowParts` accepts; such a table is read in order.
+        source_datapipe: yields part numbers, or lists of part numbers (for example after `batch`), which are read
+            together as one part. The source is usually `ArrowParts(table)`, followed by `to_iter_datapipe` or
+            `shuffle`, and then by pipes such as `sharding_filter`. Instead of a pipe, the source may be a table that
+            `ArrowParts` accepts; such a table is read in order.
         columns: the columns to read, in this order; None (the default) for all.
         parts: the `ArrowParts` that lists the yielded part numbers; by default, the only `ArrowParts` in the source.
         rows: whether each item is a row: a dict from column names to Python values. If `rows` is False, items are
@@ -208,8 +209,8 @@ class LanceReader(ArrowReader):
     """Reads rows of a Lance dataset by their indices: yields rows, or frames of rows that were requested together.
 
     This pipe is an `ArrowReader` with one part per row. If you do not need a given order of rows, ranges of rows are
-    read faster: `ArrowParts("….lance", format="lance").shuffle().read_arrow()`. The dataset is read in the version that
-    it has when the pipe is built; a state of another dataset version is refused.
+    read faster: `ArrowParts("….lance", format="lance").shuffle().read_arrow()`. The pipe reads the dataset version that
+    is current when the pipe is built. A state of another dataset version is refused.
 
     Args:
         source_datapipe: yields indices of rows, or lists of them, as after `batch`, which are read together.

@@ -40,7 +40,7 @@ class RoutedDecoder(ItemByItem[tuple[str, Any]]):
             Handlers of torch's own module also work.
         key_fn: a function from the path to the key that handlers receive; by default the extension without its dot.
         allow_pickle: whether `basichandlers` reads `.pyd`, `.pickle` and `.pt` files; it does not affect other
-            handlers. If `allow_pickle` is None (the default), the environment decides.
+            handlers. With None (the default), the handler reads these files unless the environment forbids pickles.
 
     Raises:
         TypeError: a handler or `key_fn` is not a function, or `allow_pickle` is not a bool; or, while iterating, an

@@ -63,8 +63,8 @@ class FileLister(GivenLength, IterDataPipe[str]):
         recursive: whether subdirectories are listed; False by default.
         abspath: whether absolute paths are yielded; False by default.
         non_deterministic: whether files are yielded in the order of the file system; False by default. If
-            `non_deterministic` is True, a state that was saved in the middle of a directory is valid only as long as
-            the file system lists the directory in the same order.
+            `non_deterministic` is True, a state that was saved in the middle of a directory is valid only if the file
+            system still lists this directory in the same order.
         length: the number of files that `len` returns; with -1 (the default), `len` raises TypeError.
 
     Warns: UserWarning: no file was found.
@@ -79,7 +79,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
     """
 
     _pending: list[str] = state(list)  # directories that are still to be listed; the last one is listed next
-    #: The directory that is being listed. `_names_seen` is the number of its names that were processed.
+    #: The directory that is being listed. `_names_seen` is the number of names in this directory that were processed.
     _directory: str | None = state()
     _names_seen: int = state(0)
     #: The first folder that was not entered. `_unwanted` is the first file that did not match.
@@ -106,7 +106,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
         self._set_length(length)
 
     def __iter__(self) -> Iterator[str]:
-        # The source's epoch begins here, so that a state before the first item does not describe the previous epoch.
+        # The source's new epoch begins here, so that a state saved before the first item already belongs to this epoch.
         return self._files(iter(self.datapipe))
 
     def _files(self, roots: Iterator[Any]) -> Iterator[str]:

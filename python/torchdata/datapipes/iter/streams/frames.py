@@ -242,7 +242,7 @@ def _opened(item: Any) -> Any:
 
 
 def _seekable(path: str, stream: Any) -> Any:
-    """Returns the bare file object, which allows the reader to seek."""
+    """Returns the file object without its wrapper, after a check that the file object can seek."""
     file_obj = stream.file_obj if isinstance(stream, StreamWrapper) else stream
     try:
         seekable = bool(file_obj.seekable())

@@ -105,7 +105,7 @@ class HoldsStream(IterDataPipe[T_co]):
             stream.close()
 
     def __iter__(self) -> Iterator[Any]:
-        # The source's epoch begins here, so that a state before the first item does not describe the previous epoch.
+        # The source's new epoch begins here, so that a state saved before the first item already belongs to this epoch.
         # Each pair has its own generator, so that an exception in one generator does not end the chain.
         streams: Iterator[Iterator[Any]] = map(self._items_of, iter(self._source()))
         if self._held is not None:
@@ -154,7 +154,7 @@ class HoldsStream(IterDataPipe[T_co]):
         return (pair[0], stand_in), place
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the current pair, with a placeholder for its stream, and the position in it."""
+        """Returns the current path, a placeholder for the current stream, and the position in the stream."""
         pair, place = self._bookmark_of(self._held) if self._reading else (self._held, self._place)
         return {"pair": pair, "place": place}
 

@@ -164,7 +164,7 @@ class _Text(HoldsStream[Any]):
         self._return_path = return_path
 
     def _lines(self, stream: Any, place: dict[str, Any] | None, strip: bool = False) -> Iterator[Any]:
-        """Returns the lines after the skipped lines or the saved position. C functions strip and decode them."""
+        """Returns the lines after the skipped lines or the saved position. C functions strip and decode the lines."""
         self._start = position_of(stream)
         self._lines_before = self._skip_lines if place is None else place["skip"]
         # This loop reads the bare file object, because a wrapper costs an additional Python frame per line.

@@ -61,7 +61,7 @@ class _PoolWork(ReadAhead):
             if self.queue.closed:
                 result = with_detached_streams(result)
         except BaseException as error:
-            # Errors may not be picklable, so a state contains the item of a failed call if the item is immutable.
+            # For an immutable item, a state contains the item instead of the error, which may not be picklable.
             kept = (item,) if type(item) in PLAIN_TYPES else None
             self.queue.fail(slot, not_the_end("ThreadPoolMapper", without_own_frame(error)), None, kept)
         else:
@@ -166,7 +166,7 @@ class Pool:
         return [_entry(kind, content, kept) for _, kind, content, kept in slots]
 
     def restore(self, entries: Iterable[tuple[str, Any]]) -> None:
-        """Submits the entries of a state."""
+        """Puts the results of a loaded state into the queue, and submits its items."""
         for kind, value in entries:
             if kind == "item":
                 self.submit(value)
@@ -177,8 +177,8 @@ class Pool:
 
 
 def _entry(kind: str, content: Any, kept: tuple[Any] | None) -> tuple[str, Any]:
-    """Converts an entry of the queue to the form that a state contains. If a call has raised an error, the call is
-    repeated, because the error may not be picklable."""
+    """Converts an entry of the queue to the form that a state contains. If a call has failed and its item was kept, the
+    state contains the item, because the error may not be picklable."""
     if kind == "error" and kept is not None:
         return "item", kept[0]
     return kind if kind in ("result", "error") else "item", content

@@ -43,7 +43,7 @@ class _PrefetchData(ReadAhead):
         self.abandoned = False
         self._left = False
         self.is_over = False
-        #: The source's count of yielded items when this iteration began; None if the thread counts the items instead.
+        #: The source's item count when this iteration began. None means that the thread itself counts the items.
         self.before: int | None = None
         self.taken = 0
         #: The point where the thread pauses, if any.
@@ -67,11 +67,11 @@ class _PrefetchData(ReadAhead):
         self.leave(for_good=True)
 
     def await_release(self, seconds: float) -> bool:
-        """Waits at most `seconds` until a thread with a closed queue releases the source; returns whether it has."""
+        """Waits at most `seconds` until a closed queue's thread releases the source; returns whether it is released."""
         return not self.queue.closed or not self.others() or self.released.wait(seconds)
 
     def buffered(self) -> tuple[list[Any], BaseException | None]:
-        """Returns the buffered items, and the error that follows them."""
+        """Returns the buffered items, and the error that follows these items."""
         items: list[Any] = []
         error = None
         for _, kind, content, _ in self.queue.slots():
@@ -159,7 +159,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
     _data: _PrefetchData | None = state(saved=False)
     #: The buffered items of the loaded state, and the error that follows these items.
     _restored: tuple[list[Any], BaseException | None] = state(([], None), items=True, saved=False)
-    #: The number of passes that have begun. `_halt` is the point at which the thread of a later pass pauses, if any.
+    #: The number of passes that have begun. `_halt` is the point where the thread of a later pass pauses, or None.
     _passes: int = state(0, saved=False, lasts=True)
     _halt: Halt | None = state(saved=False, lasts=True)
 
@@ -370,7 +370,7 @@ class Prefetcher(_PrefetchBase[T_co]):
     """Reads its source ahead in a thread, so that waiting for files or a network overlaps with the work of later pipes.
 
     Args:
-        source_datapipe: the pipe to read. The pipe runs in the thread, with all pipes that it reads from.
+        source_datapipe: the pipe to read. This pipe and all earlier pipes run in the thread.
         buffer_size: maximum number of buffered items, 10 by default.
 
     Raises:

@@ -5,10 +5,10 @@ all ranks whether they also have an item. Items are passed on only if all ranks 
 and the group of ranks for communication.
 
 Each step is one all-reduce: every rank contributes a number, and all receive the minimum. `_HAS` means an item,
-`_ENDED` the end of the data, and `_LEFT` an abandoned loop. A negative number means that rank r leaves for good (`-(r +
-1)`) or has raised an exception (`-(n + r + 1)` for n ranks). Each rank votes once per step, up to the first step
-without an item on all ranks, so all ranks stop after the same step. Items that a loader reads again to resume from a
-state are not voted on, because their number may differ between ranks.
+`_ENDED` the end of the data, and `_LEFT` an abandoned loop. With n ranks, the number `-(r + 1)` means that rank r
+leaves for good, and `-(n + r + 1)` that rank r has raised an exception. Each rank votes once per step, up to the first
+step without an item on all ranks, so all ranks stop after the same step. Items that a loader reads again to resume from
+a state are not voted on, because their number may differ between ranks.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = ["FullSync", "PrefetchTimeoutError"]
 
 T_co = TypeVar("T_co", covariant=True)
 
-#: Votes of a rank that has an item, that has reached its end, and that has left its loop for the next iteration.
+#: The three votes: the rank has an item, has no more items, or has left its loop for the next iteration.
 _HAS, _ENDED, _LEFT = 2, 1, 0
 
 #: Maximum number of seconds for counting the items that a rank leaves out.
@@ -61,8 +61,8 @@ class _StepData(_PrefetchData):
 
     Args:
         source: the pipe or iterator to read.
-        again: a positive number of items to reread without a vote, because the ranks have already voted on them; or a
-            negative number of votes to repeat without an item, because this rank was ahead of the other ranks.
+        again: if positive, the number of items to reread without a vote, because the ranks have already voted on these
+            items. If negative, the number of votes to repeat without an item, because this rank was ahead of others.
     """
 
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
@@ -72,14 +72,14 @@ class _StepData(_PrefetchData):
         self.lock = threading.Lock()
         #: The queue slot for the item of the current vote, if any.
         self.slot: int | None = None
-        #: The item of the current vote, which is not in the queue yet. The item stays in this attribute if the ranks
-        #: end or fail.
+        #: The item of the current vote, which is not in the queue yet. If the ranks end or fail, the item remains in
+        #: this attribute.
         self.voted_on: Any = _END
         #: The error of this rank's source.
         self.failure: BaseException | None = None
-        #: The failure of the ranks that the consumer has not raised yet.
+        #: The error of other ranks that the consumer has not raised yet.
         self.untold: BaseException | None = None
-        #: Whether to count the items that this rank leaves out. `rest` is the result, and whether it is exact.
+        #: Whether to count the items that this rank leaves out. `rest` contains the count, and whether it is exact.
         self.counts_rest = False
         self.rest = (0, True)
 
@@ -143,8 +143,8 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
             source = None  # the iterator may be in the middle of an item
             data.released.set()
         failure = data.failure
-        # Stopping the workers also ends the source, so an abandoned iteration votes to leave for good even if its
-        # source has ended.
+        # An abandoned iteration votes to leave for good even if its source has ended, because stopping the workers also
+        # ends the source.
         goes = data.voted_on is _END and data.abandoned
         vote = _HAS if repeats or data.voted_on is not _END else _LEFT if data.slot is None else _ENDED
         if goes:
@@ -178,9 +178,7 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
 
 
 class _Hold:
-    """An object that the pipe and the reader of one iteration share. When both the pipe and the reader have dropped
-    this object, the iteration cannot continue.
-    """
+    """Keeps an iteration alive as long as the pipe or the iteration's reader refers to this object."""
 
     __slots__ = ("_data",)
 
@@ -194,8 +192,8 @@ class _Hold:
 class _StepReader(Iterator[Any]):
     """The consumer's end of the queue.
 
-    Dropping the iterator does not notify the other ranks yet. Only the next use of the pipe shows whether this rank's
-    loop was interrupted, or left for the next epoch.
+    If this iterator is dropped, the other ranks are not notified immediately. Only the next use of the pipe shows
+    whether this rank's loop was interrupted, or left for the next epoch.
     """
 
     __slots__ = ("_data", "_hold", "_on_rest", "_pop")
@@ -249,14 +247,14 @@ def _failing(error: BaseException) -> Iterator[Any]:
 
 @functional_datapipe("fullsync")
 class FullSync(_PrefetchBase[T_co]):
-    """Ends the iteration on all ranks of a distributed job after the same number of items: when the first rank ends.
+    """Ends the iteration on all ranks after the same number of items, as soon as one rank has no more items.
 
     If a rank raises an exception, exits, or shuts its loader down within an epoch, all remaining ranks raise an error
     within the timeout, and the error names this rank. If a rank leaves its loop for the next epoch, the loops of all
     ranks end as soon as this rank begins the next epoch. `DistributedReadingService` appends this pipe automatically.
     The pipe reads one item ahead, and stays in the main process if there are workers. Put pipes that read ahead in a
-    thread (`prefetch`, `pin_memory`) before `fullsync`. If such a pipe came after `fullsync`, pausing its thread (for
-    `limit()` or a saved state) would wait for other ranks.
+    thread (`prefetch`, `pin_memory`) before `fullsync`. If a pipe with a reading thread came after `fullsync`, pausing
+    this thread (for `limit()` or a saved state) would wait for other ranks.
 
     Args:
         datapipe: the pipe to read. Every rank has its own pipe.
@@ -357,10 +355,10 @@ class FullSync(_PrefetchBase[T_co]):
         """Makes the next iteration either reread items without votes, or repeat votes without items.
 
         The number of reread items differs between ranks, because each rank resumes from its own latest snapshot. The
-        ranks do not vote on reread items, so all ranks continue with the same vote.
+        ranks do not vote on reread items. After rereading, all ranks therefore take part in the same vote.
 
         Args:
-            count: the number of items to reread. If negative, `count` is the number of yielded items without a vote.
+            count: the number of items to reread. If negative, `-count` is the number of votes to repeat without items.
         """
         self._again = count
 
@@ -387,7 +385,7 @@ class FullSync(_PrefetchBase[T_co]):
         raise no_length(self, "The number of items depends on the shortest rank")
 
     def _end_thread(self) -> None:
-        """Ends the iteration. The vote of the current step notifies the other ranks."""
+        """Ends the iteration. This rank's vote in the current step notifies the other ranks."""
         self._part(self.timeout + self.patience)
 
     def _part(self, seconds: float) -> None:

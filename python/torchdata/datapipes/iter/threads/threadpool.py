@@ -59,8 +59,8 @@ class _Results(Iterator[Any]):
             if not len(pool):
                 self._end()
         pool.wait()
-        # The pool reads ahead after the wait, so that an interrupted wait loses no item, but before the return, so that
-        # the threads work while the consumer uses the result.
+        # The pool reads ahead only after the wait, so that an interrupted wait loses no item. The threads then work
+        # while the consumer uses the result.
         self._read_ahead(self._ahead + 1)
         take = pool.take
         del self, pool  # a stored error refers to this frame, and would keep them alive
@@ -109,7 +109,7 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
     source.
 
     A state contains the results that are ready, and the items without a result. Saving a state waits for running calls,
-    because they may change their items. Saving does not wait for calls with numbers, strings and bytes; these calls are
+    because a call may modify its item. Saving does not wait for calls with numbers, strings and bytes; these calls are
     repeated after a resume.
 
     Args:

@@ -146,7 +146,7 @@ class Connections:
         if self._adapter is not None and self._process == os.getpid():
             for manager in (self._adapter.poolmanager, *self._adapter.proxy_manager.values()):
                 for key in manager.pools.keys():  # noqa: SIM118  # the container is not iterable
-                    # without this call, the pool and its connections would stay alive as long as a response
+                    # without this call, a response would keep the pool and its connections alive
                     manager.pools[key].close()
             self._adapter.close()
         self._adapter, self._process = None, 0

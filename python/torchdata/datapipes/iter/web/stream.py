@@ -149,9 +149,9 @@ class HttpRecipe:
         except HTTPError as error:
             if not headers or error.response is None or error.response.status_code != 416:
                 raise
-            # A response 416 means that no bytes are left: the file was read to its end, or has become shorter. With
-            # `If-Range`, the response also proves that the file has not changed. Without `If-Range`, the file is
-            # compared after it was read completely.
+            # The server answers 416 if the file has no bytes at the offset, because the file was read to its end or has
+            # become shorter. With `If-Range`, the response also proves that the file has not changed. Without
+            # `If-Range`, the file is compared after it was read completely.
             if "If-Range" in headers and error.response.headers.get("Content-Range") == f"bytes */{offset}":
                 return None
         return self.client.answer(connections, self.url, {})
@@ -194,7 +194,7 @@ class _Body(io.RawIOBase):
         return b"".join(pieces)
 
     def some(self, most: int, whole: bool = False) -> bytes:
-        """Returns between one and `most` bytes, or all `most` if `whole` is set; empty only at the end."""
+        """Returns between one and `most` bytes, or exactly `most` bytes if `whole` is set; empty only at the end."""
         if self._failure is not None:  # after an error, the position is unknown
             raise _twin(self._failure)
         from urllib3.exceptions import HTTPError
