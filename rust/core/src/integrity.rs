@@ -80,7 +80,7 @@ impl Checksum {
 
     /// Copies `len` bytes and adds them to the checksum. The checksum does not include `len`, so the words that were
     /// added before must contain the length. Each byte is read only once, so that the copied bytes are the bytes in the
-    /// checksum. One loop copies and adds the bytes, because a second loop would have to wait until the copy is stored.
+    /// checksum. One loop copies and sums the bytes, because a second loop would have to wait until the copy is stored.
     ///
     /// Bytes after the end of the copy, up to a multiple of 8, are also written: zeros, unless the source is `PADDED`.
     ///

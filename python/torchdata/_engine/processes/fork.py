@@ -7,8 +7,8 @@ example by a loader in another thread), the locks that `torch.manual_seed` takes
 that a thread is importing. Before a thread forks a child of the engine, the thread waits until the locks of PyTorch,
 NumPy and imports are free. Until the fork, the thread holds NumPy's and the devices' locks, which Python can acquire.
 The extension waits for the lock of PyTorch's generator last, right before the fork (`forking.rs`). The buffers of
-standard output and error also have locks. The fork does not wait for these locks, because a thread that prints
-continuously never leaves them free. Instead of waiting, the child recreates these buffers and their locks.
+standard output and error also have locks. The fork does not wait for the locks of these buffers, because a thread that
+prints continuously holds them most of the time. Instead of waiting, the child recreates these buffers and their locks.
 
 Another thread may still take a lock between the wait and the fork. To detect a held lock, a child acquires each lock
 once as its first step. The kernel kills a child that cannot acquire a lock, and the main process forks another child
@@ -196,7 +196,7 @@ os.register_at_fork(after_in_child=_no_longer_ignore)
 
 
 #: The format of a child's messages: the number of the child, and the index of the lock that it is about to acquire.
-#: After the last lock, the index is the number of locks.
+#: A child that has acquired all locks sends the number of locks instead of an index.
 _STEP, _BEGUN = struct.Struct("=II"), len(LOCKS)
 
 

@@ -77,8 +77,8 @@ class ForkingProcess:
             the process.
     """
 
-    #: The number of seconds that the process may take to start while a signal is pending. The limit doubles whenever a
-    #: start is abandoned, because the program may continue and start a loader again, although signals keep arriving.
+    #: The number of seconds that the process may take to start while a signal is pending. The limit doubles after each
+    #: abandoned start, so that a program that keeps receiving signals can eventually start a loader.
     _grace = _LOOK
 
     def __init__(self, inherits: bool, launch: Callable[[socket.socket, socket.socket], ChildProcess]) -> None:

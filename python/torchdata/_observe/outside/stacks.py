@@ -115,8 +115,8 @@ def _free_signal() -> int:
 
 
 def answer_for_stacks(board: StatsBoard, page: int) -> None:
-    """Makes this process answer, and records the signals and the descriptor on its page. If the system does not allow
-    answers, the page stays empty."""
+    """Makes this process answer, and records the signals and the descriptor on its page. If the system does not support
+    such answers, nothing is recorded on the page."""
     now = _answering
     if not hasattr(os, "memfd_create") or not hasattr(signal, "SIGRTMAX"):
         return

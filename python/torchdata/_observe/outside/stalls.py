@@ -3,8 +3,8 @@ doing.
 
 Role: the functions run in threads that hold the GIL. The main process's collector calls this module in the thread that
 waits for workers. If the main process itself hangs, the extension's thread that monitors calls of `next` calls this
-module. The extension's thread ends before each fork, because Python warns if a process with threads is forked, and
-restarts with the next item.
+module. The extension stops this thread before each fork, because Python warns if a process with threads is forked. The
+thread restarts with the next item.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The counters of a `StatefulDataLoader`: the times for reading the samples of batches and for collating them.
 
-Role: `bind_reading` registers the times of reading and collating on the page of the reading process (a worker or the
-main process). `BatchClock` times some of the batches. `BatchRecorder` belongs to the loader, in the main process. With
-`persistent_workers=False`, each epoch has new workers with a new board, so the statistics cover the current or last
-epoch.
+Role: `bind_reading` adds rows for the times of reading and collating to the counters of the process that reads (a
+worker or the main process). `BatchClock` times some of the batches. `BatchRecorder` belongs to the loader, in the main
+process. With `persistent_workers=False`, each epoch has new workers with a new board, so the statistics cover the
+current or last epoch.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use super::account::Account;
 
-/// The position of a worker in the dispatched items. The default is the beginning of an epoch.
+/// The position of a worker in the dispatched items. The default value is the beginning of an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Share {
     /// The pass, counted from 1.

@@ -17,7 +17,7 @@ pub enum Judgement {
 /// The maximum window. The window is limited so that counters can be compared modulo 2^30.
 const WIDEST: u32 = (1 << 29) - 1;
 
-/// A reader's state of the current stream.
+/// The state of a reader in its current stream.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Receiving {
     stream: Stream,

@@ -58,7 +58,7 @@ impl BoardConfig {
         self.pages <= 1 << 16 && self.flows <= 1 << 16 && self.pipes <= 1 << 10
     }
 
-    /// Returns whether another process's board is small enough, because reading makes the kernel allocate memory.
+    /// Returns whether another process's board is small enough to read. Reading makes the kernel allocate memory.
     pub(super) fn is_readable(self) -> bool {
         self.is_sensible() && self.total() <= 512 << 20
     }
@@ -348,8 +348,8 @@ pub(super) struct PageHeader {
     pub idle: Wait,
     /// The main process's waits for the first item of each epoch.
     pub first: Wait,
-    /// The durations of epochs. An epoch begins with the first item in the main process, and with the command in
-    /// children.
+    /// The durations of epochs. In the main process, an epoch begins with its first item. In a child, an epoch begins
+    /// with the command.
     pub span: Wait,
     /// The size of the last snapshot that was too large to be sent, or 0.
     pub oversized: AtomicU64,

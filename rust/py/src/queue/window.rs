@@ -15,7 +15,7 @@ pub(super) struct Window {
     most: usize,
     /// The number of consecutive small items delivered.
     pub row: u64,
-    /// How many items may have been taken from the source so far, at most.
+    /// The maximum number of items that may have been taken from the source so far.
     reach: u64,
 }
 

@@ -6,8 +6,8 @@ use super::OrderedQueue;
 use super::state::{Begun, sleep};
 
 impl<T> OrderedQueue<T> {
-    /// Prevents workers from starting items, until each call of `hold` was followed by a call of `release`. Workers may
-    /// still be computing an item (see [`wait_still`](Self::wait_still)).
+    /// Prevents workers from starting items, until each call of `hold` was followed by a call of `release`. After this
+    /// call, workers may still be computing items that they had started (see [`wait_still`](Self::wait_still)).
     pub fn hold(&self) {
         self.lock().holds += 1;
     }
