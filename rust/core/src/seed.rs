@@ -11,7 +11,7 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 
 /// The version of the format of [`SeedGenerator::export`].
 const STATE_VERSION: u8 = 1;
-/// The number of bytes of an exported state: the version, and the key and position of both streams.
+/// The number of bytes of an exported state, which contains the version, and the key and position of both streams.
 const STATE_LEN: usize = 1 + 2 * (32 + 16);
 /// A constant that is part of every key that is computed from a seed.
 const SHARED: u64 = 0x7368_6172_6564; // "shared"

@@ -90,7 +90,7 @@ _LEAVE_MAIN_OUT = "import sys; sys.modules['__main__'].__file__ = path"
 
 
 def main_without_file() -> str | None:
-    """Returns the path from which children would import the program if no file has this path, otherwise None.
+    """Returns the path from which children would import the program if this file is missing, otherwise None.
 
     A program that is read from standard input is not in a file, but Python names its file "<stdin>".
     """
@@ -141,8 +141,8 @@ class _Call:
 
 
 def end_early_watch() -> None:
-    """Ends the thread that has monitored the main process since the start of this child, because the engine's own
-    thread replaces it."""
+    """Ends the thread that has monitored the main process since the start of this child. The engine's own thread
+    replaces this thread."""
     for thread in threading.enumerate():
         if thread.name == _WATCHER:
             thread.over.set()  # type: ignore[attr-defined]

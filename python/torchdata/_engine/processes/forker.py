@@ -380,8 +380,8 @@ class RemoteChild(ChildProcess):
         except OSError:
             if not watch.has_ended:
                 return
-            # The forking process no longer exists. If the main process is process 1 of a container, it is now the
-            # parent of the forking process's children, and can reap them.
+            # The forking process no longer exists. As process 1 of a container, the main process is now the parent of
+            # these children, and can reap them.
             try:
                 code = reap(pid)
             except ChildProcessError:

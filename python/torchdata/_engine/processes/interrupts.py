@@ -36,7 +36,7 @@ LATER = 0.001
 #: The methods in which Python ignores exceptions: `__del__`, and the finalizer of `torchdata._native.Finalized`.
 FINALISERS = ("__del__", "_finalize")
 
-#: The signals that can be deferred. The other signals cannot be handled, or report that an instruction has failed.
+#: The signals that can be deferred. The excluded signals cannot be handled, or report that an instruction has failed.
 _CAN_BE_HELD = tuple(
     sorted(
         signal.valid_signals()
@@ -190,8 +190,8 @@ def interrupts_blocked() -> Iterator[None]:
 
 
 def block_all_but_own_sigterm() -> None:
-    """Blocks all signals that can be deferred, in this thread and in the processes that it forks, which unblock the
-    signals later.
+    """Blocks all signals that can be deferred, in this thread and in the processes that it forks. These processes
+    unblock the signals later.
 
     SIGTERM stays unblocked, because code in this process may raise it to end the process. A SIGTERM from another
     process has no effect in this process and in the processes that it forks.

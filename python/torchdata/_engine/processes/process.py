@@ -232,7 +232,7 @@ class ChildProcess(ABC):
         """Returns how many seconds the threads of the process have run or waited for a processor; None if unknown.
 
         Args:
-            page: the counters of the process. For a process on another machine, the result is read from these counters.
+            page: the counters of the process. For a process on another machine, the result is read from `page`.
         """
         from torchdata._observe.stats.processor import working_time
 

@@ -4,8 +4,8 @@ Role: runs in the main process. `Shutdown` stops all children, in the thread tha
 called any number of times, and continues after an interruption. `OwnsChildren` calls `Shutdown` when the owner of the
 children is deleted, or when the program exits.
 
-A child that does not stop on request is killed. SIGTERM would not end a child, because children ignore this signal,
-which clusters send to all processes of a program (`interrupts.py`).
+A child that does not stop on request is killed. Children ignore SIGTERM, because clusters send SIGTERM to all processes
+of a program (`interrupts.py`).
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Shutdown:
         #: The forking process, which forks replacements for exited children, and ends after all children.
         self.forker: Closes | None = None
         self._bells = bells
-        #: A function that runs before the children are asked to stop, and that ends the epoch, so that no child still
-        #: waits for the main process.
+        #: A function that ends the epoch before the children are asked to stop, so that no child waits for the main
+        #: process.
         self.beforehand: Callable[[], None] | None = None
         #: A function that runs after the children have exited.
         self.afterwards: Callable[[], None] | None = None

@@ -154,7 +154,7 @@ class BatchRecorder(Recorder):
 
     def __init__(self, level: StatsLevel | None, wait_warning: float | None) -> None:
         super().__init__(level, None, wait_warning)
-        #: The number of epochs that have begun, and the number of epochs that began before the current board.
+        #: `_epochs` counts all epochs that have begun, and `_before` counts those before the current board.
         self._epochs = self._before = 0
         #: The counters that were read when the workers of the last epoch were stopped.
         self._final: Reading | None = None

@@ -33,7 +33,7 @@ pub(crate) fn bare_len(sampled: u64) -> u64 {
     sampled & ((1 << LEN_BITS) - 1)
 }
 
-/// The start of every unit in the ring, in the machine's byte order, because both processes run on the same machine.
+/// The start of every unit in the ring. The byte order is that of the machine on which both processes run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct UnitHeader {
     /// The number of bytes from this header to the next header.

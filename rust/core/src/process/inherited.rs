@@ -23,8 +23,8 @@ const OPAQUE: u32 = 1;
 const MAPPING: u32 = 2;
 /// The state of an entry whose `start` is a descriptor.
 const DESCRIPTOR: u32 = 3;
-/// The state of an entry whose `start` and `len` describe a mapping that is replaced by zeros in every forked child,
-/// even in children that this package has not started.
+/// The state of an entry whose `start` and `len` describe a mapping that every forked child replaces by zeros, even a
+/// child that this package has not started.
 const OWN_MAPPING: u32 = 4;
 
 /// A registered mapping or descriptor. Entries are reused and never freed.

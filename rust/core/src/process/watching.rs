@@ -39,15 +39,15 @@ pub fn this_thread() -> u64 {
     unsafe { libc::pthread_self() as u64 }
 }
 
-/// A flag of a heartbeat: before the next call, the caller must check its own conditions, such as a pause.
+/// A flag of a heartbeat: before the next call, the caller must check whether it is paused, limited or on hold.
 pub const HELD: u8 = 1;
 /// A flag of a heartbeat: the process was forked, and the watching thread does not run.
 pub const UNWATCHED: u8 = 2;
-/// A flag of a heartbeat: an exception from outside, such as KeyboardInterrupt, has interrupted the last call.
+/// A flag of a heartbeat: an asynchronous exception, such as KeyboardInterrupt, has interrupted the last call.
 pub const CUT: u8 = 4;
 
-/// The heartbeat of a caller, which counts the caller's calls. A heartbeat belongs to one caller, so only one call
-/// updates it at a time. The watching thread may read old values.
+/// The heartbeat of a caller, which counts the caller's calls. Each caller has its own heartbeat, so only one call
+/// updates a heartbeat at a time. The watching thread may read old values.
 #[derive(Default)]
 pub struct Pulse {
     word: AtomicU64,

@@ -168,7 +168,7 @@ impl Wait {
     }
 }
 
-/// The counters of one end of a link. If there is no board, the counters are stored in the header of the link.
+/// The counters of one end of a link. Without a board, the counters are stored in the header of the link.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Flow {
@@ -211,7 +211,7 @@ pub fn add(counter: &AtomicU64, count: u64) {
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct SkippedKind {
-    /// The number of items, or 0 if this entry is not used. A new entry's name is stored before its count.
+    /// The number of items, or 0 if this entry is not used. The name of a new entry is stored before its count.
     pub count: AtomicU64,
     pub name: [AtomicU8; KIND],
 }

@@ -43,7 +43,7 @@ impl ElementType {
         self.code == Self::COMPLEX
     }
 
-    /// Returns whether torch may negate elements lazily, such as the imaginary part of a conjugate.
+    /// Returns whether torch may negate elements of this type lazily, as in the imaginary part of a conjugate.
     fn has_lazy_sign(self) -> bool {
         const FLOAT: u8 = 2;
         matches!(self.code, FLOAT | Self::BFLOAT | Self::COMPLEX)

@@ -168,7 +168,7 @@ impl IterationToken {
         self.armed.store(false, Relaxed);
     }
 
-    /// Whether a board measures the time of this pipe, now or after the next `begin`.
+    /// Whether the board on which this pipe counts, now or after the next `begin`, measures the time of each pipe.
     #[getter]
     fn is_timed(&self, py: Python<'_>) -> bool {
         self.pending.with(py, |pending| {

@@ -219,7 +219,7 @@ impl Peers {
         }
     }
 
-    /// Returns the next step, but never a step that receives a unit before its turn.
+    /// Returns the next step. This step never receives a unit before the turn of its peer.
     #[inline]
     pub fn next_to_deliver(&mut self, collecting: &mut Collecting) -> Next {
         collecting.next(|peer| self.is_ready(peer), |_| false, |_| false)

@@ -346,8 +346,8 @@ impl Sender {
         Ok(producer.acknowledged().map_err(errors::corrupted)? >= count)
     }
 
-    /// Returns the number of the pass, and how many of its items were computed for all readers, including items of
-    /// earlier runs, unwanted items, and the item that is being sent.
+    /// Returns the number of the pass, and the number of items computed for all readers in this pass. This number
+    /// includes items of earlier runs, unwanted items, and the item that is being sent.
     fn made(&self) -> PyResult<(u32, u64)> {
         let outlet = self.outlet()?;
         let waits = outlet.departing.as_ref().is_some_and(|unit| unit.kind & kind::WHAT == kind::ITEM);
