@@ -109,7 +109,7 @@ class ChildName(str):
     only the standard library, because the child may not be able to import this package yet. If the name is pickled for
     other purposes, such as a log record, the pickle contains an ordinary string.
 
-    The code makes the child exit together with the main process. Without this code, a child whose imports take a minute
+    The code makes the child exit together with the main process. Without this code, a child that imports for a minute
     would outlive the main process by up to a minute. Unpickling also raises the threshold of cyclic garbage collection.
     If the program imports torch, starting two children by spawn takes 2.8 s of processor time with the higher threshold
     and 3.6 s with the default threshold (medians of 4 alternating runs). If the program is not in a file, a child does

@@ -1,6 +1,6 @@
 """Forks children that can use all locks, even locks that other threads of the main process may hold at the fork.
 
-Role: a fork copies all locks in their current state, but only one thread: the thread that calls fork. If another thread
+Role: a fork copies all locks in their current state, but copies only the thread that calls fork. If another thread
 holds a lock during the fork, the lock stays locked in the child forever. Python and the C library handle their own
 locks, but not the locks of PyTorch's and NumPy's global generators (held without the GIL while numbers are drawn, for
 example by a loader in another thread), the locks that `torch.manual_seed` takes for devices, or the lock of a module

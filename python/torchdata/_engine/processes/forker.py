@@ -8,8 +8,8 @@ forking process in two ways:
   cannot use CUDA, and may hang at a held lock. The main process forks a forking process for replacements right after it
   has forked a loader's children. This forking process has one thread, runs no user code, and inherits the children's
   programs. The forking process exits together with the loader.
-- With start method "forkserver", every child is forked from one process of the program, which the main process spawns:
-  a fresh interpreter that imports the program once. This interpreter serves all loaders, and exits with the main
+- With start method "forkserver", every child is forked from a single process. The main process spawns this process as a
+  fresh interpreter, which imports the program once. This interpreter serves all loaders, and exits with the main
   process. multiprocessing's own fork server is not suitable: it also forks user processes, which must be interruptible,
   whereas the children of this engine have all signals blocked until they leave the signals to the main process.
 
@@ -86,7 +86,7 @@ class ForkingProcess:
         self.inherits = inherits
         #: Whether the forking process has ended, so that it forks no more processes.
         self.is_over = False
-        #: Whether the forking process ended during its start, without a request (a new one would also fail).
+        #: Whether the forking process ended during its start, without a request, so that a new process would also fail.
         self.has_failed = False
         self._up_since = time.monotonic() if inherits else None
         self._numbers = itertools.count()
@@ -319,7 +319,7 @@ class RemoteChild(ChildProcess):
     """A child that a forking process forks.
 
     Args:
-        find: a function that returns the forking process, or a new one if the last forking process has exited.
+        find: a function that returns the forking process, or a new process if the last forking process has exited.
         name: the name of the child in messages.
         process_name: the name of the child's process.
         target: the function that the child runs, which is looked up by name where it is unpickled.

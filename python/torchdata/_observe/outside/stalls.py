@@ -38,7 +38,7 @@ __all__ = [
 #: Default number of seconds without an item before the main process warns. The signature of `DataLoader2` repeats this
 #: value.
 STALL = 60.0
-#: Modules of debuggers. A debugger pauses the program while it waits for its user.
+#: Modules of debuggers. A debugger pauses the program while the debugger waits for its user.
 _DEBUGGERS = ("bdb", "pydevd")
 
 #: The recorders of monitored loaders, by their numbers in the monitor.

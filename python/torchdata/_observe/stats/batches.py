@@ -62,7 +62,7 @@ class BatchClock:
         return type(None), ()  # a copy of the timed object is timed from its own beginning
 
     def note(self, samples: int, reading: int, collating: int) -> int:
-        """Records a timed batch; returns the number of batches after which to time the next one.
+        """Records a timed batch; returns the number of batches after which to time another batch.
 
         Args:
             reading: the nanoseconds for reading the samples.

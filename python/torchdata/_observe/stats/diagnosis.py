@@ -506,7 +506,7 @@ def _where(worst: PipeStats | None, stats: LoaderStats) -> str:
 
 
 def _remedy(stats: LoaderStats, worker: ProcessStats, worst: PipeStats) -> str:
-    """Suggests the number of workers, or the speed of the pipe, with which the training step would be the limit."""
+    """Suggests the number of workers, or the speed of the pipe, that would make the training step the limit."""
     step = stats.step_seconds
     busy = sum(one.busy_seconds for one in stats.workers)
     items = sum(one.items for one in stats.workers)

@@ -76,7 +76,7 @@ pub struct Producer {
     ahead: VecDeque<(u64, u64)>,
     ahead_bytes: u64,
     sending: Sending,
-    /// Counts the items of the current shard that were sent in this stream, including those of earlier runs.
+    /// Counts the items of the current shard that were sent in this stream, including items of earlier runs.
     account: Account,
     /// The shard that the pushed units belong to.
     current: u16,

@@ -21,7 +21,7 @@ const FREE: u32 = 0;
 const OPAQUE: u32 = 1;
 /// The state of an entry whose `start` and `len` describe a mapping.
 const MAPPING: u32 = 2;
-/// The state of an entry whose `start` is a descriptor.
+/// The state of an entry that contains a descriptor in `start`.
 const DESCRIPTOR: u32 = 3;
 /// The state of an entry whose `start` and `len` describe a mapping that every forked child replaces by zeros, even a
 /// child that this package has not started.

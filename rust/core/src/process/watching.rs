@@ -113,7 +113,8 @@ struct Watched {
     pulse: Weak<Pulse>,
     key: u64,
     patience: Duration,
-    /// The heartbeat's word, unchanged since `since`. If the word stays unchanged for `next`, the call is reported.
+    /// The heartbeat's word, unchanged since `since`. If the word is unchanged for the time `next`, the call is
+    /// reported.
     word: u64,
     since: Instant,
     next: Duration,

@@ -42,7 +42,7 @@ impl Collecting {
         self.turn.start();
     }
 
-    /// Resumes an epoch. The next item comes from this peer.
+    /// Resumes an epoch. Makes `peer` the peer that sends the next item.
     pub fn begin_at(&mut self, peer: usize) {
         self.turn.start_at(peer);
     }

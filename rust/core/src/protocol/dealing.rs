@@ -34,7 +34,7 @@ impl Dealing {
         self.begin_at(0);
     }
 
-    /// Resumes a pass. The given reader receives the next item.
+    /// Resumes a pass. Makes `reader` the reader that receives the next item.
     pub fn begin_at(&mut self, reader: usize) {
         self.turn.start_at(reader);
     }

@@ -23,12 +23,12 @@ pub struct Receiving {
     stream: Stream,
     /// The number of items taken in this stream, modulo 2^30.
     taken: u32,
-    /// How many items the writer may be ahead.
+    /// How many items the writer may be ahead of this reader.
     window: u32,
 }
 
 impl Receiving {
-    /// Begins a stream. The writer may be `window` items ahead.
+    /// Begins a stream. The writer may be `window` items ahead of the reader.
     pub fn begin(&mut self, stream: Stream, window: u64) -> Grant {
         self.stream = stream;
         self.taken = 0;

@@ -197,7 +197,7 @@ pub struct Flow {
     pub arena_peak: AtomicU64,
     /// Size of the arena in bytes.
     pub arena_capacity: AtomicU64,
-    /// How many items the sender may be ahead.
+    /// How many items the sender may be ahead of the receiver.
     pub window: AtomicU64,
 }
 

@@ -13,7 +13,7 @@ use super::window::is_small;
 use super::{Entry, ReadAheadQueue};
 use crate::gil_cell::GilCell;
 
-/// An item, its number, and the state of the source after the item, if one was taken.
+/// An item, its number, and the state of the source after the item, if this state was taken.
 type Taken = (Py<PyAny>, Index, Option<Py<PyAny>>);
 
 /// Reads a source. The thread that has reserved the source owns all fields except the atomic fields.
@@ -27,7 +27,7 @@ pub struct SourceReader {
     unsaved: Py<PyAny>,
     /// The number of items between two states, or 0 if no states are taken.
     frequency: u64,
-    /// How many items at the beginning are dropped. `ahead` contains the numbers of later items that are also dropped.
+    /// The number of items to drop at the beginning. `ahead` contains the numbers of later items that are also dropped.
     dropped: Index,
     ahead: HashSet<Index>,
     index: AtomicU64,

@@ -190,7 +190,7 @@ impl Collector {
         Ok(())
     }
 
-    /// Starts an epoch with a `window` for each peer. Must be called before the peers receive the command to start. If
+    /// Starts an epoch with a `window` for each peer. Must be called before the command to start the epoch is sent. If
     /// another thread still reads for an earlier epoch, this call asks that thread to stop, and waits for the stop.
     ///
     /// `starts` contains for each peer the position reached by an earlier run of the epoch. `turn` is the peer that
@@ -236,7 +236,7 @@ impl Collector {
         })
     }
 
-    /// Waits for each peer's first unit of the epoch, usually a snapshot. The time limit is the same as for an item.
+    /// Waits for each peer's first unit of the epoch, usually a snapshot. The time limit equals the limit for an item.
     fn await_snapshots(&self, py: Python<'_>, dealt: bool) -> PyResult<()> {
         self.access.hold()?.await_snapshots(py, self.access.signs(), dealt)
     }

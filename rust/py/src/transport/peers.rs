@@ -74,7 +74,7 @@ pub struct Peers {
     /// How many items each peer may compute ahead of this reader.
     window: u64,
     paused: bool,
-    /// The only link whose items wake up this process, or None if items of all links wake up this process.
+    /// The only link with items that wake up this process, or None if items of all links wake up this process.
     awaited: Option<usize>,
     /// Whether a peer has waited for the dispatching process in this epoch. Once this is true, items of all peers wake
     /// up this process, because a waiting peer may depend on other peers.
