@@ -38,7 +38,7 @@ def graph_of_stats(stats: LoaderStats) -> DrawnGraph:
 
 
 def _alike(stats: LoaderStats) -> list[list[ProcessStats]]:
-    """Groups the processes that have pipes: a group has the same pipes and similar amounts of work."""
+    """Groups the processes that have pipes by equal pipes and similar amounts of work."""
     workers: dict[tuple[str, ...], list[ProcessStats]] = {}
     for worker in stats.workers:
         if worker.pipes:

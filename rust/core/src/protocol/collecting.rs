@@ -17,7 +17,7 @@ pub enum Next {
     Over,
 }
 
-/// The order of the peers, and whether a process has exited.
+/// Selects the next peer, and records whether a process has exited.
 ///
 /// **Receiving before the turn.** In strict order, a window limits how many items each worker can be ahead. If a
 /// process dispatches items to the workers, this limit can cause a deadlock. For example, the main process waits for
