@@ -92,7 +92,7 @@ class ForkingProcess:
         self._numbers = itertools.count()
         self._replies: dict[int, Any] = {}
         # No thread of a forked child acquires this lock, so the lock may stay locked in the child. The lock is
-        # reentrant, because a signal handler may acquire it while the interrupted thread holds it.
+        # reentrant, because a signal handler may acquire the lock while the interrupted thread holds it.
         self._lock = threading.RLock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)

@@ -173,7 +173,8 @@ def interrupt_waits() -> bool:
 
 @contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Blocks signals in this thread, and in the processes and threads that it starts, until they unblock the signals.
+    """Blocks signals in this thread. The processes and threads that this thread starts inherit the blocked signals,
+    until they unblock the signals.
 
     The blocked signals are the signals that children ignore (`MainSignals`). SIGCHLD is not blocked.
     """
@@ -261,7 +262,7 @@ _deaf: list[int] = []
 
 def _take_no_notice(number: int, _frame: FrameType | None) -> None:
     """The handler in a child for a signal that the main process handles. Python calls this handler only after user code
-    has restored it; the handler then reinstalls the native handler, which can determine the sender of a signal.
+    has restored this handler. The native handler, which can determine the sender of a signal, is then reinstalled.
     """
     take_no_notice(number)
 

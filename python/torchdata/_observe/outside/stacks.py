@@ -296,7 +296,7 @@ def _others_of(pid: int, number: int, answers: int, size: int) -> str:
 
 
 def _handles(pid: int, number: int) -> bool:
-    """Returns whether a process has a handler for the real-time signal, so that it survives the signal."""
+    """Returns whether a process has a handler for the real-time signal, so that the process survives the signal."""
     if not signal.SIGRTMIN < number < signal.SIGRTMAX:
         return False
     try:
